@@ -1,11 +1,11 @@
 """``python -m fastpipe.bench``: how much faster, on this machine and on your data.
 
-``cli`` has the cases, each a module with a class ``Bench``; ``driver`` does what all of them do in the same
-way, ``runner`` interleaves rounds, ``check`` compares outputs before; ``data`` and ``synthetic`` have what is
-read, ``samples`` what other processes need.  A result (``results``) becomes tables, a page and a picture
+``cli`` lists the cases, each a module with a class ``Bench``.  ``driver`` has their common parts, ``runner``
+interleaves rounds, ``check`` compares outputs first.  ``data`` and ``synthetic`` provide the data,
+``samples`` the code for other processes.  A result (``results``) becomes tables, a page and a picture
 (``report``, ``page``, ``plot``).
 
-The method is written down in ``benchmarks/README.md``.  Everything here uses public names of fastpipe only,
-so the benchmark measures what a user gets.  ``benchmarks/run.py`` adds what concerns the project alone: other
-libraries, further data and operations, memory, first batches, a GPU, and figures that were asked for.
+``benchmarks/README.md`` describes the method.  Everything here uses only public names of fastpipe, so the
+benchmark measures what a user gets.  ``benchmarks/run.py`` adds what concerns only the project: other
+libraries, further data and operations, memory, first batches, a GPU, and target figures.
 """

@@ -1,4 +1,4 @@
-"""The case ``augment``: batches augmented sample by sample by many scripts, against ``fastpipe.augment``."""
+"""The case ``augment``: batches augmented sample by sample in scripts, against ``fastpipe.augment``."""
 
 from __future__ import annotations
 
@@ -61,33 +61,33 @@ class Batches:
         return (photos / 255 if dtype == "float32" else photos).to(device)
 
     def labels(self, device: str) -> Any:
-        """Numbers of classes, one for each sample."""
+        """Return class numbers, one for each sample."""
         return require("torch", extra="torch").arange(len(self), device=device) % CLASSES
 
 
 def made_batches(folder: Path, name: str, count: int) -> Batches:
-    """Photos of a folder, spread evenly over it, scaled and cut to one size; spectrograms are made up."""
+    """Return photos spread evenly over a folder, scaled and cropped to one size; and made-up spectrograms."""
     chosen = scan(folder, name, count).indices
     dataset = listed(folder, check_transform())
     images = [dataset[index][0].numpy() for index in chosen]
-    # NumPy would stack them in the layout of the decoded images, which is not that of a loader's batch.
+    # NumPy would stack them in the memory layout of decoded images, which is not that of a loader's batch.
     photos = np.ascontiguousarray(np.stack([images[at % len(images)] for at in range(count)]))
     return Batches(name, photos, mel_rows(np.random.default_rng(0), count, (BANDS, FRAMES)))
 
 
 # ---- Recipes of papers -----------------------------------------------------------------------------
 #
-# Arguments of ``fastpipe.augment`` are torchvision's, so one text makes both: it is given a *kit*, the
-# module that has the classes.
+# Arguments of ``fastpipe.augment`` are torchvision's, so one function makes both from a *kit*, the module
+# with the classes.
 
 Kit = Any
 BOTH = ("float32", "uint8")
-# Augmentations that draw from a list of changes.
+# Augmentations that choose randomly from a list of changes.
 POLICIES = ("RandAugment", "TrivialAugmentWide")
 
 
 class SpecAugment:
-    """Masks of time and of frequency, filled with the mean, as a script makes them: torchvision has none."""
+    """Masks of time and of frequency, filled with the mean, as scripts write them: torchvision has none."""
 
     def __init__(
         self, n_time_masks: int, time_mask_param: int, n_freq_masks: int, freq_mask_param: int
@@ -106,20 +106,20 @@ class SpecAugment:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Something done to a batch."""
+    """An augmentation of a batch."""
 
     key: str
     label: str
-    ops: Callable[[Kit, str], list[Any]]  # on each sample, of a kit, for a dtype
+    ops: Callable[[Kit, str], list[Any]]  # for each sample, from a kit, for a dtype
     mixes: Callable[[Kit], list[Any]] | None = None  # those that mix the batch with its labels
     dtypes: Sequence[str] = BOTH
     unit: str = "images"
-    has_policy: bool = False  # changes are drawn from a list; some make bytes of floats and count them
-    whose: str = "torchvision v2"  # what scripts do it with
+    has_policy: bool = False  # random choice from a list; some convert floats to bytes and count them
+    whose: str = "torchvision v2"  # library that scripts use
 
     @property
     def is_on_host(self) -> bool:
-        """Whether scripts have nothing for a GPU."""
+        """True if scripts have no GPU version."""
         return self.unit not in ("images", "spectrograms")
 
     def chain(self, dtype: str, **options: Any) -> Any:
@@ -127,7 +127,7 @@ class Recipe:
         return augment.Compose([*self.ops(augment, dtype), *mixes], **options)
 
     def sampled(self, dtype: str) -> Callable[..., Any]:
-        """Return a function that does it to a batch sample by sample, as scripts do."""
+        """Return a function that applies it to a batch sample by sample, as scripts do."""
         torch, v2 = require("torch", extra="torch"), require("torchvision.transforms.v2", extra="torch")
         ops, mixes = self.ops(self.scripts(v2), dtype), self.mixes(v2) if self.mixes else []
 
@@ -145,7 +145,7 @@ class Recipe:
         return change
 
     def scripts(self, v2: Any) -> Kit:
-        """Return the kit of scripts: torchvision's, or what they have beside it."""
+        """Return the kit of scripts: torchvision's, or their own."""
         return v2
 
     def given(self, batches: Any, dtype: str, device: str) -> tuple[Any, ...]:
@@ -188,7 +188,7 @@ def _deit(kit: Kit, dtype: str) -> list[Any]:
 
 
 def _after_the_crop(name: str) -> Callable[[Kit, str], list[Any]]:
-    """A policy with torchvision's defaults, as what follows the crop in a script."""
+    """Return a policy with torchvision's defaults, as it follows the crop in scripts."""
     return lambda kit, dtype: [kit.RandomHorizontalFlip(), getattr(kit, name)(), *_ended(kit, dtype)]
 
 
@@ -197,7 +197,7 @@ def mixed_up(kit: Kit) -> list[Any]:
 
 
 class SpectrogramRecipe(Recipe):
-    """One of spectrograms, which scripts slice with torch."""
+    """A recipe for spectrograms, which scripts slice with torch."""
 
     def scripts(self, v2: Any) -> Kit:
         return argparse.Namespace(SpecAugment=SpecAugment)
@@ -224,14 +224,14 @@ RECIPES = (
 class Way:
     """A row of fastpipe's in each section of a recipe."""
 
-    kind: str  # ends its key
+    kind: str  # the end of its key
     label: str
     options: Mapping[str, Any] = field(default_factory=dict)  # of ``augment.Compose``
-    apart: float | None = None  # values may be on average, where it does not compute what torchvision does
+    apart: float | None = None  # largest mean difference, if the computation is not torchvision's
     note: str = ""
 
 
-# Another way to apply a chain is another line here.
+# To measure another way of applying a chain, add a line here.
 WAYS = (
     Way("batch", "augment.Compose"),
     Way("fused", "augment.Compose, fuse=True", {"fuse": True}, 0.3, "one resampling; changes pixels"),
@@ -240,8 +240,8 @@ WAYS = (
 
 @dataclass(frozen=True)
 class Place:
-    """A recipe with what it is applied to, a batch of a dtype on ``"cpu"`` or ``"cuda"``: a section of the
-    result, or a single operation.
+    """A recipe with its input, a batch of a dtype on ``"cpu"`` or ``"cuda"``: a section of the result, or a
+    single operation.
     """
 
     recipe: Recipe
@@ -274,7 +274,7 @@ class Place:
 
 
 class AugmentRow(Contender):
-    """A `Contender` that augments one batch again and again, with so many threads of torch's."""
+    """A `Contender` that augments one batch repeatedly, with a given number of torch threads."""
 
     def __init__(
         self,
@@ -297,7 +297,7 @@ class AugmentRow(Contender):
             start = time.perf_counter()
             for _ in range(count // self.chunk):
                 found = self._work()
-                # To look at a number is to wait for the device.
+                # Reading a number waits for the device.
                 if self._device == "cpu":
                     touch(found)
             wait()
@@ -306,11 +306,11 @@ class AugmentRow(Contender):
             torch.set_num_threads(before)
 
     def close(self) -> None:
-        self._work = lambda: None  # which lets go of the batch
+        self._work = lambda: None  # this releases the batch
 
 
 def own_rows(place: Place, batches: Batches) -> Iterator[tuple[RowInfo, AugmentRow]]:
-    """The rows of a recipe in this process; what scripts do comes first.  Single operations have fewer."""
+    """Yield the rows of a recipe in this process, the scripts' first.  Single operations have fewer."""
     recipe, dtype, given = place.recipe, place.dtype, place.given(batches)
 
     def row(
@@ -332,38 +332,38 @@ def own_rows(place: Place, batches: Batches) -> Iterator[tuple[RowInfo, AugmentR
 
 
 def ways_of(place: Place) -> tuple[Way, ...]:
-    """The ways that are measured: of a single operation, and of what are no images, nothing can be fused."""
+    """Return the ways to measure: single operations, and inputs other than images, cannot be fused."""
     return WAYS[:1] if place.is_single or place.recipe.unit != "images" else WAYS
 
 
-# ---- Are the images those of torchvision's functions? ----------------------------------------------
+# ---- Are the images equal to those of torchvision's functions? -------------------------------------
 
-# What rounding in another order may come to, of numbers of 0 to 1 and of what is normalised.
+# Largest effect of rounding in another order, for numbers of 0 to 1 and for normalised ones.
 NEAR = 2e-4
 # A policy equalises floats by their histogram as bytes: a value that falls on the other side of a step may
-# move all others by a level, here of what is normalised.
+# move all others by a level, here of normalised values.
 LEVEL = 1.01 / 255 / min(STD)
 # Bicubic crops of floats go beyond 0 and 1, where torchvision's conversion to bytes wraps around.
 MOST_WRAPPED = 0.05
-# A value beside a step (of bytes, of a policy's thresholds) may fall on the step's other side.  The processor
-# rounds as torchvision does; on a device colours are computed in another order, and a policy may go on to
-# invert one of two.
+# A value near a step (of bytes, of a policy's thresholds) may fall on its other side.  The processor rounds
+# as torchvision does; on a device colours are computed in another order, and a policy may then invert one of
+# the two.
 MOST_FAR = {"cpu": 0.01, "cuda": 0.1}
-# Of a batch of a single operation, of which there are many: torchvision's functions take image by image.
+# The batch of a single operation, of which there are many: torchvision's functions take one image at a time.
 SINGLE_SAMPLES = 16
 
 
 @dataclass
 class ChainCheck(Outcome):
-    """How batches compare with torchvision's functions, given the same parameters."""
+    """The comparison of batches with torchvision's functions, for the same parameters."""
 
     whose = "torchvision's functions"
     told: ClassVar[tuple[str, ...]] = ("batches", "alike", "values", "far", "largest")
 
     batches: int = 0
-    alike: int = 0  # of these only the average was compared
+    alike: int = 0  # only the averages of these were compared
     values: int = 0
-    far: int = 0  # differ by more than rounding, or than a level where bytes are counted
+    far: int = 0  # differ by more than rounding, or than a level if bytes are counted
     largest: float = 0.0  # difference of the others
     problems: tuple[str, ...] = ()
 
@@ -372,7 +372,7 @@ class ChainCheck(Outcome):
         if not self._is_of_form(what, found, wanted):
             return
         apart = (found.float() - wanted.float()).abs()
-        # What is no number is far from everything.
+        # NaN differs from everything.
         is_far = ~(apart <= near)
         far = int(is_far.sum())
         self.values, self.far = self.values + apart.numel(), self.far + far
@@ -382,7 +382,7 @@ class ChainCheck(Outcome):
             self.problems += (f"{what}: {far / apart.numel():.2%} of the values differ",)
 
     def add_like(self, what: str, found: Any, wanted: Any, most_apart: float) -> None:
-        """Compare a batch that is only like what it should be."""
+        """Compare a batch that should be similar, not equal."""
         if not self._is_of_form(what, found, wanted):
             return
         self.alike += 1
@@ -393,7 +393,7 @@ class ChainCheck(Outcome):
             )
 
     def _is_of_form(self, what: str, found: Any, wanted: Any) -> bool:
-        """Whether dtype and shape are the same; what is not is noted."""
+        """Return True if dtype and shape are equal; otherwise record a problem."""
         self.batches += 1
         is_same: bool = found.dtype == wanted.dtype and found.shape == wanted.shape
         if not is_same:
@@ -412,7 +412,7 @@ class ChainCheck(Outcome):
 
 
 def check_chains(places: Iterable[Place], batches: Batches, say: Say = unheard) -> ChainCheck:
-    """Compare each chain with its ``reference``, in each way that it is applied."""
+    """Compare each chain with its ``reference``, in each way of applying it."""
     torch = require("torch", extra="torch")
     check = ChainCheck()
     for place in places:
@@ -427,7 +427,7 @@ def check_chains(places: Iterable[Place], batches: Batches, say: Say = unheard) 
                 check.add_like(f"{place.label}: {way.label}", found, wanted, way.apart)
                 continue
             near, most_far = NEAR, MOST_FAR[place.device]
-            if place.recipe.has_policy and place.dtype == "float32":  # where bytes are counted
+            if place.recipe.has_policy and place.dtype == "float32":  # bytes are counted in this case
                 near, most_far = LEVEL, max(MOST_WRAPPED, most_far)
             check.add(f"{place.label}: {way.label}", found, wanted, near, most_far)
     return check

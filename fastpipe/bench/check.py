@@ -1,4 +1,4 @@
-"""Before anything is timed: does the fast loader give what the replaced one gives?"""
+"""The comparison before all measurements: the fast loader must return what the replaced one does."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-# The attributes of an ImageFolder that say which samples there are, in which order.
+# The attributes of an ImageFolder that determine its samples and their order.
 INDEX = ("classes", "class_to_idx", "samples", "targets")
 
-# A level of 255 is what resampling in other arithmetic may differ by; two levels only
-# in so few values that it cannot be anything systematic.
+# Resampling in other arithmetic may differ by one level of 255, and by two levels only in so few values that
+# the cause cannot be systematic.
 MOST_SHARE_OF_TWO = 1e-4
 
 MOST_NAMED = 5
@@ -27,12 +27,12 @@ Arrays = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class Differing:
-    """A sample of a dataset that is not the same."""
+    """A sample of a dataset that differs."""
 
     index: int
     path: str
-    largest: float | None  # infinite where a value is not a number; None if they cannot be compared
-    note: str = ""  # then why not
+    largest: float | None  # infinite if a value is NaN; None if they cannot be compared
+    note: str = ""  # the reason in that case
 
     @property
     def badness(self) -> float:
@@ -40,11 +40,11 @@ class Differing:
 
 
 class Outcome(ABC):
-    """What a comparison has found."""
+    """The result of a comparison."""
 
-    problems: tuple[str, ...]  # what is wrong
-    whose: str  # outputs should be, in words
-    told: ClassVar[tuple[str, ...]]  # the fields that go into the JSON file
+    problems: tuple[str, ...]  # descriptions of errors
+    whose: str  # the reference, in words
+    told: ClassVar[tuple[str, ...]]  # the fields for the JSON file
 
     @property
     def ok(self) -> bool:
@@ -74,7 +74,7 @@ class Compared(Outcome):
     largest: float = 0
 
     def count(self, expected: npt.NDArray[Any], got: npt.NDArray[Any]) -> float:
-        """Take arrays of one form into account; return their largest difference."""
+        """Count arrays of the same shape; return their largest difference."""
         self.values += expected.size
         if np.array_equal(expected, got):
             return 0
@@ -88,7 +88,7 @@ class Compared(Outcome):
 
 @dataclass
 class Check(Compared):
-    """How two loaders' outputs over the same photos compare."""
+    """The comparison of two loaders' outputs for the same photos."""
 
     whose = "torchvision's"
     told: ClassVar[tuple[str, ...]] = ("photos", "values", "differing", "over_one", "largest")
@@ -96,7 +96,7 @@ class Check(Compared):
     photos: int = 0
     photos_differing: int = 0
     worst: list[Differing] = field(default_factory=list)  # the worst first
-    bytes_only: bool = True  # so that differences are of 255
+    bytes_only: bool = True  # then differences are levels of 255
     problems: tuple[str, ...] = ()
 
     def add(self, pairs: Iterable[Arrays], index: int, path: str) -> None:
@@ -109,12 +109,12 @@ class Check(Compared):
             self._name(Differing(index, path, largest))
 
     def add_unlike(self, note: str, index: int, path: str) -> None:
-        """Take one sample into account whose values cannot be compared, for the reason in ``note``."""
+        """Count a sample whose values cannot be compared, for the reason ``note``."""
         self.photos += 1
         self._name(Differing(index, path, None, note))
 
     def judge(self) -> None:
-        """Say what of the pixels is beyond the tolerance."""
+        """Report pixels beyond the tolerance."""
         if self.largest > 2:
             where = f", most in {self.worst[0].path!r}" if self.worst[0].path else ""
             self.problems += (f"pixels differ by up to {self.largest} of 255{where}",)
@@ -137,20 +137,20 @@ class Check(Compared):
 
 
 def _gap(expected: npt.NDArray[Any], got: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """How far numbers are apart; infinitely where one of the two is not a number."""
-    if expected.dtype.kind == "u":  # in the type itself: photographs are large
+    """Return the distances of numbers; infinite if only one of the two is NaN."""
+    if expected.dtype.kind == "u":  # in the dtype itself, as photographs are large
         unsigned: npt.NDArray[Any] = np.maximum(expected, got) - np.minimum(expected, got)
         return unsigned
     wide = np.promote_types(expected.dtype, np.float64)
     with np.errstate(invalid="ignore"):
         gap = np.abs(expected.astype(wide) - got.astype(wide))
     same = (expected == got) | ((expected != expected) & (got != got))
-    # Whole numbers above 2**53 may differ and have no gap in float64.
+    # Integers above 2**53 may differ and have no difference in float64.
     return np.where(same, 0.0, np.where(np.isnan(gap), np.inf, np.maximum(gap, np.finfo(np.float64).tiny)))
 
 
 def index_problems(expected: Any, got: Any) -> dict[str, str]:
-    """What of a ``FastImageFolder``'s index is not that of an ``ImageFolder``: attribute → a sentence."""
+    """Return how a ``FastImageFolder``'s index differs from an ``ImageFolder``'s: attribute → sentence."""
     return {
         name: f"FastImageFolder.{name} is not that of ImageFolder: {_first_difference(*pair)}"
         for name in INDEX
@@ -195,7 +195,7 @@ def compare(
 
 @dataclass
 class RowCheck(Outcome):
-    """Epochs of loaders that were compared with what others read."""
+    """The comparison of loaders' epochs with the data read by other means."""
 
     told: ClassVar[tuple[str, ...]] = ("epochs", "samples")
 
@@ -228,9 +228,9 @@ class RowCheck(Outcome):
 
 
 def digests_of_samples(*parts: Any) -> Iterator[bytes]:
-    """Digests of a batch's samples, each of all its parts; a part that is None is none.
+    """Yield digests of a batch's samples, each over all its parts; a part may be None.
 
-    Of labels, an integer for each sample, the value counts, and no type.
+    Labels, an integer for each sample, count by value, regardless of dtype.
     """
     arrays = [
         np.ascontiguousarray(part, np.int64 if part.ndim == 1 and part.dtype.kind in "iu" else None)

@@ -1,4 +1,4 @@
-"""``fastpipe bench``: which benchmark runs, and tables of what was measured."""
+"""``fastpipe bench``: run a benchmark, or print tables of its results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fastpipe.console import Progress
 from fastpipe.errors import OptionError
 
 DEFAULT_CASE = "all"
-# Cases that need test servers, or measure for the project alone.
+# Cases that need test servers, or are only for the project.
 ELSEWHERE = ("gpu", "s3")
 _CHECKOUT = "in a clone of fastpipe's repository: python benchmarks/run.py"
 
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     cases = parser.add_subparsers(dest="what", required=True, metavar="CASE")
     for name, case in CASES.items():
         case.add_arguments(cases.add_parser(name, help=case.about, description=case.about))
-    for name in ELSEWHERE:  # whatever options are given, `run` says where it is
+    for name in ELSEWHERE:  # with any options, `run` says where it is
         cases.add_parser(name, add_help=False, prefix_chars="\0").add_argument("rest", nargs="*")
     table = cases.add_parser("table", help="print a result file as a Markdown table")
     table.add_argument("--short", action="store_true", help="only fastpipe's rows beside what they replace")
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def prepare(arguments: list[str]) -> list[str]:
-    """Return the command's arguments with the case that they leave out.
+    """Return the command's arguments, with the default case if they name none.
 
     >>> prepare(["--quick"])
     ['all', '--quick']
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     """Run a case, or print a table; return the exit code.
 
     Raises:
-        OptionError: a case or peers are asked for that are not in the package.
+        OptionError: the case or peers are not in the package.
     """
     if args.what == "table":
         make = short_markdown if args.short else markdown

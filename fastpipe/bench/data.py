@@ -1,4 +1,4 @@
-"""Which photos the benchmark reads."""
+"""The photos that the benchmark reads."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ Say = Callable[[str], None]
 CLASSES, PER_CLASS = 8, 50
 LARGE_CLASSES, LARGE_PER_CLASS, LARGE_SIZE = 2, 16, (3024, 4032)
 
-# What is read must stay in the page cache, or the disk is measured.
+# All data must stay in the page cache, or the disk is measured.
 MOST_PHOTOS = 2000
 MOST_BYTES = 512 * 2**20
 
 
 def unheard(text: str) -> None:
-    """Tell nobody."""
+    """Ignore a message."""
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ class Photos:
     """The photos of a run, spread evenly over an image folder."""
 
     folder: Path
-    name: str  # what the report calls the folder
+    name: str  # the folder's name in the report
     classes: int
     total: int  # photos in the folder
-    indices: tuple[int, ...]  # of the samples that take part
+    indices: tuple[int, ...]  # of the samples that are used
     files: tuple[str, ...]
     labels: tuple[int, ...]
     bytes: int
-    pixels: int = 0  # of one of them, the median of a few
+    pixels: int = 0  # median of a few photos
 
     def warm(self) -> None:
         """Read every file once, so that the page cache has them all."""
@@ -54,13 +54,13 @@ class Photos:
 
 
 def folder_to_use(given: Path | None, say: Say = unheard, *, large: bool = False) -> tuple[Path, str, bool]:
-    """The folder named by the user, by ``$FASTPIPE_PHOTOS``, or one of made-up photos.
+    """Return the folder named by the user or by ``$FASTPIPE_PHOTOS``, or one of generated photos.
 
     Returns:
-        The folder, its name for the report, and whether the photos are made up.
+        The folder, its name for the report, and True if the photos are generated.
 
     Raises:
-        OptionError: the folder named does not exist.
+        OptionError: the named folder does not exist.
     """
     named = given or (None if large else os.environ.get(VARIABLE))
     if not named:
@@ -71,7 +71,7 @@ def folder_to_use(given: Path | None, say: Say = unheard, *, large: bool = False
 
 
 def existing_folder(named: str | Path, source: str = "") -> Path:
-    """The folder of that name; an OptionError where there is none."""
+    """Return the folder with a name; raise an OptionError if there is none."""
     folder = Path(named).expanduser()
     if not folder.is_dir():
         raise OptionError(f"{source}{str(folder)!r} is not a folder; give one with a sub-folder per class")
@@ -81,7 +81,7 @@ def existing_folder(named: str | Path, source: str = "") -> Path:
 def generated_folder(
     cache: Path | None = None, say: Say = unheard, *, large: bool = False, per_class: int | None = None
 ) -> Path:
-    """Photograph-like JPEGs, made once into the user's cache folder."""
+    """Return a folder of photograph-like JPEGs, created once in the user's cache folder."""
     classes, usual = (LARGE_CLASSES, LARGE_PER_CLASS) if large else (CLASSES, PER_CLASS)
     per_class = per_class or usual
     sizes = LARGE_SIZE if large else None
@@ -94,10 +94,10 @@ def generated_folder(
 def made_once(
     name: str, fill: Callable[[Path], object], what: str, cache: Path | None = None, say: Say = unheard
 ) -> Path:
-    """A folder of made-up data, made once into the user's cache folder.
+    """Return a folder of generated data, created once in the user's cache folder.
 
-    It is made in a folder beside the final one and moved there when complete, so an
-    interrupted run leaves nothing half made and two runs at once do not disturb each other.
+    It is created in a folder beside the final one and moved when complete, so an interrupted run leaves
+    nothing incomplete, and two runs at once do not disturb each other.
     """
     parent = cache or user_cache_folder() / "bench"
     final = parent / name
@@ -111,7 +111,7 @@ def made_once(
         try:
             os.rename(unfinished / "made", final)
         except OSError:
-            if not _is_own(final):  # else another run was first: its folder holds the same data
+            if not _is_own(final):  # otherwise another run was first, with the same data
                 raise
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -119,7 +119,7 @@ def made_once(
 
 
 def _is_own(folder: Path) -> bool:
-    """Whether a folder is there, and was made by this user; an OptionError where it was made by another."""
+    """Return True if a folder of this user exists; raise an OptionError if it belongs to another user."""
     try:
         status = os.lstat(folder)
     except FileNotFoundError:
@@ -133,14 +133,14 @@ def _is_own(folder: Path) -> bool:
 
 
 def class_folders(folder: Path) -> list[Path]:
-    """The sub-folders of an image folder; an OptionError where there are none."""
+    """Return the sub-folders of an image folder; raise an OptionError if there are none."""
     if found := sorted(entry for entry in folder.iterdir() if entry.is_dir()):
         return found
     raise OptionError(f"{str(folder)!r} has no class folders; an image folder has one sub-folder per class")
 
 
 def listed(folder: Path, transform: Any = None) -> Any:
-    """torchvision's ``ImageFolder`` of a folder.
+    """Return torchvision's ``ImageFolder`` of a folder.
 
     Raises:
         OptionError: there are no class folders, or classes without an image.
@@ -153,7 +153,7 @@ def listed(folder: Path, transform: Any = None) -> Any:
 
 
 def scan(folder: Path, name: str, most_photos: int = MOST_PHOTOS, most_bytes: int = MOST_BYTES) -> Photos:
-    """List the photos of an image folder as ``torchvision`` does and choose those to read.
+    """List the photos of an image folder as ``torchvision`` does, and choose those to read.
 
     Raises:
         OptionError: there are no class folders, or classes without an image.
@@ -173,7 +173,7 @@ def scan(folder: Path, name: str, most_photos: int = MOST_PHOTOS, most_bytes: in
 
 
 def size_of(path: str | Path, kind: str = "") -> tuple[int, int]:
-    """Width and height of an image, of a kind if one is named; 0 and 0 of a file that is none."""
+    """Return width and height of an image, of type ``kind`` if given; 0 and 0 if it is not one."""
     image = require("PIL.Image", extra="image")
     try:
         with image.open(path) as opened:

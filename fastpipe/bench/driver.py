@@ -1,4 +1,4 @@
-"""What every case does in the same way: its options, its rounds, and what it writes."""
+"""The common parts of all cases: their options, their rounds, and their output."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ from fastpipe.core.machine import available_cpus
 from fastpipe.errors import MissingDependencyError
 
 _ROUNDS = 7
-_GROUPS = ("replaced", "stock")  # whose best rows a result without sections names
+_GROUPS = ("replaced", "stock")  # the best rows of these are named in a result without sections
 DATA_HELP = " (default: $FASTPIPE_PHOTOS, else photograph-like JPEGs made once into the user's cache folder)"
 
 Row = TypeVar("Row", bound=Contender)
-# A row, and what builds it.
+# A row, and the function that builds it.
 Rows = Iterable[tuple[RowInfo, Callable[[], Row]]]
 
 
 def add_run_arguments(
     parser: argparse.ArgumentParser, rounds: int = _ROUNDS, *, has_peers: bool = True
 ) -> None:
-    """Add the options of every case; so many rounds are measured where nothing else is given."""
+    """Add the options of every case; ``rounds`` is the default number of rounds."""
     add = parser.add_argument
     parser.set_defaults(peers=False)
     if has_peers:
@@ -68,7 +68,7 @@ def add_run_arguments(
 
 
 def add_file_arguments(parser: argparse.ArgumentParser, **usual: str) -> None:
-    """The options that name files, some of which are written unless they are named."""
+    """Add the options that name files; files in ``usual`` are written by default."""
     for name, kind, what in (
         ("json", "FILE", "write every sample, the medians and the machine to FILE"),
         ("html", "FILE", "write a page with pictures to FILE"),
@@ -87,19 +87,19 @@ class Driver(ABC):
 
     case: ClassVar[str]
     about: ClassVar[str]  # one line of help
-    program: ClassVar[str] = "python -m fastpipe.bench"  # begins its command
-    quick_s: ClassVar[float] = 0.2  # of a measurement with --quick
+    program: ClassVar[str] = "python -m fastpipe.bench"  # start of its command
+    quick_s: ClassVar[float] = 0.2  # duration of a measurement with --quick
     usual_rounds: ClassVar[int] = _ROUNDS
-    main: str = ""  # the key of the row that the verdict is about
+    main: str = ""  # key of the row of the verdict
 
     def __init__(self, args: argparse.Namespace, progress: Progress) -> None:
         self.args, self.progress, self.cores = args, progress, available_cpus()
-        self.stack = ExitStack()  # closes rows, and what they are made of, when all is measured
+        self.stack = ExitStack()  # closes rows and their data after all measurements
         self.infos: dict[str, RowInfo] = {}  # the rows, by key
-        self.missing: list[dict[str, str]] = []  # rows that are not measured, and why
+        self.missing: list[dict[str, str]] = []  # rows that are not measured, with the reasons
         self.warnings: list[str] = []
         self.busy: float | None = None  # the load at the start
-        self.stages: dict[str, Any] = {"seconds": {}, "images": 0}  # where the main row's time went
+        self.stages: dict[str, Any] = {"seconds": {}, "images": 0}  # time of the main row by stage
 
     @classmethod
     @abstractmethod
@@ -108,24 +108,24 @@ class Driver(ABC):
 
     @abstractmethod
     def result(self) -> dict[str, Any] | None:
-        """Check, measure, and put the file's content together; ``None`` if the check fails."""
+        """Check, measure, and return the file's content; ``None`` if the check fails."""
 
     def studies(self, session: Session) -> dict[str, Any]:
-        """Return fields of the result that a subclass adds, of what is measured beside rates."""
+        """Return further fields of the result, which a subclass measures in addition to rates."""
         return {}
 
     def lines(self, result: Mapping[str, Any]) -> list[str]:
         return []
 
     def run(self, console: Console) -> int:
-        """Measure, report, and write what was asked for; return the exit code.
+        """Measure, report, and write the requested files; return the exit code.
 
-        It is 1 when outputs differ from the replaced loader's, or figures are worse than those to compare
-        with.
+        It is 1 if outputs differ from the replaced loader's, or if figures are worse than those of the result
+        to compare with.
 
         Raises:
             OptionError: a file cannot be written or compared with, or there is nothing to measure.
-            MissingDependencyError: a package is not installed that the case, or a picture, needs.
+            MissingDependencyError: a package that the case, or a picture, needs is not installed.
         """
         args = self.args
         self._check_files()
@@ -146,12 +146,12 @@ class Driver(ABC):
             self.warnings.append("--quick checks that the benchmark runs; its figures are not measurements")
 
     def passed(self, check: Outcome) -> bool:
-        """Report a comparison; return whether figures may be measured."""
+        """Report a comparison; return True if it passed and figures may be measured."""
         self.progress.done(f"check: {check.sentence()}")
         return check.ok
 
     def open(self, info: RowInfo, make: Callable[[], Row]) -> Row | None:
-        """Build a row, which may know more of itself than was known; one that cannot be built is noted."""
+        """Build a row and complete its description; record a row that cannot be built."""
         try:
             row = make()
         except ContenderError as error:
@@ -160,7 +160,7 @@ class Driver(ABC):
         return self.added(getattr(row, "info", info), row)
 
     def added(self, info: RowInfo, row: Row) -> Row:
-        """Take a row into the run, which closes it."""
+        """Add a row to the run, which closes it."""
         self.stack.callback(row.close)
         self.infos[info.key] = info
         return row
@@ -175,7 +175,7 @@ class Driver(ABC):
     def measure(self, contenders: Sequence[Contender]) -> Session:
         """Warm up, and measure all rounds."""
         counts: dict[str, int] = {}
-        # Forking first and starting threads later is what every loader copes with.
+        # Every loader supports forking first and starting threads later.
         for contender in sorted(contenders, key=lambda one: -one.workers):
             label = self.label_of(contender.key)
             self.progress.step(f"warming up: {label}")
@@ -190,7 +190,7 @@ class Driver(ABC):
             unit, label = self.infos[contender.key].unit or UNIT, self.label_of(contender.key)
             self.progress.step(f"round {sample.round + 1}: {label}: {sample.rate:,.0f} {unit}/s")
 
-        # Before each measurement garbage is collected: not from among what the imports made.
+        # Garbage is collected before each measurement, but not among the objects of imported modules.
         gc.collect()
         gc.freeze()
         try:
@@ -207,7 +207,7 @@ class Driver(ABC):
         return session
 
     def warmed(self, contender: Contender) -> int:
-        """Warm a row up; how many samples of it are a measurement."""
+        """Warm a row up; return the number of samples for a measurement."""
         return calibrate(contender, self.plan().seconds)
 
     def label_of(self, key: str) -> str:
@@ -221,7 +221,7 @@ class Driver(ABC):
         return Plan(rounds=self.args.rounds or self.usual_rounds)
 
     def content(self, session: Session, check: Outcome, **fields: Any) -> dict[str, Any]:
-        """Put the file's content together; ``fields`` are the case's own, and others than are usual."""
+        """Return the file's content; ``fields`` are the case's own, and replace default ones."""
         sections = fields.get("sections")
         infos = [one for one in self.infos.values() if sections is None or one.section in sections]
         rows = entries(infos, session)
@@ -258,16 +258,16 @@ class Driver(ABC):
 
     @cached_property
     def _usual(self) -> Mapping[str, Any]:
-        """The options where none is given."""
+        """The default options."""
         parser = argparse.ArgumentParser()
         self.add_arguments(parser)
         return vars(parser.parse_args([]))
 
     def _command(self) -> str:
-        """The command line, with names in place of paths."""
+        """The command line, with names instead of paths."""
         words = [self.program, self.case]
         for name, value in vars(self.args).items():
-            if name == "job":  # the only one that is no option
+            if name == "job":  # the only positional argument
                 words += [value] if value != self._usual[name] else []
             elif name in self._usual and value != self._usual[name] and value is not None:
                 for one in value if isinstance(value, list) else [value]:
@@ -275,7 +275,7 @@ class Driver(ABC):
         return " ".join(words)
 
     def _check_files(self) -> None:
-        """Refuse at the beginning what would fail at the end."""
+        """Raise errors of output files at the beginning instead of at the end."""
         args = self.args
         for name in ("json", "html", "plot"):
             if (path := getattr(args, name)) is not None:
@@ -304,11 +304,11 @@ class Driver(ABC):
 
 
 class Case(Driver):
-    """A case whose rows are built, compared and measured, all of them together."""
+    """A case that builds, compares and measures all its rows together."""
 
     @abstractmethod
     def prepare(self) -> None:
-        """Make or find the data, and read it once, so that the page cache has it."""
+        """Generate or find the data, and read it once, so that the page cache has it."""
 
     @abstractmethod
     def rows(self) -> Sequence[Contender]:
@@ -319,7 +319,7 @@ class Case(Driver):
 
     @abstractmethod
     def compared(self, rows: Sequence[Any]) -> Outcome:
-        """Compare what fastpipe's rows give with what they should."""
+        """Compare the output of fastpipe's rows with the expected one."""
 
     @abstractmethod
     def described(self, session: Session) -> dict[str, Any]:
@@ -333,7 +333,7 @@ class Case(Driver):
             if not self.passed(check := self.compared(rows)):
                 return None
             others = self.others()
-            # A section's rows are together in tables.
+            # Tables show the rows of a section together.
             sections = list(dict.fromkeys(info.section for info in self.infos.values()))
             self.infos = dict(sorted(self.infos.items(), key=lambda pair: sections.index(pair[1].section)))
             session = self.measure([*rows, *others])
@@ -342,7 +342,7 @@ class Case(Driver):
 
 
 def _word(value: Any) -> str:
-    """The value of an option in a command line.
+    """Return the value of an option as in a command line.
 
     >>> _word(Path("/data/photos")), _word((1, 2)), _word(30.0)
     ('photos', '1,2', '30')

@@ -1,4 +1,4 @@
-"""The case ``generate``: rows of a function, stored: a script's loop against ``fastpipe.generate``."""
+"""The case ``generate``: stored rows of a function: a script's loop against ``fastpipe.generate``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fastpipe.errors import OptionError
 
 Columns = dict[str, npt.NDArray[Any]]
 
-_AT_ONCE = 1 << 20  # bytes that are written at a time
+_AT_ONCE = 1 << 20  # bytes written at a time
 _FAST = "fastpipe.generate"
 
 
@@ -39,9 +39,9 @@ class Section:
     key: str
     label: str
     function: Function
-    row_s: float  # that a row takes, about
+    row_s: float  # approximate duration of a row
     chunk: int  # rows are made in multiples of this
-    checked: int  # rows are compared before anything is timed
+    checked: int  # number of rows compared before all measurements
 
 
 SECTIONS = (
@@ -56,7 +56,7 @@ class Spec(RowInfo):
     """One way to make rows."""
 
     unit: str = "rows"
-    workers: int = 0  # rows are made at a time; with 0 in this thread
+    workers: int = 0  # number of rows made at a time; 0: in this thread
     executor: Literal["processes", "threads"] = "processes"
     function: Function = slow
     of: Section = SECTIONS[0]
@@ -66,7 +66,7 @@ def spec_of(
     of: Section, kind: str, label: str, group: str, workers: int = 0, function: Function | None = None,
     **more: Any,
 ) -> Spec:  # fmt: skip
-    """A way to make a section's rows, by its function unless another is given."""
+    """Return a way to make a section's rows, with its function by default."""
     return Spec(
         f"{of.key}-{kind}", label, group, section=of.key, workers=workers, of=of,
         function=function or of.function, **more,
@@ -76,8 +76,8 @@ def spec_of(
 class MadeRow(Contender):
     """A `Contender` that makes rows and stores them.
 
-    A measurement lasts from the call to the file being closed.  The start of threads and processes is a part
-    of it; their end only where they end before the file is closed, and the removal of the file never.
+    A measurement lasts from the call until the file is closed.  It includes the start of threads and
+    processes, but their end only if it comes before the file is closed, and never the removal of the file.
     """
 
     def __init__(self, spec: Spec, folder: Path) -> None:
@@ -87,7 +87,7 @@ class MadeRow(Contender):
 
     @abstractmethod
     def make(self, count: int, out: Path, later: ExitStack) -> None:
-        """Make and store rows; what is to be done when the clock has stopped is left to ``later``."""
+        """Make and store rows; ``later`` receives what is to be done after the clock has stopped."""
 
     def read(self, out: Path) -> Columns:
         with require("h5py", extra="generation").File(out, "r") as file:
@@ -150,7 +150,7 @@ def specs(section: Section, cores: int) -> list[Spec]:
 
 @dataclass
 class StoredCheck(Outcome):
-    """How many rows were compared, of how many files."""
+    """The number of rows that were compared, and of their files."""
 
     whose = "what the function returns"
     told: ClassVar[tuple[str, ...]] = ("files", "rows")
@@ -167,7 +167,7 @@ class StoredCheck(Outcome):
 
 
 def check_stored(rows: Sequence[MadeRow], say: Say = unheard) -> StoredCheck:
-    """Make some rows in each way, read them, and compare them with what the function returns here."""
+    """Make some rows in each way, read them, and compare them with the function's results here."""
     check = StoredCheck()
     for row in rows:
         what = f"{row.spec.section}: {row.spec.label}"
@@ -198,7 +198,7 @@ def difference(expected: Columns, found: Columns) -> str | None:
     return None
 
 
-# Long, so that the start of processes is a small part: with two cores 9 s of work.
+# Long, so that starting processes is a small part: with two cores 9 s of work.
 MEASURED_S = 4.5
 
 

@@ -1,4 +1,4 @@
-"""The case ``hdf5``: rows of HDF5 files, read one by one by many scripts, against ``FastHDF5Dataset``."""
+"""The case ``hdf5``: rows of HDF5 files, read one by one in scripts, against ``FastHDF5Dataset``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ROWS, QUICK_ROWS = 16_384, 256
 ROWS_IN_CHUNK = 16
 _AT_ONCE = 1024
 
-# Section → its name, how its chunks are compressed (None: not), whether there are chunks.
+# Section → its name, the compression of its chunks (None: uncompressed), and True if it has chunks.
 LAYOUTS: dict[str, tuple[str, str | None, bool]] = {
     "gzip": ("gzip(4) + shuffle", "gzip", True),
     "lzf": ("LZF + shuffle", "lzf", True),
@@ -53,11 +53,11 @@ class Table:
     dataset: str  # its path in the file
     shape: tuple[int, ...]
     dtype: str
-    chunk: tuple[int, ...] | None  # None where it is contiguous
-    is_packed: bool  # whether chunks have to be decoded
-    sample_dims: int = 1  # dimensions that count samples
-    labels: str | None = None  # another dataset, of a number for each sample
-    bytes: int = 0  # that it takes in the file
+    chunk: tuple[int, ...] | None  # None if contiguous
+    is_packed: bool  # True if chunks must be decoded
+    sample_dims: int = 1  # number of dimensions that count samples
+    labels: str | None = None  # another dataset, with a number for each sample
+    bytes: int = 0  # in the file
 
     @property
     def samples(self) -> int:
@@ -65,7 +65,7 @@ class Table:
 
     @property
     def group(self) -> int:
-        """Samples of a chunk along the first dimension, or as many as a chunk would have."""
+        """Number of samples of a chunk along the first dimension, or as many as a chunk would have."""
         return self.chunk[0] if self.chunk else ROWS_IN_CHUNK
 
     @property
@@ -73,7 +73,7 @@ class Table:
         return math.prod(self.shape[self.sample_dims :]) * np.dtype(self.dtype).itemsize
 
     def opened(self, **options: Any) -> Any:
-        """The file, opened by h5py with these options, and with the filters that it needs."""
+        """Return the file, opened by h5py with these options, and with the filters that it needs."""
         if importlib.util.find_spec("hdf5plugin"):
             importlib.import_module("hdf5plugin")
         return require("h5py", extra="hdf5").File(self.path, "r", **options)
@@ -93,7 +93,7 @@ class Table:
 def look(
     path: Path, dataset: str, key: str, label: str = "", *, sample_dims: int = 1, labels: str | None = None
 ) -> Table:
-    """A dataset of an existing file; an OptionError where it is not there, or has nothing to read."""
+    """Return a dataset of an existing file; raise an OptionError if it is missing or has no samples."""
     h5py = require("h5py", extra="hdf5")
     try:
         with h5py.File(path, "r") as file:
@@ -124,7 +124,7 @@ def made_tables(
     say: Say = unheard,
     layouts: Mapping[str, tuple[str, str | None, bool]] = LAYOUTS,
 ) -> list[Table]:
-    """Make tables of so many log-mel rows, one in each layout, once."""
+    """Return tables of ``rows`` log-mel rows, one in each layout, created once."""
     shape = (rows, *SHAPE)
 
     def parts() -> Iterator[npt.NDArray[np.float32]]:
@@ -145,11 +145,11 @@ def made_tables(
     return [look(folder / f"{key}.h5", "mels", key, label) for key, (label, *_) in layouts.items()]
 
 
-# ---- What scripts read them with -------------------------------------------------------------------
+# ---- The readers of scripts ------------------------------------------------------------------------
 
 
 class RowByRow:
-    """What the case replaces: each worker opens the file at its first read, and reads rows by number."""
+    """The replaced dataset: each worker opens the file at its first read, and reads rows by number."""
 
     def __init__(self, table: Table, **options: Any) -> None:
         self._table, self._options = table, options
@@ -179,7 +179,7 @@ class RowByRow:
 
 # ---- Rows ------------------------------------------------------------------------------------------
 
-# Chunks whose rows are mixed, in all rows that mix some at a time.
+# Number of chunks whose rows are mixed, in all rows that mix some at a time.
 WINDOW = 64
 
 Kind = Literal["rows", "named", "ordered", "stock", "window", "uniform", "ram"]
@@ -192,29 +192,29 @@ _WORKERS = 4  # processes
 class TableSpec(RowInfo):
     """One loader to measure.
 
-    ``"rows"`` reads row by row, ``"named"`` too and looks up the dataset for each, ``"ordered"`` chunk after
-    chunk; the others are fastpipe's: ``"stock"`` in torch's loader and ``"window"`` mix the rows of some
-    chunks at a time, ``"uniform"`` and ``"ram"`` mix all rows, the latter with all chunks kept in memory.
+    ``"rows"`` reads row by row; ``"named"`` also looks up the dataset for each row; ``"ordered"`` reads chunk
+    by chunk.  The others are fastpipe's: ``"stock"`` in torch's loader and ``"window"`` mix the rows of some
+    chunks at a time; ``"uniform"`` and ``"ram"`` mix all rows, the latter with all chunks in memory.
     """
 
     num_workers: int = 0
     kind: Kind = "rows"
     batch_size: int = 1
     threads: int | Literal["auto"] = "auto"
-    make: MakeLoader | None = None  # its loader, where that is not `loader_of`
+    make: MakeLoader | None = None  # its loader if not from `loader_of`
 
 
 def spec_of(
     table: Table, kind: Kind, label: str, group: str, batch_size: int, name: str = "", **more: Any
 ) -> TableSpec:
-    """A loader of a table; ``name`` ends its key where the kind does not."""
+    """Return a loader of a table; ``name`` ends its key, by default the kind."""
     usual: dict[str, Any] = {"section": table.key, "unit": "samples", "output": table.dtype}
     key = f"{table.key}-{name or kind}"
     return TableSpec(key, label, group, kind=kind, batch_size=batch_size, **usual, **more)
 
 
 def specs_of(table: Table, batch_size: int) -> list[TableSpec]:
-    """The loaders that are measured on a table; those of scripts without fastpipe come first."""
+    """Return the loaders measured on a table; those of scripts without fastpipe come first."""
     made: Callable[..., TableSpec] = partial(spec_of, table, batch_size=batch_size)
     has_windows = table.is_packed and table.group > 1
     note, cold, stock = f"{WINDOW} chunks mixed at a time", 'cache="off"', "FastHDF5Dataset + DataLoader"
@@ -259,9 +259,9 @@ def loader_of(spec: TableSpec, table: Table, draws: Draws | None = None) -> Any:
 
 
 class TableRow(DrawnRow):
-    """A `Contender` that goes through a table.
+    """A `Contender` that iterates over a table.
 
-    What reads row by row draws as many rows as a measurement needs; all else goes through whole epochs.
+    Loaders that read row by row draw as many rows as a measurement needs; all others iterate whole epochs.
     """
 
     def __init__(self, spec: TableSpec, table: Table) -> None:
@@ -279,8 +279,8 @@ class TableRow(DrawnRow):
         with quiet():
             batches = chain.from_iterable(repeat(self.batches(count), epochs))
             seconds = consume(batches, count, any_number=True)
-        # Within a process the HDF5 library has one cache of chunks for a file, of the size that who opened it
-        # first asked for: rows that want caches of their own must not have it open at the same time.
+        # Within a process the HDF5 library has one cache of chunks for a file, with the size that its first
+        # opener requested: rows that want their own cache must not have the file open at the same time.
         if isinstance(self.loader.dataset, RowByRow):
             self.loader.dataset.close()
         return seconds
@@ -288,7 +288,7 @@ class TableRow(DrawnRow):
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without warnings of what some rows are there to show."""
+    """Suppress warnings about problems that some rows are meant to show."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*samples are compressed together")
         warnings.filterwarnings("ignore", message="This DataLoader will create")
@@ -298,7 +298,7 @@ def quiet() -> Iterator[None]:
 def best_workers(
     spec: TableSpec, table: Table, counts: Sequence[int], seconds: float, say: Say = unheard
 ) -> TableSpec:
-    """The row with the number of workers that a short measurement found fastest."""
+    """Return the row with the number of workers that a short measurement found fastest."""
     rates = {}
     for count in counts:
         row = TableRow(replace(spec, num_workers=count), table)
@@ -317,11 +317,11 @@ def best_workers(
     )  # fmt: skip
 
 
-# ---- Are the batches the rows of the file? ---------------------------------------------------------
+# ---- Are the batches equal to the rows of the file? ------------------------------------------------
 
 
 def check_rows(pairs: Iterable[tuple[Table, TableSpec]], say: Say = unheard) -> RowCheck:
-    """Compare an epoch of each row, two where chunks are kept, with what h5py reads."""
+    """Compare an epoch of each row, two if chunks are cached, with h5py's values."""
     check = RowCheck()
     expected: tuple[str, Counter[bytes]] = "", Counter()
     for table, spec in pairs:
@@ -336,7 +336,7 @@ def check_rows(pairs: Iterable[tuple[Table, TableSpec]], say: Say = unheard) -> 
 
 
 def digests_of(table: Table) -> Counter[bytes]:
-    """Digests of the samples as h5py reads them, and how often each comes."""
+    """Return the digests of the samples as h5py reads them, with their counts."""
     found: Counter[bytes] = Counter()
     with table.opened() as file:
         for first in range(0, table.shape[0], _AT_ONCE):
@@ -399,11 +399,11 @@ class Bench(Case):
                 yield table, spec
 
     def worker_counts(self) -> tuple[Sequence[int], float]:
-        """Numbers of workers that are tried for a script's own loader, and for how many seconds each."""
+        """Return the numbers of workers to try for a script's own loader, and the seconds for each."""
         return ((0, 1), 0.05) if self.args.quick else (WORKER_COUNTS, _CHOICE_S)
 
     def _chosen(self, table: Table, spec: TableSpec) -> TableSpec:
-        """A script's own loader with the number of workers that suits it best."""
+        """Return a script's own loader with its best number of workers."""
         if spec.group not in ("replaced", "peer"):
             return spec
         return best_workers(spec, table, *self.worker_counts(), self.progress.done)

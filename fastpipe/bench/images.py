@@ -29,20 +29,20 @@ _AS_USUAL = fastpipe.Decode()
 class LoaderSpec(RowInfo):
     """One loader to measure.
 
-    In the group ``"replaced"`` it is torchvision's dataset in torch's loader, in ``"stock"`` fastpipe's
-    dataset in torch's loader, in ``"fastpipe"`` both from fastpipe.
+    The group ``"replaced"`` is torchvision's dataset in torch's loader, ``"stock"`` fastpipe's dataset in
+    torch's loader, ``"fastpipe"`` both from fastpipe.
     """
 
     num_workers: int = 0
-    is_accelerated: bool = False  # the replaced loader is handed to ``accelerate``
-    cache: Literal["off", "ram", "disk"] = "off"  # decoded images are all there before the clock starts
+    is_accelerated: bool = False  # the replaced loader is passed to ``accelerate``
+    cache: Literal["off", "ram", "disk"] = "off"  # all images are decoded before the clock starts
     decode: fastpipe.Decode = _AS_USUAL
     augment: Literal["auto", "split"] | None = None  # of ``fastpipe.FastLoader``
-    device: str | None = None  # where batches are to be; torch's loader pins their memory for a GPU
+    device: str | None = None  # device of the batches; torch's loader pins memory for a GPU
     threads: int | Literal["auto"] = "auto"  # of ``fastpipe.FastImageFolder``
 
 
-# Of a back end: its name, its module, and fastpipe's extra that installs it.
+# For a back end: its name, its module, and the extra of fastpipe that installs it.
 _PACKAGES = {
     "nvimgcodec": ("nvImageCodec", "nvidia.nvimgcodec", "image"),
     "dali": ("DALI", "nvidia.dali", "dali"),
@@ -50,19 +50,19 @@ _PACKAGES = {
 
 
 def why_not_installed(spec: LoaderSpec) -> str:
-    """What the row's back end lacks, with the remedy; empty where nothing. Nothing is imported."""
+    """Return what the row's back end lacks, with the remedy; empty if nothing.  Import nothing."""
     if spec.decode.backend not in _PACKAGES:
         return ""
     name, module, extra = _PACKAGES[spec.decode.backend]
     try:
         is_there = find_spec(module) is not None
-    except ModuleNotFoundError:  # not even the package around it
+    except ModuleNotFoundError:  # even its parent package is missing
         is_there = False
     return "" if is_there else f"{name} is not installed; pip install 'fastpipe[{extra}]'"
 
 
 def train_transform(output: str, side: int = SIDE) -> Any:
-    """The job: crop to a square as for training on ImageNet, mirror, and to a tensor."""
+    """Return the job: a square crop as for training on ImageNet, a random flip, and a tensor of it."""
     transforms = require("torchvision", extra="torch").transforms
     crop = [transforms.RandomResizedCrop(side), transforms.RandomHorizontalFlip()]
     if output == "uint8":
@@ -71,14 +71,14 @@ def train_transform(output: str, side: int = SIDE) -> Any:
 
 
 def check_transform() -> Any:
-    """A transform without randomness that needs every step of the job."""
+    """Return a transform without randomness that uses every step of the job."""
     transforms = require("torchvision", extra="torch").transforms
     steps = [transforms.Resize(256), transforms.CenterCrop(SIDE), transforms.PILToTensor()]
     return transforms.Compose(steps)
 
 
 def make_dataset(spec: LoaderSpec, folder: Path, transform: Any, kept: Path | None = None) -> Any:
-    """torchvision's dataset for the group ``"replaced"``, fastpipe's for the others."""
+    """Return torchvision's dataset for the group ``"replaced"``, fastpipe's for the others."""
     if spec.group == "replaced" or spec.is_accelerated:
         return require("torchvision", extra="torch").datasets.ImageFolder(str(folder), transform)
     cache = fastpipe.Cache(spec.cache, dir=kept if spec.cache == "disk" else None)
@@ -88,7 +88,7 @@ def make_dataset(spec: LoaderSpec, folder: Path, transform: Any, kept: Path | No
 
 
 def build(spec: LoaderSpec, dataset: Any, batch_size: int, sampler: Any) -> Any:
-    """The loader of a row; workers, where there are any, outlive the epoch."""
+    """Return the loader of a row; its workers, if any, are persistent."""
     workers = spec.num_workers
     options: dict[str, Any] = {"num_workers": workers, "persistent_workers": workers > 0}
     if spec.group == "fastpipe" and not spec.is_accelerated:
@@ -103,7 +103,7 @@ def build(spec: LoaderSpec, dataset: Any, batch_size: int, sampler: Any) -> Any:
 
 
 class LoaderRow(DrawnRow):
-    """A `Contender` that goes through one epoch of a loader."""
+    """A `Contender` that iterates one epoch of a loader."""
 
     def __init__(
         self, spec: LoaderSpec, folder: Path, indices: Sequence[int], batch_size: int, transform: Any = None
@@ -118,7 +118,7 @@ class LoaderRow(DrawnRow):
         self.loader = build(spec, self.dataset, batch_size, self.draws)
 
     def measure(self, count: int) -> float:
-        if self._to_fill:  # not before others have started their workers
+        if self._to_fill:  # only after others have started their workers
             to_fill, self._to_fill = self._to_fill, 0
             self.measure(to_fill)
         return super().measure(count)
@@ -149,12 +149,12 @@ def run_check(photos: Photos, workers: int, say: Say = unheard) -> Check:
 
 
 SHORT_SIDE = 256
-# Pixels of a photo from which half of it in each direction is still more than the job makes of it.
+# Pixels of a photo that at half its width and height is still larger than the job's output.
 LARGE = 2_000_000
 
 
 def worker_counts(cores: int, quick: bool = False) -> tuple[int, ...]:
-    """Values of ``num_workers`` that a careful user would try.
+    """Return values of ``num_workers`` that a careful user would try.
 
     >>> worker_counts(2), worker_counts(32)
     ((0, 1, 2), (0, 8, 16, 32))
@@ -242,7 +242,7 @@ class Bench(Case):
 
 
 def photos_to_use(driver: Driver, *, large: bool = False) -> Photos:
-    """The photos of a run, read once; it is noted where they are made up."""
+    """Return the photos of a run, read once; record if they are generated."""
     folder, name, is_made_up = folder_to_use(driver.args.data, driver.progress.done, large=large)
     photos = scan(folder, name)
     photos.warm()

@@ -1,6 +1,6 @@
-"""What a figure was measured on: the machine, the packages, the revision.
+"""The conditions of a measurement: the machine, the packages, the revision.
 
-Nothing here identifies a person or a host: no host names, no paths.
+Nothing here identifies a person or a host: there are no host names and no paths.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PACKAGES = (
 
 
 def memory_bytes(groups: ControlGroups | None = None) -> int | None:
-    """Memory this process may use, in bytes; ``None`` where the system does not say."""
+    """Return the memory that this process may use, in bytes; ``None`` if unknown."""
     try:
         installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
@@ -48,14 +48,14 @@ def describe() -> dict[str, Any]:
 
 
 def load() -> float | None:
-    """Mean number of runnable processes of the last minute, where the system knows it."""
+    """Return the mean number of runnable processes in the last minute; None if unknown."""
     with suppress(AttributeError, OSError):
         return round(os.getloadavg()[0], 2)
     return None
 
 
 def versions() -> dict[str, str]:
-    """Versions of fastpipe and of every package that takes part, where installed."""
+    """Return the versions of fastpipe and of all involved packages that are installed."""
     found = {"fastpipe": fastpipe.__version__}
     for package in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
@@ -64,13 +64,13 @@ def versions() -> dict[str, str]:
 
 
 def revision() -> dict[str, Any] | None:
-    """The ``commit`` that fastpipe runs from, and whether files are ``modified``; ``None`` outside a checkout
-    of fastpipe.
+    """Return the ``commit`` from which fastpipe runs, and if files are ``modified``; ``None`` outside a
+    checkout of fastpipe.
     """
     source = Path(fastpipe.__file__)
     git = ["git", "--no-optional-locks", "-C", str(source.parent)]
     try:
-        # Tracked: an installation inside somebody else's repository is not a checkout.
+        # Tracked files only: an installation inside another repository is not a checkout.
         _output(*git, "ls-files", "--error-unmatch", source.name)
         changes = _output(*git, "status", "--porcelain", "--untracked-files=no")
         return {"commit": _output(*git, "rev-parse", "HEAD"), "modified": bool(changes)}

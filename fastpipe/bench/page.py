@@ -1,4 +1,4 @@
-"""A result as a page, and what all pages of reports share."""
+"""A result as a page, and the common parts of all report pages."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def escape(text: str) -> str:
 
 
 def document(title: str, parts: Iterable[str], style: str = "") -> str:
-    """A whole page, for light and dark screens, wide and narrow."""
+    """Return a whole page, for light and dark screens, wide and narrow."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -56,7 +56,7 @@ def document(title: str, parts: Iterable[str], style: str = "") -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table that scrolls by itself where it is wider than the page.
+    """Return a table that scrolls on its own if it is wider than the page.
 
     >>> table(["a<b"], [["1"]])
     '<div class="wide"><table><tr><th>a&lt;b</th></tr><tr><td>1</td></tr></table></div>'
@@ -94,11 +94,11 @@ td { vertical-align: top; font-variant-numeric: tabular-nums }
 code { font-size: .93em }
 """
 _SHARE = 100.0  # of a picture's width
-_TALL, _LOW = 24, 10  # pixels of what is waited and what is done, which so are told apart without colours
+_TALL, _LOW = 24, 10  # pixels for waiting and working, distinguishable without colours
 
 
 def page(result: Mapping[str, Any], more: Sequence[str] = ()) -> str:
-    """Return a page of a result, for any case; ``more`` are lines of what else was measured."""
+    """Return a page of a result, for any case; ``more`` contains lines about other measurements."""
     method = result["method"]
     rounds = f"{method['rounds']} interleaved rounds, {result['date'][:10]}"
     about = (f"{result['job']['text']}: {data_line(result)}", machine_line(result), rounds)
@@ -130,7 +130,7 @@ def _section(result: Mapping[str, Any], key: str | None) -> Iterator[str]:
 
 
 def _bar(result: Mapping[str, Any], entry: Mapping[str, Any], top: float) -> Iterator[str]:
-    """A row's median, the range of its rounds, and how many times that of the reference it is."""
+    """Yield a row's median, the range of its rounds, and its ratio to the reference."""
     rate, scale = rate_of(entry), _SHARE / top
     is_reference = entry["group"] == "replaced" and entry["key"] == reference_of(result, entry)
     ratio = "1×" if is_reference else times_and_range(entry["ratio"])
@@ -149,7 +149,7 @@ def _bar(result: Mapping[str, Any], entry: Mapping[str, Any], top: float) -> Ite
 
 
 def _steps(told: Mapping[str, Any]) -> Iterator[str]:
-    """Steps as they came, of what is replaced and of its replacement, over the same time."""
+    """Yield the sequence of steps of the replaced loader and of its replacement, on one time scale."""
     longest = max(one["total_s"] for one in told["rows"])
     steps = len(told["rows"][0]["wait_s"])
     yield f"<h3>{steps} steps that keep a device busy for {1000 * told['busy_s']:g} ms each</h3>"

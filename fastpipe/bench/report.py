@@ -1,4 +1,4 @@
-"""What people read: the table in the terminal, its sentences, changes since an older run, and Markdown."""
+"""Readable output: the table in the terminal, its sentences, changes since an older run, and Markdown."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from fastpipe.console import PlainTable, plain, print_line
 from fastpipe.core.text import counted, printable, printable_lines
 from fastpipe.errors import OptionError
 
-# ---- Figures that only some cases have -------------------------------------------------------------
+# ---- Figures of some cases only --------------------------------------------------------------------
 
 
 def more_lines(result: Mapping[str, Any]) -> list[str]:
-    """What steps wait for, and how rates grow with threads, where a case has measured it."""
+    """Return lines about the waits of steps, and the rates by threads, if the case measured them."""
     lines = []
     for section, told in result.get("timelines", {}).items():
         before, after = told["rows"]
@@ -41,7 +41,7 @@ def more_lines(result: Mapping[str, Any]) -> list[str]:
 
 
 def scaling_lines(result: Mapping[str, Any]) -> list[str]:
-    """How FastLoader's rate grows with the number of threads."""
+    """Return lines about FastLoader's rate by number of threads."""
     lines = []
     for one in result.get("scaling", {}).get("rows", ()):
         times = one["times_best"]
@@ -65,7 +65,7 @@ def scaling_lines(result: Mapping[str, Any]) -> list[str]:
 
 STYLES = {"replaced": "dim", "stock": "green", "fastpipe": "bold green", "peer": "", "floor": "italic cyan"}
 
-# Whose versions are told below a table, by case.
+# Packages whose versions are shown below a table, by case.
 _PACKAGES = {
     "images": "torch torchvision pillow",
     "scaling": "torch torchvision pillow h5py zarr",
@@ -108,7 +108,7 @@ def data_line(result: Mapping[str, Any]) -> str:
 
 
 def print_result(result: Mapping[str, Any], console: Console, more: Sequence[str] = ()) -> None:
-    """Print the table and what goes with it; ``more`` are lines of what else was measured."""
+    """Print the table and its notes; ``more`` contains lines about other measurements."""
     sections = result.get("sections", {})
     table = PlainTable(result["job"]["text"], title_style="bold")
     table.add_column(replaced_thing(result), min_width=28)
@@ -164,7 +164,7 @@ def _lines(result: Mapping[str, Any], more: Sequence[str]) -> list[str]:
 
 
 def _stage_line(result: Mapping[str, Any]) -> str:
-    """Where FastLoader's time went, if that was counted."""
+    """Return where FastLoader's time went, if measured."""
     seconds, images = result["stages"]["seconds"], result["stages"]["images"]
     if not images:
         return ""
@@ -175,8 +175,8 @@ def _stage_line(result: Mapping[str, Any]) -> str:
 
 
 def markdown(result: Mapping[str, Any], table: Sequence[str] = (), more: Sequence[str] = ()) -> str:
-    """A result as a Markdown table with its conditions below; lines of a second table, and ``more`` lines, of
-    what else was measured, come between.
+    """Return a result as a Markdown table with its conditions below; a second ``table`` and ``more`` lines
+    about other measurements come between.
     """
     sections, has_first = result.get("sections", {}), _has_first(result)
     lines = [] if sections else _head("loader", UNIT, "loader", has_first)
@@ -213,11 +213,11 @@ def markdown(result: Mapping[str, Any], table: Sequence[str] = (), more: Sequenc
 
 
 def short_markdown(result: Mapping[str, Any]) -> str:
-    """Each row of fastpipe's beside the best replaced loader, as a Markdown table: for a result of many
+    """Return fastpipe's rows beside the best replaced loader, as a Markdown table: for a result with many
     sections.
 
     Raises:
-        OptionError: it has no sections.
+        OptionError: the result has no sections.
     """
     sections = result.get("sections")
     if not sections:
@@ -251,7 +251,7 @@ def _note(entry: Mapping[str, Any]) -> str:
 
 
 def _peers_sentence(result: Mapping[str, Any]) -> str:
-    """The peers' versions; of what they need, only versions that differ from those used by fastpipe."""
+    """Return the peers' versions; for their dependencies, only versions that differ from fastpipe's."""
     told = []
     for entry in result["rows"]:
         if not entry.get("versions"):
@@ -267,13 +267,13 @@ def _has_first(result: Mapping[str, Any]) -> bool:
 
 
 def _first(entry: Mapping[str, Any]) -> str:
-    """Start-up of a row in seconds: warm, and the very first time in brackets."""
+    """Return the start-up of a row in seconds: warm, and the very first one in brackets."""
     first = entry["first_batch_s"]
     return "" if first is None else f"{first['warm_s']:.2f} ({first['cold_s']:.2f})"
 
 
 def _floor_sentence(result: Mapping[str, Any]) -> str:
-    """How near FastLoader is to decoding alone."""
+    """Return how close FastLoader is to decoding alone."""
     share = result["floor_share"]
     return "" if share is None else (
         f"FastLoader reaches {share['median']:.0%} ({share['low']:.0%}–{share['high']:.0%}) of the decode"
@@ -283,7 +283,7 @@ def _floor_sentence(result: Mapping[str, Any]) -> str:
 
 # ---- Changes since an older run --------------------------------------------------------------------
 
-# Less is noise, whatever the rounds say.
+# A smaller change is noise, whatever the rounds show.
 LEAST = 0.05
 
 _STYLES = {"improved": "bold green", "same": "", "regressed": "bold red"}
@@ -292,7 +292,7 @@ _COMPARED = ("stock", "fastpipe")
 
 @dataclass(frozen=True)
 class Change:
-    """How a row of fastpipe's has changed: its rate over that of the best replaced loader, of each round."""
+    """The change of a row of fastpipe's: its ratio to the best replaced loader, for each round."""
 
     label: str
     old: tuple[float, ...]
@@ -304,16 +304,16 @@ class Change:
 
     @property
     def noise(self) -> float:
-        """The part by which medians may differ without a reason, and never less than a twentieth.
+        """Fraction by which medians may differ without a reason, at least a twentieth.
 
-        Of each run it is twice the median distance of a round from the median, or half of what its rounds
-        span, as of three rounds two may be near each other by chance.
+        For each run it is twice the median distance of a round from the median, or half of the rounds' range,
+        as two of three rounds may be close by chance.
         """
         return max(LEAST, *(_spread(figures) for figures in (self.old, self.new)))
 
     @property
     def outcome(self) -> Literal["improved", "same", "regressed"]:
-        """The change in a word; one that is real is larger than the noise, and the rounds' ranges are apart.
+        """The change in a word; a real one exceeds the noise, and the rounds' ranges do not overlap.
 
         >>> Change("a", (2.0, 2.1, 1.9), (3.0, 3.1, 2.9)).outcome
         'improved'
@@ -328,7 +328,7 @@ class Change:
 
 
 def old_result(path: Path, case: str) -> dict[str, Any]:
-    """Read what is compared with; an OptionError where it cannot be read, or is another case's."""
+    """Read the result to compare with; raise an OptionError if it is unreadable or another case's."""
     old = load(path)
     if old["case"] != case:
         raise OptionError(f"--compare: {str(path)!r} is of the case {old['case']!r}, and this is {case!r}")
@@ -336,10 +336,10 @@ def old_result(path: Path, case: str) -> dict[str, Any]:
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
-    """What has become of fastpipe's rows that are in both results.
+    """Return the changes of fastpipe's rows that are in both results.
 
-    Ratios are compared, not rates: that of a round has the replaced loader on the same machine in the same
-    minute as its measure.
+    Ratios are compared, not rates: in each round the replaced loader, on the same machine in the same minute,
+    is the reference.
     """
     rows = {entry["key"]: entry for entry in old["rows"]}
     found = [
@@ -347,13 +347,13 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
         for entry in new["rows"]
         if entry["group"] in _COMPARED
         and entry["key"] in rows
-        and entry.get("unit") == rows[entry["key"]].get("unit")  # else one is of images, the other of patches
+        and entry.get("unit") == rows[entry["key"]].get("unit")  # one may count images, the other patches
     ]
     return [one for one in found if one.old and one.new]
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What a reader must know about two results beside their figures, a line each."""
+    """Return important differences of two results other than their figures, a line each."""
     lines = []
     for name in ("cpu", "cores", "memory_gib", "os", "python"):
         was, now = old["machine"].get(name), new["machine"].get(name)
@@ -378,7 +378,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def print_changes(old: Mapping[str, Any], new: Mapping[str, Any], name: str, console: Console) -> bool:
-    """Say what has changed; return whether something is slower than it was."""
+    """Print the changes; return True if something is slower than it was."""
     found = changes(old, new)
     table = PlainTable(f"compared with {name} of {old['date'][:10]}", title_style="bold")
     table.add_column("row", min_width=28)
@@ -400,7 +400,7 @@ def print_changes(old: Mapping[str, Any], new: Mapping[str, Any], name: str, con
 
 
 def _ratios(result: Mapping[str, Any], entry: Mapping[str, Any]) -> tuple[float, ...]:
-    """A row's rate over the best replaced one's, of each round."""
+    """Return the ratios of a row's rate to the best replaced one's, for each round."""
     replaced: dict[int, float] = {}
     for other in result["rows"]:
         if other["group"] == "replaced" and other.get("section") == entry.get("section"):
@@ -415,7 +415,7 @@ def _rates(entry: Mapping[str, Any]) -> dict[int, float]:
 
 
 def _spread(figures: Sequence[float]) -> float:
-    """By how much figures differ, as a part of their median."""
+    """Return the spread of figures, as a fraction of their median."""
     median = statistics.median(figures)
     distance = statistics.median(abs(one - median) for one in figures)
     return max(2 * distance, (max(figures) - min(figures)) / 2) / median

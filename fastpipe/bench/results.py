@@ -15,16 +15,16 @@ from fastpipe.errors import OptionError
 
 
 def write_file(path: Path, fill: Callable[[BinaryIO], object]) -> None:
-    """Write a file, and its folder; an interrupted write leaves the old file as it was."""
+    """Write a file, and create its folder; an interrupted write leaves the old file unchanged."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, fill)
 
 
 def check_target(path: Path, option: str) -> None:
-    """Refuse at the beginning what could not be written at the end.
+    """Raise an error at the beginning for a file that could not be written at the end.
 
     Raises:
-        OptionError: it is a folder, or there is no folder for it that may be written to.
+        OptionError: it is a folder, or there is no writable folder for it.
     """
     if path.is_dir():
         raise OptionError(f"{option}: {str(path)!r} is a folder; give a file's name")
@@ -41,7 +41,7 @@ Kinds = Mapping[str, type | tuple[type, ...]]
 _NUMBER = (int, float)
 _DICT_OR_NONE = (dict, type(None))
 
-# Field → type, of the file, of each row and of what steps waited.
+# Field → type, of the file, of each row, and of the waits of steps.
 FIELDS: Kinds = {
     "schema": int, "case": str, "command": str, "date": str, "machine": dict, "versions": dict,
     "revision": _DICT_OR_NONE, "data": dict, "job": dict, "method": dict, "check": dict, "rows": list,
@@ -54,7 +54,7 @@ ROW_FIELDS: Kinds = {
 TIMELINE_FIELDS: Kinds = {
     "key": str, "label": str, "wait_s": list, "busy_s": list, "total_s": _NUMBER, "share": _NUMBER,
 }  # fmt: skip
-# Fields that only some cases have, and that only some rows have: those of peers, and of cases with sections.
+# Fields of some cases and some rows only: those of peers, and of cases with sections.
 SOME_HAVE: Kinds = {"main": str, "sections": dict, "timelines": dict, "scaling": dict}
 SOME_ROWS = ("versions", "prepared_s", "prepared_size", "section", "unit")
 UNIT = "images"
@@ -62,23 +62,23 @@ UNIT = "images"
 
 @dataclass(frozen=True)
 class RowInfo:
-    """What a row is called and what it is; cases add what they make it of."""
+    """The name and the properties of a row; cases add how they build it."""
 
     key: str  # its name in the file
     label: str
     group: str  # one of `GROUPS`
-    num_workers: int | None = None  # where it is a DataLoader's row
-    output: str = "float32"  # what its batches hold
+    num_workers: int | None = None  # if it is a DataLoader's row
+    output: str = "float32"  # dtype of its batches
     note: str = ""
     versions: Mapping[str, str] | None = None  # package → version, of a peer
-    prepared_s: float | None = None  # that a peer's conversion of the photos took; not part of its rate
-    prepared_size: float | None = None  # of what that made, over the size of the photos
-    section: str | None = None  # the part of the case, within which rows are compared
+    prepared_s: float | None = None  # duration of a peer's conversion of the photos; not part of its rate
+    prepared_size: float | None = None  # size of the converted photos over the original size
+    section: str | None = None  # the part of the case within which rows are compared
     unit: str | None = None  # what is counted, if not images
 
 
 def entries(infos: Sequence[RowInfo], session: Session) -> list[dict[str, Any]]:
-    """The rows of the file: every sample, and what they come to."""
+    """Return the rows of the file: every sample, and the statistics."""
     measured = [info for info in infos if session.samples.get(info.key)]
     rows = []
     for info in measured:
@@ -96,7 +96,7 @@ def entries(infos: Sequence[RowInfo], session: Session) -> list[dict[str, Any]]:
 
 
 def best_of(rows: Sequence[Mapping[str, Any]], group: str) -> str:
-    """Key of the row of a group with the highest median."""
+    """Return the key of the row of a group with the highest median."""
     return str(
         max((row for row in rows if row["group"] == group), key=lambda row: rate_of(row)["median"])["key"]
     )
@@ -118,7 +118,7 @@ def name_of(entry: Mapping[str, Any]) -> str:
 
 
 def times(ratio: float) -> str:
-    """A ratio with as many digits as say on which side of 1 it is, and no more.
+    """Return a ratio with as many digits as needed to show on which side of 1 it is.
 
     >>> times(0.976), times(3.58)
     ('0.98×', '3.6×')
@@ -127,7 +127,7 @@ def times(ratio: float) -> str:
 
 
 def times_and_range(ratio: Mapping[str, float], sign: str = "×") -> str:
-    """The median with its range.
+    """Return the median with its range.
 
     >>> times_and_range({"median": 2.75, "low": 2.5, "high": 3.0})
     '2.8× (2.5–3.0)'
@@ -141,14 +141,14 @@ def _digits(ratio: float) -> int:
 
 
 def main_of(result: Mapping[str, Any], section: str) -> dict[str, Any]:
-    """The first of fastpipe's rows in a section, which is what is replaced by."""
+    """Return the first of fastpipe's rows in a section, which is the replacement."""
     return next(
         entry for entry in result["rows"] if entry.get("section") == section and entry["group"] == "fastpipe"
     )
 
 
 def reference_of(result: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
-    """Key of the best replaced loader in the row's section."""
+    """Return the key of the best replaced loader in the row's section."""
     return str(result["best"][entry.get("section", "replaced")])
 
 
@@ -161,7 +161,7 @@ def row(result: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def shown(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rows for a table: all but those of the group ``"stock"`` that are not its best."""
+    """Return the rows for a table: all except those of the group ``"stock"`` that are not its best."""
     best = result["best"].get("stock")
     return [row for row in result["rows"] if best is None or row["group"] != "stock" or row["key"] == best]
 
@@ -187,7 +187,7 @@ def validate(result: Any) -> dict[str, Any]:
     """Check that this is the content of a result file of this version.
 
     Raises:
-        OptionError: it is not; the message names the field.
+        OptionError: it is invalid; the message names the field.
     """
     _check_fields(result, FIELDS, "the result", SOME_HAVE)
     if result["schema"] != SCHEMA:
@@ -209,7 +209,7 @@ def validate(result: Any) -> dict[str, Any]:
         for number, one in enumerate(told["rows"]):
             _check_fields(one, TIMELINE_FIELDS, f"{where}.rows[{number}]")
     keys = [entry["key"] for entry in result["rows"]]
-    is_empty = result["case"] == "all" and not keys  # where nothing could be measured, which it tells
+    is_empty = result["case"] == "all" and not keys  # if nothing could be measured, which it reports
     for wanted in () if is_empty else (result.get("main", MAIN_ROW), *result["best"].values()):
         if wanted not in keys:
             raise OptionError(f"the result has no row {wanted!r}")
@@ -217,7 +217,7 @@ def validate(result: Any) -> dict[str, Any]:
 
 
 def _check_fields(found: Any, kinds: Kinds, where: str, some_have: Kinds | None = None) -> None:
-    """Every field there and of its type, and those that only some have of theirs."""
+    """Check that every field exists and has its type, and that optional fields have theirs."""
     if not isinstance(found, dict):
         raise OptionError(f"{where} must be an object, got {type(found).__name__}")
     for name in kinds:
@@ -233,7 +233,7 @@ def save(result: Mapping[str, Any], path: Path) -> None:
 
 
 def write_json(content: Mapping[str, Any], path: Path) -> None:
-    """Write a JSON file; lone surrogates are written as JSON has them."""
+    """Write a JSON file; lone surrogates are written as JSON escapes."""
     text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
     write_file(path, lambda file: file.write(text.encode(errors="backslashreplace")))
 

@@ -21,26 +21,26 @@ import numpy as np
 
 
 class ContenderError(Exception):
-    """A contender cannot go on; it leaves the run and the others stay."""
+    """A contender cannot continue; it leaves the run and the others stay."""
 
 
 class Contender(ABC):
-    """Something that handles samples (or whole files of them) and can be timed doing so."""
+    """An object that processes samples (or whole files of them) and can be timed."""
 
     key: str  # its name in the results
-    chunk: int  # samples are asked for in multiples of this, so that no worker idles at the end
-    workers: int = 0  # processes that it forks; those with more are warmed up first
+    chunk: int  # samples are requested in multiples of this, so that no worker idles at the end
+    workers: int = 0  # number of processes that it forks; those with more are warmed up first
 
     @abstractmethod
     def measure(self, count: int) -> float:
-        """Handle so many samples from start to end; return the seconds it took.
+        """Process ``count`` samples from start to end; return the seconds it took.
 
         Raises:
-            ContenderError: it cannot go on.
+            ContenderError: it cannot continue.
         """
 
     def stage_seconds(self) -> Mapping[str, float]:
-        """Seconds by stage that a loader's clock has counted so far."""
+        """Return the seconds by stage that a loader's clock has counted so far."""
         return {}
 
     def close(self) -> None:  # noqa: B027 (many have nothing to end)
@@ -49,7 +49,7 @@ class Contender(ABC):
 
 @dataclass(frozen=True)
 class Sample:
-    """One measurement, in the round of that number."""
+    """One measurement in a round."""
 
     round: int
     count: int
@@ -68,18 +68,18 @@ class Summary(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """How long to measure: so many rounds, or as many as a budget has time for; with both, the fewer."""
+    """The duration of a run: a number of rounds, or a time budget; with both, whichever ends first."""
 
     rounds: int | None = 7
     budget_s: float | None = None
-    seconds: float = 2.5  # that a measurement takes at least
-    settle_s: float = 0.2  # before each measurement, for prefetch of the one before to end
-    least: int = 3  # rounds, whatever the budget
+    seconds: float = 2.5  # least duration of a measurement
+    settle_s: float = 0.2  # pause before each measurement, in which the previous prefetch ends
+    least: int = 3  # least number of rounds, regardless of the budget
 
 
 @dataclass
 class Session:
-    """What a run gave: samples by contender, and why contenders left."""
+    """The results of a run: samples by contender, and the reasons why contenders left."""
 
     samples: dict[str, list[Sample]] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class Session:
 
 
 def round_order(count: int, number: int) -> list[int]:
-    """The order of ``count`` contenders in round ``number``: nobody keeps the same place or predecessor.
+    """Return the order of contenders in a round: none keeps its place or its predecessor.
 
     >>> [round_order(3, number) for number in range(4)]
     [[0, 1, 2], [1, 0, 2], [2, 0, 1], [0, 2, 1]]
@@ -97,16 +97,16 @@ def round_order(count: int, number: int) -> list[int]:
 
 
 def calibrate(contender: Contender, seconds: float) -> int:
-    """Warm a contender up; return how many samples, a multiple of its chunk, keep it busy for ``seconds``."""
+    """Warm a contender up; return the number of samples, a multiple of its chunk, for ``seconds`` of work."""
     count = contender.chunk
-    contender.measure(count)  # start-up, compilation: says nothing about the rate
+    contender.measure(count)  # warm-up and compilation: not representative of the rate
     while True:
         took = max(contender.measure(count), 1e-9)
         chunks = math.ceil(count / took * seconds * 1.05 / contender.chunk)
         wanted = max(1, chunks) * contender.chunk
         if took >= seconds / 2:
             return wanted
-        # Short measurements mislead: believe them only up to a factor.
+        # Short measurements mislead: follow them only up to a factor.
         count = min(max(wanted, 2 * count), 8 * count)
 
 
@@ -121,7 +121,7 @@ def interleave(
 ) -> Session:
     """Measure all contenders, round after round; one that raises ``ContenderError`` leaves the run.
 
-    ``counts`` says by key how many samples a measurement handles (from `calibrate`).
+    ``counts`` has the number of samples for a measurement, by key (from `calibrate`).
     """
     session = Session(samples={contender.key: [] for contender in contenders})
     alive = list(contenders)
@@ -147,7 +147,7 @@ def interleave(
 
 
 def summarise(figures: Iterable[float]) -> Summary:
-    """Median, smallest and largest.
+    """Return the median, the smallest and the largest figure.
 
     >>> summarise([3.0, 1.0, 2.0])
     Summary(median=2.0, low=1.0, high=3.0)
@@ -161,7 +161,7 @@ def rates_by_round(samples: Iterable[Sample]) -> dict[int, float]:
 
 
 def ratios(samples: Mapping[str, Sequence[Sample]], key: str, reference: Iterable[str]) -> list[float]:
-    """Rate of ``key`` over the fastest of ``reference``, round by round.
+    """Return the rate of ``key`` over the fastest of ``reference``, round by round.
 
     >>> base = [Sample(0, 100, 1.0), Sample(1, 100, 2.0)]
     >>> fast = [Sample(0, 300, 1.0), Sample(1, 100, 1.0)]
@@ -183,10 +183,10 @@ def _enough(rounds: int, elapsed: float, plan: Plan) -> bool:
 
 
 class Draws:
-    """A sampler of any length, which may be changed between epochs, over a few samples.
+    """A sampler over a few samples, whose length is arbitrary and may be changed between epochs.
 
-    It goes through the samples in random order, and again in another, until ``length``
-    are drawn: every photo comes up equally often and a small folder makes a long epoch.
+    It yields the samples in random order, then again in another one, until ``length`` are drawn: every photo
+    appears equally often, and a small folder makes a long epoch.
     """
 
     def __init__(self, indices: Sequence[int], length: int) -> None:
@@ -205,7 +205,7 @@ class Draws:
 
 
 def touch(batch: Any, *, any_number: bool = False) -> int:
-    """Look at the first and the last number of a batch, as the cheapest consumer would; return its length."""
+    """Read the first and the last number of a batch, as the cheapest consumer would; return its length."""
     values = batch[0] if isinstance(batch, (list, tuple)) else batch
     first, last = values[(0,) * values.ndim], values[(-1,) * values.ndim]  # in any layout, without a copy
     if (first != first or last != last) and not any_number:
@@ -214,7 +214,7 @@ def touch(batch: Any, *, any_number: bool = False) -> int:
 
 
 def consume(batches: Iterable[Any], count: int, *, any_number: bool = False) -> float:
-    """Go through batches, which have so many samples; return the seconds it took."""
+    """Iterate batches with ``count`` samples in all; return the seconds it took."""
     seen = 0
     start = time.perf_counter()
     for batch in batches:
@@ -226,10 +226,10 @@ def consume(batches: Iterable[Any], count: int, *, any_number: bool = False) -> 
 
 
 class DrawnRow(Contender):
-    """A `Contender` that goes through an epoch of a loader, of which `Draws` make the length.
+    """A `Contender` that iterates an epoch of a loader, whose length `Draws` sets.
 
-    The clock runs from asking for an iterator to the end of the iteration: nothing is prefetched before it
-    starts and nothing is left when it stops.
+    The clock runs from the request for an iterator until the end of the iteration: nothing is prefetched
+    before it starts, and nothing is left when it stops.
     """
 
     loader: Any
@@ -247,7 +247,7 @@ class DrawnRow(Contender):
 
     def close(self) -> None:
         self.loader = None
-        gc.collect()  # which ends workers and threads
+        gc.collect()  # this ends workers and threads
 
 
 class Timeline(NamedTuple):
@@ -255,16 +255,16 @@ class Timeline(NamedTuple):
 
     wait_s: tuple[float, ...]  # of each step, for its batch
     busy_s: tuple[float, ...]  # of each step
-    end_s: float = 0.0  # that was waited for the epoch's end, after the last
+    end_s: float = 0.0  # wait for the epoch's end after the last step
 
     @property
     def total_s(self) -> float:
-        """From asking for an iterator on."""
+        """Seconds since the request for an iterator."""
         return sum(self.wait_s) + sum(self.busy_s) + self.end_s
 
     @property
     def share(self) -> float:
-        """The part of the time in which there was nothing to do."""
+        """Fraction of the time that was idle."""
         return (sum(self.wait_s) + self.end_s) / self.total_s
 
     def as_json(self) -> dict[str, Any]:
@@ -274,7 +274,7 @@ class Timeline(NamedTuple):
 
 
 def timeline_of(batches: Iterable[Any], busy_s: Callable[[Any], float], steps: int | None = None) -> Timeline:
-    """Go through so many batches, or an epoch, and sleep for the time of a step after each."""
+    """Iterate ``steps`` batches, or an epoch, and sleep for a step's busy time after each."""
     waits, busy, end = list[float](), list[float](), 0.0
     asked = time.perf_counter()
     iterator = iter(batches)

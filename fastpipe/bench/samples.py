@@ -1,4 +1,4 @@
-"""Samples that other processes make or read with NumPy alone: patches, and rows of functions."""
+"""Samples that other processes make or read with only NumPy: patches, and rows of functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SEED = 7
 
 
 def start_of(shape: Sequence[int], patch: Sequence[int], index: int) -> npt.NDArray[np.int64]:
-    """Where a patch begins: int64 (D,), any place at which it fits being as likely as any other.
+    """Return the start of a patch: int64 (D,), uniform over all places at which it fits.
 
     >>> start_of((5, 5), (5, 5), 3).tolist()
     [0, 0]
@@ -26,7 +26,7 @@ def start_of(shape: Sequence[int], patch: Sequence[int], index: int) -> npt.NDAr
 
 
 def box_at(start: Sequence[int] | npt.NDArray[np.int64], patch: Sequence[int]) -> tuple[slice, ...]:
-    """The slices of a patch.
+    """Return the slices of a patch.
 
     >>> box_at((1, 0), (2, 2))
     (slice(1, 3, None), slice(0, 2, None))
@@ -35,7 +35,7 @@ def box_at(start: Sequence[int] | npt.NDArray[np.int64], patch: Sequence[int]) -
 
 
 class ZarrPatches:
-    """The dataset that the case replaces: each process opens the arrays when it first reads, and a sample is
+    """The dataset that the case replaces: each process opens the arrays on its first read, and a sample is
     the same slice of each of them.
     """
 
@@ -55,12 +55,12 @@ class ZarrPatches:
         return tuple(array[box] for array in self._arrays)
 
 
-# ---- Functions that make rows. Worker processes import this module, so it needs NumPy alone ---------
+# ---- Functions that make rows.  Worker processes import this module, so it needs only NumPy ---------
 #
 # Row ``i`` is ``function(i, np.random.default_rng([SEED, i]))``.
 
 SEED = 7
-BATCH_ROWS = 256  # of a call of ``batch``, as `fastpipe.generate` calls it for rows that are small
+BATCH_ROWS = 256  # of a call of ``batch``, as `fastpipe.generate` calls it for small rows
 
 Row = dict[str, Any]
 Function = Callable[[int, np.random.Generator], Row]
@@ -69,22 +69,22 @@ _POINTS, _SINES = np.arange(256) / 256, 8
 
 
 def slow(index: int, rng: np.random.Generator) -> Row:
-    """A row that takes 5 ms, 4 kB."""
+    """Return a row that takes 5 ms, 4 kB."""
     return busy(rng, 5e-3, 1 << 10)
 
 
 def quick(index: int, rng: np.random.Generator) -> Row:
-    """A row that takes 100 µs, 4 kB."""
+    """Return a row that takes 100 µs, 4 kB."""
     return busy(rng, 1e-4, 1 << 10)
 
 
 def waves(index: int, rng: np.random.Generator) -> Row:
-    """A sum of sines; ``waves.batch`` makes many at once."""
+    """Return a sum of sines; ``waves.batch`` makes many at once."""
     return {"wave": _waves(rng)}
 
 
 def waves_alone(index: int, rng: np.random.Generator) -> Row:
-    """The same rows, of a function without ``batch``."""
+    """Return the same rows, from a function without ``batch``."""
     return {"wave": _waves(rng)}
 
 
@@ -97,16 +97,16 @@ def generator(index: int) -> np.random.Generator:
 
 
 def rows_of(function: Function, count: int) -> Row:
-    """The first rows, stacked: each name's (count, …)."""
+    """Return the first rows, stacked: for each name (count, …)."""
     rows = [made(function, index) for index in range(count)]
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 
 def busy(rng: np.random.Generator, seconds: float, numbers: int) -> Row:
-    """Draw numbers, and use the processor for so long in all.
+    """Draw numbers, and keep the processor busy for ``seconds`` in all.
 
-    It is this thread's time on a processor that counts: by a clock on the wall two threads, or processes that
-    wait for a core, would each be done as soon as one alone.
+    The thread's own processor time counts: by wall time, two threads or processes that wait for the same core
+    would each be done as early as one alone.
     """
     begun = time.thread_time()
     values, number = rng.random(numbers, np.float32), rng.integers(1000)
@@ -116,7 +116,7 @@ def busy(rng: np.random.Generator, seconds: float, numbers: int) -> Row:
 
 
 def _waves(rng: Any) -> npt.NDArray[np.float32]:
-    """One wave (256,), or of generators of rows (B, 256): the same operations in the same order."""
+    """Return one wave (256,), or (B, 256) for row generators: the same operations in the same order."""
     rates, phases = rng.uniform(1, 50, size=_SINES), rng.uniform(0, 2 * np.pi, size=_SINES)
     found = np.zeros((*rates.shape[:-1], len(_POINTS)))
     for sine in range(_SINES):

@@ -1,4 +1,4 @@
-"""The case ``scaling``: images by the number of threads, beside as many worker processes."""
+"""The case ``scaling``: images by number of threads, compared with as many worker processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BATCH = 64
 
 
 def thread_counts(cores: int) -> tuple[int, ...]:
-    """Numbers of threads that are measured: powers of two, and all cores.
+    """Return the numbers of threads to measure: powers of two, and all cores.
 
     >>> thread_counts(1), thread_counts(12)
     ((1,), (1, 2, 4, 8, 12))
@@ -67,7 +67,7 @@ class Bench(images.Bench):
         return [row for count in self.counts for row in self.opened(self.rows_of(count))]
 
     def rows_of(self, n: int) -> Rows[Contender]:
-        """Return the rows of n threads, or n worker processes, and what builds each."""
+        """Return the rows of n threads, or n worker processes, with the functions that build them."""
         more: dict[str, Any] = {"section": str(n), "unit": "images"}
         fast, photos = f"FastImageFolder(threads={n}) + FastLoader", self.photos
         specs = (
@@ -90,14 +90,14 @@ class Bench(images.Bench):
         return images.facts_of(self.photos, self.size)
 
     def label_of(self, key: str) -> str:
-        return self.infos[key].label  # which has its number of threads
+        return self.infos[key].label  # it contains the number of threads
 
 
 def scaling_of(counts: Sequence[int], samples: Mapping[str, Sequence[Sample]]) -> dict[str, Any]:
-    """How rates grow with the number of threads, by ratios within rounds.
+    """Return how rates grow with the number of threads, by ratios within rounds.
 
-    ``times_best`` is FastLoader over the best replaced loader of any number of workers; ``linear``, its rate
-    for each thread over that with the fewest threads; ``floor_share``, its rate over the floor's.
+    ``times_best`` is FastLoader's rate over the best replaced loader's with any number of workers; ``linear``
+    its rate per thread over that with the fewest threads; ``floor_share`` its rate over the floor's.
     """
     replaced = [f"replaced-{count}" for count in counts if samples.get(f"replaced-{count}")]
     rows = []
@@ -118,13 +118,13 @@ def scaling_of(counts: Sequence[int], samples: Mapping[str, Sequence[Sample]]) -
 
 
 def _linear(samples: Mapping[str, Sequence[Sample]], key: str, first: str, times: float) -> list[float]:
-    """Round by round, the rate over so many times that of another row."""
+    """Return, round by round, the rate over ``times`` that of another row."""
     base = rates_by_round(samples[first])
     return [rate / (times * base[number]) for number, rate in rates_by_round(samples[key]).items()]
 
 
 def _counts(text: str) -> tuple[int, ...]:
-    """An argparse type: numbers from 1, with commas between.
+    """Parse numbers of at least 1, separated by commas, as an argparse type.
 
     >>> _counts("4,1,2")
     (1, 2, 4)

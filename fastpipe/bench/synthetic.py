@@ -1,4 +1,4 @@
-"""Made-up data that is as hard to compress and to decode as real data: photographs, log-mels and volumes."""
+"""Generated data that compresses and decodes like real data: photographs, log-mels and volumes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from fastpipe.core.extras import require
 
 # ---- Photographs -----------------------------------------------------------------------------------
 #
-# A photograph's spectrum falls off roughly as 1/frequency, it has edges between regions, and its fine
-# texture is strong in some regions and absent in others. JPEG files of plain noise or of gradients are
-# several times larger or smaller than photographs of the same size, which moves the balance between
-# reading, decoding and resizing that benchmarks look at.
+# A photograph's spectrum falls roughly as 1/frequency, it has edges between regions, and its fine texture is
+# strong in some regions and absent in others.  JPEG files of plain noise or of gradients are several times
+# larger or smaller than photographs of the same size, which changes the balance between reading, decoding and
+# resizing that benchmarks measure.
 
 Floats = npt.NDArray[np.float32]
 
@@ -89,11 +89,11 @@ def photo_tree(
 
 
 def _clouds(rng: np.random.Generator, size: tuple[int, int], *, finest: float) -> Floats:
-    """Smooth noise with a 1/frequency spectrum and a deviation near 1, down to ``finest`` pixels."""
+    """Return smooth noise with a 1/frequency spectrum and a deviation near 1, down to ``finest`` pixels."""
     cell = max(size) / 2
     total, power, weight = _noise(rng, size, cell), 1.0, 1.0
     while cell / 2 >= finest:
-        # Twice as fine at each step: enlarging what is there is cheap until the last step.
+        # Twice as fine at each step: enlarging the present array is cheap until the last step.
         cell, weight = cell / 2, weight * 0.55
         detail = _noise(rng, size, cell)
         total = _enlarged(total, (detail.shape[0], detail.shape[1])) + np.float32(weight) * detail
@@ -102,7 +102,7 @@ def _clouds(rng: np.random.Generator, size: tuple[int, int], *, finest: float) -
 
 
 def _region(rng: np.random.Generator, size: tuple[int, int]) -> Floats:
-    """The mask of one object, 0 to 1: an ellipse or a polygon with shading and a crisp edge."""
+    """Return the mask of one object, 0 to 1: an ellipse or a polygon with shading and a crisp edge."""
     height, width = size
     pil = _pil()
     canvas = pil.new("L", (width // 2 + 1, height // 2 + 1))
@@ -116,14 +116,14 @@ def _region(rng: np.random.Generator, size: tuple[int, int]) -> Floats:
         angles = np.sort(rng.random(int(rng.integers(3, 8)))) * 2 * np.pi
         corners = centre + radius * np.stack([np.cos(angles), np.sin(angles)], axis=1)
         draw.polygon([(float(x), float(y)) for x, y in corners], fill=255)
-    # Drawn at half the size, so that enlarging it makes the edge two pixels soft.
+    # Drawn at half the size, so that enlarging makes the edge two pixels soft.
     soft = canvas.resize((width, height), pil.Resampling.BILINEAR)
     slope = np.linspace(rng.uniform(0.4, 1), rng.uniform(0.4, 1), width, dtype=np.float32)
     return np.asarray(soft, dtype=np.float32) * (slope / np.float32(255))
 
 
 def _texture(rng: np.random.Generator, size: tuple[int, int]) -> Floats:
-    """Fine grain whose strength varies over the image and from image to image."""
+    """Return fine grain whose strength varies within the image and between images."""
     grain = rng.random(size, dtype=np.float32) - np.float32(0.5)
     coarse = _enlarged(_noise(rng, size, 2.0), size)
     patches = _enlarged(_noise(rng, size, max(size) / 5), size)
@@ -132,7 +132,7 @@ def _texture(rng: np.random.Generator, size: tuple[int, int]) -> Floats:
 
 
 def _noise(rng: np.random.Generator, size: tuple[int, int], cell: float) -> Floats:
-    """Independent values, deviation 1, on a grid with one node for each ``cell`` pixels."""
+    """Return independent values, deviation 1, on a grid with one node for each ``cell`` pixels."""
     shape = [max(2, round(side / cell) + 1) for side in size]
     return (rng.random(shape, dtype=np.float32) - np.float32(0.5)) * np.float32(12**0.5)
 
@@ -151,7 +151,7 @@ def _pil() -> Any:
 
 # Power below this is silence.
 _FLOOR = 1e-6
-# With this step, gzip and shuffle make 1.3 of float32 rows, and LZF 1.2: what they make of real speech.
+# With this step gzip and shuffle shrink float32 rows 1.3 times, and LZF 1.2 times, as they do real speech.
 _STEP = np.float32(2.0**-20)
 _MADE_AT_ONCE = 256
 
@@ -190,9 +190,9 @@ def write_table(
 ) -> Path:
     """Write an HDF5 file with a dataset of float32, and perhaps one named ``labels``; return ``path``.
 
-    ``parts`` follow each other along the first dimension.  Without a ``chunk`` the dataset is contiguous.
+    ``parts`` are concatenated along the first dimension.  Without a ``chunk`` the dataset is contiguous.
     ``compression`` is ``"gzip"`` (level 4) or ``"lzf"``, after shuffling bytes, or ``"bitshuffle"``, with
-    LZ4.  ``labels`` are of the leading dimensions of ``shape``.
+    LZ4.  ``labels`` have the leading dimensions of ``shape``.
     """
     h5py = require("h5py", extra="hdf5")
     options: dict[str, Any] = {} if chunk is None else {"chunks": tuple(chunk)}
@@ -213,7 +213,7 @@ def write_table(
 
 
 def _between(count: int, nodes: int) -> Floats:
-    """A matrix (count, nodes) that interpolates smoothly between values at equally spaced nodes."""
+    """Return a matrix (count, nodes) that interpolates smoothly between values at equally spaced nodes."""
     place = np.linspace(0, nodes - 1, count)
     left = np.minimum(place.astype(int), nodes - 2)
     share = place - left
@@ -226,18 +226,18 @@ def _between(count: int, nodes: int) -> Floats:
 
 # ---- Volumes ---------------------------------------------------------------------------------------
 
-_PITCH = 18.0  # voxels from a sheet to the next
-_LEVEL_STEP = 32  # what such detectors tell apart, in levels of 16 bits
+_PITCH = 18.0  # voxels between sheets
+_LEVEL_STEP = 32  # resolution of such detectors, in levels of 16 bits
 _NOISE = 900.0
-# Where the sine across a sheet is above it, there is ink or papyrus to be found.
+# If the sine across a sheet is above this, there is ink or papyrus.
 _SHEET = 0.6
 
 
 def scroll_slabs(
     shape: Sequence[int], thickness: int = 64, seed: int = 0
 ) -> Iterator[tuple[npt.NDArray[np.uint16], npt.NDArray[np.uint8]]]:
-    """A rolled scroll, so many planes at a time: sheets of a spiral whose axis bends, smooth changes of
-    density, and the noise of a sensor in levels of 32.
+    """Yield a rolled scroll, ``thickness`` planes at a time: sheets of a spiral whose axis bends, smooth
+    changes of density, and the noise of a sensor in levels of 32.
 
     Yields:
         uint16 (planes, height, width) of densities, and uint8 of the same shape: 1 within sheets, 0 between.
@@ -272,7 +272,7 @@ def write_zarr(
 ) -> Path:
     """Write a Zarr array of version 3, compressed by zstd (level 5) in blosc after shuffling bytes.
 
-    ``parts`` follow each other along the first dimension.  Return ``path``.
+    ``parts`` are concatenated along the first dimension.  Return ``path``.
     """
     tensorstore = require("tensorstore", extra="volume")
     array, first = None, 0

@@ -1,4 +1,4 @@
-"""The case ``tf``: pipelines of ``tf.data``, as scripts and Keras make them, against ``fastpipe.tf``."""
+"""The case ``tf``: pipelines of ``tf.data``, as in scripts and Keras, against ``fastpipe.tf``."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from fastpipe.errors import CacheError, FastpipeError, OptionError
 
 
 def tensorflow() -> Any:
-    """The package, which keeps its messages to itself unless the user has said otherwise."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # read when it is imported
+    """Import TensorFlow, without its messages unless the user has set their level."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # read on import
     return require("tensorflow", extra="tf")
 
 
@@ -48,20 +48,20 @@ def tensorflow() -> Any:
 Kept = Literal["off", "ram", "disk"]
 
 SIDE = 128
-# Names of the images of a sample, and of the numbers beside them.
+# Names of a sample's images, and of the numbers beside them.
 ALONE = ("image",)
 MODALITIES = ("photo", "depth", "thermal", "mask")
 NUMBERS = "numbers"
 
-# The part of an image's area that a box has.
+# Least and largest fraction of an image's area for a box.
 LEAST_AREA, MOST_AREA = 0.3, 0.6
-# JPEGs alone: whoever decodes boxes with TensorFlow's operations has nothing else.
+# JPEGs only: scripts that decode boxes with TensorFlow's operations support nothing else.
 _ENDINGS = (".jpg", ".jpeg")
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Samples of an epoch, in each section; of that of batches in memory, the number of batches."""
+    """Samples of an epoch in each section; for batches in memory, the number of batches."""
 
     crops: int
     folder: int
@@ -69,8 +69,8 @@ class Lengths:
     batches: int
 
 
-# Epochs as long as those of small data sets, for each has a beginning and an end that cost something; of
-# larger samples fewer, so that an epoch takes as long.
+# Epochs as long as those of small data sets, as their beginning and end have a cost; fewer of larger samples,
+# so that an epoch takes as long.
 FULL = Lengths(2048, 512, 512, 32)
 QUICK = Lengths(40, 24, 24, 4)
 
@@ -79,16 +79,16 @@ QUICK = Lengths(40, 24, 24, 4)
 class Photos:
     """Some of the JPEGs of an image folder."""
 
-    name: str  # what the report calls the folder
+    name: str  # the folder's name in the report
     files: tuple[str, ...]
     labels: npt.NDArray[np.int32]  # (N,): numbers of their classes, all of which occur
     classes: tuple[str, ...]
     sizes: npt.NDArray[np.int64]  # (N, 2): width and height
-    total: int  # JPEGs that the folder has
+    total: int  # JPEGs in the folder
 
     @classmethod
     def of(cls, folder: Path, name: str, most: int) -> Photos:
-        """At most so many photos of a folder, spread evenly over it; an OptionError where there are none."""
+        """Return at most ``most`` photos, spread evenly over a folder; an OptionError if there are none."""
         every = (path for one in class_folders(folder) for path in sorted(one.rglob("*")))
         files = [path for path in every if path.suffix.lower() in _ENDINGS and path.is_file()]
         count = min(len(files), most)
@@ -115,14 +115,14 @@ class Photos:
         return f"{count:,}{part} photos in {classes} classes, {each} ({self.name})"
 
     def table(self, count: int, names: tuple[str, ...] = ALONE) -> Table:
-        """Rows of so many samples: photos again and again, each time with other boxes."""
+        """Return rows of ``count`` samples: photos repeated, each time with other boxes."""
         at = np.arange(count) % len(self.files)
         boxes = {name: _boxes(self.sizes[at], seed) for seed, name in enumerate(names)}
         numbers = np.random.default_rng(len(names)).random((count, 2)).astype(np.float32)
         return Table(tuple(self.files[i] for i in at), self.labels[at], boxes, numbers)
 
     def copied(self, folder: Path, count: int) -> Path:
-        """A folder with copies of so many photos: a cache knows one file in two places to be one."""
+        """Return a folder with copies of ``count`` photos: a cache recognises one file in two places."""
         for number in range(count):
             at = number % len(self.files)
             target = folder / self.classes[self.labels[at]] / f"{number:06d}.jpg"
@@ -133,12 +133,12 @@ class Photos:
 
 @dataclass(frozen=True)
 class Table:
-    """What a script's data frame holds."""
+    """The content of a script's data frame."""
 
     files: tuple[str, ...]
     labels: npt.NDArray[np.int32]  # (N,)
     boxes: Mapping[str, npt.NDArray[np.int32]]  # name of an image → (N, 4): left, top, right, bottom
-    numbers: npt.NDArray[np.float32]  # (N, 2): further inputs, of tables with several images
+    numbers: npt.NDArray[np.float32]  # (N, 2): further inputs of tables with several images
 
     def __len__(self) -> int:
         return len(self.files)
@@ -154,7 +154,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Setting:
-    """What datasets are made of; ``scratch`` is a folder for what is written while measuring."""
+    """The inputs of datasets; ``scratch`` is a folder for files written during measurements."""
 
     photos: Photos
     lengths: Lengths
@@ -170,7 +170,7 @@ class Setting:
         return self.photos.table(self.lengths.modalities, MODALITIES)
 
     def cache(self, where: Kept) -> fastpipe.Cache:
-        """Where samples are kept: of the same option in the same place, as long as a dataset has it."""
+        """Return the cache for samples: the same one for an option while a dataset uses it."""
         return fastpipe.Cache(where, dir=self.scratch / "kept" if where == "disk" else None)
 
     @cached_property
@@ -179,21 +179,21 @@ class Setting:
 
 
 def _boxes(sizes: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.int32]:
-    """A box in each image, of any form and anywhere."""
+    """Return a random box in each image, of any shape and at any place."""
     rng, count = np.random.default_rng(seed), len(sizes)
     area = rng.uniform(LEAST_AREA, MOST_AREA, count)
-    wide = area ** rng.uniform(0, 1, count)  # from all of the width to all of the height
+    wide = area ** rng.uniform(0, 1, count)  # from the full width to the full height
     parts = np.stack([wide, area / wide], axis=1)
     spans = np.clip(np.rint(parts * sizes), 1, sizes)
     start = np.floor(rng.uniform(0, 1, (count, 2)) * (sizes - spans + 1))
     return np.hstack([start, start + spans]).astype(np.int32)
 
 
-# ---- As scripts write them -------------------------------------------------------------------------
+# ---- As in scripts ---------------------------------------------------------------------------------
 
 
 def by_pillow(table: Table, batch_size: int, *, is_shuffled: bool, kept: str | None = None) -> Any:
-    """Pillow in ``tf.py_function``: one call for each image of a sample."""
+    """Return Pillow in ``tf.py_function``: one call for each image of a sample."""
     tf, image_of = tensorflow(), require("PIL.Image", extra="image")
 
     def load(path: Any, box: Any) -> npt.NDArray[np.float32]:
@@ -215,7 +215,7 @@ def by_pillow(table: Table, batch_size: int, *, is_shuffled: bool, kept: str | N
 
 
 def from_directory(setting: Setting, *, is_shuffled: bool) -> Any:
-    """Keras's loader at its defaults."""
+    """Return Keras's loader with its defaults."""
     tensorflow()
     keras = require("keras", extra="tf")
     return keras.utils.image_dataset_from_directory(
@@ -226,7 +226,7 @@ def from_directory(setting: Setting, *, is_shuffled: bool) -> Any:
 def batches_of(
     table: Table, sample: Callable[[Any], Any], batch_size: int, is_shuffled: bool, kept: str | None = None
 ) -> Any:
-    """A dataset of batches, in which each row is made by a function."""
+    """Return a dataset of batches, in which a function makes each row."""
     tf = tensorflow()
     made = tf.data.Dataset.from_tensor_slices(table.columns)
     if is_shuffled and kept is None:
@@ -256,25 +256,25 @@ def by_keras(setting: Setting) -> Any:
         layers.RandomFlip("horizontal", seed=0),
         layers.RandomRotation(DEGREES / 360, fill_mode="constant", seed=0),
         layers.RandomBrightness(PART, seed=0),
-        layers.RandomContrast((PART, PART), seed=0),  # of one number, factors are 1 to 1 + PART
+        layers.RandomContrast((PART, PART), seed=0),  # with one number, factors are 1 to 1 + PART
     ])  # fmt: skip
     return _batchwise(setting, lambda images: model(images, training=True))
 
 
 def _batchwise(setting: Setting, change: Callable[[Any], Any]) -> Any:
-    """A batch, again and again, changed as a whole."""
+    """Return a batch, repeated, and changed as a whole."""
     tf = tensorflow()
     made = tf.data.Dataset.from_tensors(images_of(setting)).repeat(setting.lengths.batches)
     return made.map(change, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
 
 
 def images_of(setting: Setting) -> Any:
-    """A full batch of crops, float32 (N, 128, 128, 3) of 0 to 255."""
+    """Return a full batch of crops, float32 (N, 128, 128, 3) from 0 to 255."""
     table = setting.photos.table(setting.batch_size)
     return next(iter(by_pillow(table, setting.batch_size, is_shuffled=False)))[0]
 
 
-# ---- Of fastpipe -----------------------------------------------------------------------------------
+# ---- fastpipe's ------------------------------------------------------------------------------------
 
 
 def crops(
@@ -322,7 +322,7 @@ _KEPT = "from the second epoch on"
 
 
 class Make(Protocol):
-    """Makes a dataset of a setting, in the order of its samples or in another in each epoch."""
+    """A function from a setting to a dataset, in sample order or reshuffled in each epoch."""
 
     def __call__(self, setting: Setting, *, is_shuffled: bool) -> Any: ...
 
@@ -333,7 +333,7 @@ class Spec(RowInfo):
 
     section: str = "crop"
     make: Make = crops
-    most_apart: int | None = None  # of fastpipe's, how far values may be from the replaced dataset's
+    most_apart: int | None = None  # for fastpipe's: largest difference from the replaced dataset's values
     process: str = "scripts"  # rows without fastpipe share one with those of the same name
 
     def samples(self, lengths: Any, batch_size: int) -> int:
@@ -346,7 +346,7 @@ UNITS = {"modalities": "samples", "hdf5": "rows", "patches": "patches"}
 
 
 def spec_of(section: str, kind: str, label: str, group: str, make: Make, note: str = "", **more: Any) -> Spec:
-    """A dataset of a section; one of fastpipe's has the replaced one's values."""
+    """Return a dataset of a section; fastpipe's have the replaced one's values."""
     more = {"most_apart": 0 if group == "fastpipe" and section != "augment" else None} | more
     unit = UNITS.get(section, "images")
     key = f"{section}-{kind}"
@@ -354,7 +354,7 @@ def spec_of(section: str, kind: str, label: str, group: str, make: Make, note: s
 
 
 def script_of(make: Callable[..., Any], table: str, **more: Any) -> Make:
-    """A script that makes a dataset of a table of the setting."""
+    """Return a script that makes a dataset of one of the setting's tables."""
 
     def script(setting: Setting, *, is_shuffled: bool) -> Any:
         return make(getattr(setting, table), setting.batch_size, is_shuffled=is_shuffled, **more)
@@ -363,12 +363,12 @@ def script_of(make: Callable[..., Any], table: str, **more: Any) -> Make:
 
 
 def in_memory(make: Callable[[Setting], Any]) -> Make:
-    """A dataset of a batch in memory, which has no order."""
+    """Return a dataset of a batch in memory, which has no order."""
     return lambda setting, is_shuffled: make(setting)
 
 
 def specs() -> list[Spec]:
-    """The datasets that are measured; that of scripts without fastpipe comes first in each section."""
+    """Return the datasets to measure; that of scripts without fastpipe is first in each section."""
     fast, several, ram = "image_dataset", "image_dataset(modalities=…)", 'cache="ram"'
     return [
         spec_of("crop", "replaced", "tf.py_function + Pillow", "replaced", script_of(by_pillow, "crops")),
@@ -394,10 +394,10 @@ def specs() -> list[Spec]:
 
 
 class EpochRow(Contender):
-    """A `Contender` that goes through whole epochs of a dataset.
+    """A `Contender` that iterates whole epochs of a dataset.
 
-    An iterator is made when the clock runs and is at its end when it stops: nothing is prefetched before, and
-    no thread goes on working afterwards.
+    The iterator is created while the clock runs and is exhausted when it stops: nothing is prefetched before,
+    and no thread continues afterwards.
     """
 
     def __init__(self, spec: Spec, setting: Setting) -> None:
@@ -430,7 +430,7 @@ class EpochRow(Contender):
         return dict(self.dataset.stage_seconds)
 
     def close(self) -> None:
-        self.dataset = None  # its threads end, and its memory is freed, when garbage is collected
+        self.dataset = None  # garbage collection ends its threads and frees its memory
 
 
 def _samples(batch: Any) -> int:
@@ -438,7 +438,7 @@ def _samples(batch: Any) -> int:
     return int((next(iter(inputs.values())) if isinstance(inputs, dict) else inputs).shape[0])
 
 
-# ---- Are the samples those of the replaced datasets? -----------------------------------------------
+# ---- Are the samples equal to those of the replaced datasets? --------------------------------------
 
 Parts = dict[str, npt.NDArray[Any]]
 _LABELS = "labels"
@@ -446,7 +446,7 @@ _LABELS = "labels"
 
 @dataclass
 class SampleCheck(RowCheck, Compared):
-    """How samples compare with those of the datasets that are replaced."""
+    """The comparison of samples with those of the replaced datasets."""
 
     told: ClassVar[tuple[str, ...]] = (*RowCheck.told, "values", "differing", "over_one", "largest")
 
@@ -463,7 +463,7 @@ class SampleCheck(RowCheck, Compared):
         )
 
     def add_batch(self, what: str, wanted: Parts, found: Parts, most_apart: int) -> None:
-        """Compare a batch; of problems of a part only the first is noted."""
+        """Compare a batch; record only the first problem of each part."""
         if list(wanted) != list(found):
             self._say(f"{what}: a batch", f" has {', '.join(found)}, expected {', '.join(wanted)}")
             return
@@ -490,8 +490,8 @@ def check_rows(
 ) -> SampleCheck:
     """Compare each row of fastpipe's with the replaced dataset of its section.
 
-    An epoch in the order of the samples is compared number by number; one of what is measured, in whatever
-    order, has to have the same samples.  Where samples are kept, the first makes them.
+    An epoch in sample order is compared number by number; a measured epoch, in any order, must have the same
+    samples.  If samples are cached, the first epoch creates them.
     """
     check, errors = SampleCheck(), tensorflow().errors
     compared = [row for row in rows if row.spec.most_apart is not None]
@@ -525,7 +525,7 @@ def _check_section(check: SampleCheck, setting: Setting, replaced: Spec, rows: S
 
 
 def _parts(batch: Any) -> Parts:
-    """The arrays of a batch by their names, in the order of these, without a copy; of no batch, none."""
+    """Return the arrays of a batch by name, in order of names, without copies; empty without a batch."""
     if batch is None:
         return {}
     inputs, labels = batch
@@ -533,22 +533,22 @@ def _parts(batch: Any) -> Parts:
     return {name: np.asarray(value) for name, value in sorted({**named, _LABELS: labels}.items())}
 
 
-# ---- Datasets without fastpipe, in a process of their own ------------------------------------------
+# ---- Datasets without fastpipe, in their own process -----------------------------------------------
 #
-# The first dataset of a Python generator in a process, as fastpipe's are, lets TensorFlow fix malloc's
-# limit above which memory is mapped anew each time: scripts without one, which allocate for each image,
-# would be slower beside it than they are.
+# The first dataset of a Python generator in a process, as fastpipe's are, makes TensorFlow fix malloc's
+# limit above which memory is mapped for each allocation.  Scripts without a generator, which allocate for
+# each image, would be slower in the same process than they are.
 
 
 class Apart:
-    """A process that goes through epochs of datasets when it is asked to, and rests otherwise."""
+    """A process that iterates epochs of datasets on request, and is idle otherwise."""
 
     def __init__(self, setting: Setting, specs: Callable[[], list[Spec]] = specs) -> None:
-        # Not forked: TensorFlow, whose threads a fork does not have, is used here already.
+        # Not forked: TensorFlow is in use here already, and a fork would lack its threads.
         self._pool = ProcessPoolExecutor(1, get_context("spawn"), _prepare, (setting, specs))
 
     def ask(self, key: str, count: int, busy_s: float | None = None) -> Any:
-        """Return the seconds that so many samples of a row took, or the timeline of so many steps."""
+        """Return the seconds for ``count`` samples of a row, or the timeline of ``count`` steps."""
         try:
             return self._pool.submit(_answer, key, count, busy_s).result()
         except BrokenProcessPool:
@@ -560,11 +560,11 @@ class Apart:
 
 
 class ApartRow(Contender):
-    """A `Contender` that goes through whole epochs of a dataset in another process."""
+    """A `Contender` that iterates whole epochs of a dataset in another process."""
 
     def __init__(self, spec: Spec, setting: Setting, apart: Apart) -> None:
         self.key, self.chunk = spec.key, spec.samples(setting.lengths, setting.batch_size)
-        self._apart = apart  # that of all rows, which they do not close
+        self._apart = apart  # shared by all rows, which do not close it
 
     def measure(self, count: int) -> float:
         return float(self._apart.ask(self.key, count))
@@ -574,14 +574,14 @@ class ApartRow(Contender):
         return found
 
 
-# In that process: what datasets are made of, which there are, and the rows so far.
+# In that process: the inputs of datasets, their specifications, and the rows so far.
 _served: tuple[Setting, dict[str, Spec], dict[str, EpochRow]]
 
 
 def _prepare(setting: Setting, specs: Callable[[], list[Spec]]) -> None:
     global _served
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C comes here too, and ends who asks
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C arrives here too, but ends only the caller
     _served = setting, {spec.key: spec for spec in specs()}, {}
 
 
@@ -590,7 +590,7 @@ def _answer(key: str, count: int, busy_s: float | None) -> float | Timeline:
     if key not in rows:
         rows[key] = EpochRow(by_key[key], setting)
         gc.collect()
-        gc.freeze()  # as where the other rows are
+        gc.freeze()  # as in the process of the other rows
     return rows[key].measure(count) if busy_s is None else rows[key].timeline(count, busy_s)
 
 
@@ -630,7 +630,7 @@ class Bench(Case):
         self.setting = Setting(photos, lengths, size, Path(scratch))
 
     def rows(self) -> list[EpochRow]:
-        self.stack.callback(gc.collect)  # once, when all are closed: it takes long beside TensorFlow
+        self.stack.callback(gc.collect)  # once, after all are closed: it is slow with TensorFlow
         own = [spec for spec in self.specs() if spec.group == "fastpipe"]
         self.own = self.opened((spec, partial(EpochRow, spec, self.setting)) for spec in own)
         return self.own
@@ -639,8 +639,8 @@ class Bench(Case):
         return check_rows(self.setting, rows, self.progress.now, self.specs)
 
     def others(self) -> list[Contender]:
-        """The rows without fastpipe, in processes of their own."""
-        _ = self.setting.folder  # made before another process looks for it
+        """Return the rows without fastpipe, in their own processes."""
+        _ = self.setting.folder  # created before another process looks for it
         specs = self.specs()
         apart = {name: Apart(self.setting, self.specs) for name in sorted({spec.process for spec in specs})}
         for one in apart.values():
@@ -673,7 +673,7 @@ class Bench(Case):
         }  # fmt: skip
 
     def _require_replaced(self, session: Session) -> None:
-        """Refuse a run in which a section has no row that is replaced."""
+        """Raise an error if a section has no replaced row."""
         for section, label in self.labels.items():
             of_it = [spec for spec in self.specs() if spec.section == section]
             replaced = [spec.key for spec in of_it if spec.group == "replaced"]

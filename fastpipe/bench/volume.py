@@ -33,7 +33,7 @@ from fastpipe.core.extras import require
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the volume, its chunks and its patches: voxels along each dimension."""
+    """Sizes of the volume, its chunks and its patches: voxels along each dimension."""
 
     shape: tuple[int, int, int]
     chunk: tuple[int, int, int]
@@ -51,7 +51,7 @@ class Scroll:
 
     @property
     def paths(self) -> tuple[str, str]:
-        """The Zarr arrays of the values, uint16, and of the labels, uint8."""
+        """The paths of the Zarr arrays of the values, uint16, and of the labels, uint8."""
         return str(self.folder / "values.zarr"), str(self.folder / "labels.zarr")
 
     @property
@@ -64,7 +64,7 @@ class Scroll:
 
     @property
     def epoch(self) -> int:
-        """As many patches as have the volume's size; an even number."""
+        """Number of patches that together have the volume's size; an even number."""
         return self.nbytes // self.patch_nbytes // 2 * 2
 
     @property
@@ -73,7 +73,7 @@ class Scroll:
 
     @cached_property
     def arrays(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Both in memory, read by the library that wrote them."""
+        """Both arrays in memory, read by the library that wrote them."""
         tensorstore = require("tensorstore", extra="volume")
         stores = [{"driver": "file", "path": path} for path in self.paths]
         opened = [tensorstore.open({"driver": "zarr3", "kvstore": store}).result() for store in stores]
@@ -110,7 +110,7 @@ def made_scroll(
     def fill(folder: Path) -> None:
         folder.mkdir()
         for place, name in enumerate(("values", "labels")):
-            # Made twice, as both at once may be more than there is memory.
+            # Generated twice, as both at once may not fit into memory.
             parts = (slab[place] for slab in scroll_slabs(sizes.shape, sizes.chunk[0]))
             write_zarr(folder / f"{name}.zarr", parts, sizes.shape, sizes.chunk, compressed=compressed)
 
@@ -122,7 +122,7 @@ def made_scroll(
 
 # ---- Rows ------------------------------------------------------------------------------------------
 
-QUARTER = 4  # of the volume may be remembered
+QUARTER = 4  # this fraction of the volume may be remembered
 COLD, WARM = "cold", "warm"
 
 Kind = Literal["zarr", "slices", "tour", "uniform"]
@@ -133,9 +133,9 @@ _FAST = "FastPatchDataset + FastLoader"
 class PatchSpec(RowInfo):
     """One loader to measure.
 
-    In the section ``"cold"`` nothing that was decoded is remembered at first and then a quarter, in
-    ``"warm"`` everything is.  The kinds ``"zarr"`` and ``"slices"`` slice arrays; the others are fastpipe's:
-    ``"tour"`` visits patches so that little is decoded twice, ``"uniform"`` in any order.
+    In the section ``"cold"`` no decoded data is remembered at first, and up to a quarter later; in ``"warm"``
+    all of it.  The kinds ``"zarr"`` and ``"slices"`` slice arrays.  The others are fastpipe's: ``"tour"``
+    visits patches so that little is decoded twice, ``"uniform"`` in any order.
     """
 
     num_workers: int = 0
@@ -147,7 +147,7 @@ class PatchSpec(RowInfo):
 
 
 def specs() -> list[PatchSpec]:
-    """The loaders that are measured; that of scripts without fastpipe comes first in each section."""
+    """Return the loaders to measure; that of scripts without fastpipe is first in each section."""
     stock, note = "zarr-python + DataLoader(num_workers=1)", "spawned; decodes each chunk anew for each patch"
     tour, uniform = f'{_FAST}, Shuffle(unit="group")', f"{_FAST}, shuffle=True"
     anywhere, later = "all orders equally likely", "from the second epoch on"
@@ -171,28 +171,28 @@ def patch_dataset(
 
 
 def patch_loader(dataset: Any, batch_size: int, kind: str) -> Any:
-    """A `FastLoader` of a dataset, on a ``"tour"`` or in ``"uniform"`` order."""
+    """Return a `FastLoader` of a dataset, on a ``"tour"`` or in ``"uniform"`` order."""
     shuffle = fastpipe.Shuffle(unit="group") if kind == "tour" else True
     return fastpipe.FastLoader(dataset, batch_size, shuffle)
 
 
 class WholeEpochs(Contender):
-    """A `Contender` of fastpipe's that goes through whole epochs.
+    """A `Contender` of fastpipe's that iterates whole epochs.
 
-    In the section ``"cold"`` each is the first of a new dataset, which is made before the clock starts; its
-    loader, which plans a tour, is made after that.
+    In the section ``"cold"`` each epoch is the first of a new dataset, which is created before the clock
+    starts; its loader, which plans a tour, is created after that.
     """
 
     def __init__(self, spec: PatchSpec, scroll: Scroll, batch_size: int) -> None:
         self.spec, self.key, self.chunk = spec, spec.key, scroll.epoch
-        self.made_s: list[float] = []  # seconds that making each dataset took
+        self.made_s: list[float] = []  # seconds to create each dataset
         self._scroll, self._batch_size = scroll, batch_size
         self._loader: Any = None
         self._stages: Counter[str] = Counter()
 
     @property
     def budget(self) -> int:
-        """Bytes that may be remembered: a part, or with room to spare all."""
+        """Return the bytes that may be remembered: a part of the volume, or more than all of it."""
         return self._scroll.room if self.spec.section == COLD else 2 * self._scroll.nbytes
 
     def dataset(self, seed: int = 0) -> fastpipe.FastPatchDataset:
@@ -205,7 +205,7 @@ class WholeEpochs(Contender):
         return sum(self._epoch() for _ in range(count // self.chunk))
 
     def batches(self, count: int) -> Iterator[Any]:
-        """The first epoch of a new dataset, which is opened and planned when a batch is asked for."""
+        """Yield the first epoch of a new dataset, which is opened and planned on the first request."""
         yield from self.loader(self.dataset(seed=len(self.made_s)))
 
     def stage_seconds(self) -> Mapping[str, float]:
@@ -216,7 +216,7 @@ class WholeEpochs(Contender):
 
     def close(self) -> None:
         self._loader = None
-        gc.collect()  # which frees memory
+        gc.collect()  # this frees memory
 
     def _epoch(self) -> float:
         dataset = None
@@ -226,7 +226,7 @@ class WholeEpochs(Contender):
             dataset = self.dataset(seed=len(self.made_s))
             self.made_s.append(time.perf_counter() - start)
         start = time.perf_counter()
-        if dataset is not None:  # an order that has to be planned is a part of the epoch
+        if dataset is not None:  # planning an order is a part of the epoch
             self._loader = self.loader(dataset)
         planned, before = time.perf_counter() - start, Counter(self._loader.clock.totals())
         seconds = planned + consume(self._loader, self.chunk)
@@ -244,19 +244,19 @@ class SlicedRow(DrawnRow):
 
 
 def sliced_loader(spec: PatchSpec, scroll: Scroll, batch_size: int, source: Any = None) -> Any:
-    """The loader of a row that slices Zarr arrays, or a source, with a sampler whose length may be set."""
+    """Return the loader of a row that slices Zarr arrays, or a source, with a sampler of variable length."""
     data = require("torch.utils.data", extra="torch")
     if source is None:
         source = ZarrPatches(scroll.paths, scroll.sizes.shape, scroll.sizes.patch, scroll.epoch)
     return data.DataLoader(
         source, batch_size, sampler=Draws(range(scroll.epoch), scroll.epoch), num_workers=spec.num_workers,
         persistent_workers=spec.num_workers > 0,
-        # Zarr has threads of its own, of which a forked process has none: it would wait for ever.
+        # Zarr has its own threads, which a forked process lacks: it would wait forever.
         multiprocessing_context="spawn" if spec.num_workers else None,
     )  # fmt: skip
 
 
-# ---- Are the patches those of the volume? ----------------------------------------------------------
+# ---- Are the patches equal to those of the volume? -------------------------------------------------
 
 
 def check_patches(scroll: Scroll, rows: Iterable[WholeEpochs | SlicedRow], say: Say = unheard) -> RowCheck:
@@ -280,7 +280,7 @@ def check_patches(scroll: Scroll, rows: Iterable[WholeEpochs | SlicedRow], say: 
 
 
 def expected_patches(scroll: Scroll, starts: Iterable[Any]) -> Counter[bytes]:
-    """Digests of patches of the arrays in memory, and how often each comes."""
+    """Return the digests of patches of the arrays in memory, with their counts."""
     found: Counter[bytes] = Counter()
     for start in starts:
         box = box_at(start, scroll.sizes.patch)
@@ -336,7 +336,7 @@ class Bench(Case):
         scroll, size = self.scroll, self.args.batch_size
         patch = "×".join(map(str, scroll.sizes.patch))
         cold = f"cold, a first epoch with room for {scroll.room / 1e6:,.0f} MB, a quarter of the volume"
-        for row in self.fast:  # what making datasets took is no part of the rates
+        for row in self.fast:  # the creation of datasets is not part of the rates
             if row.spec.section == COLD:
                 note = f"{row.spec.note}; opened in {statistics.median(row.made_s):.3f} s before"
                 self.infos[row.key] = replace(row.spec, note=note)

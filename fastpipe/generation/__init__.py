@@ -1,6 +1,6 @@
 """Make samples with a function on all cores and store each once; keep the results of functions.
 
-``run`` has ``generate`` and ``probe``, ``memoized`` has ``memoize``.  ARCHITECTURE.md has the map.
+``run`` defines ``generate`` and ``probe``; ``memoized`` defines ``memoize``.  See ARCHITECTURE.md.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Generated", "ProbeReport", "generate", "memoize", "probe"]
 
-# Loaded when first used: a worker that starts loads none of them.  No module has the name of a function: it
-# would be in that one's place.
+# Imported on first use, so that a starting worker imports none of them.  No module may have the name of a
+# function: importing the module would replace the function.
 _WHERE = {
     "Generated": "run",
     "ProbeReport": "estimate",

@@ -29,7 +29,7 @@ exit codes: 0 done, 2 bad input or a row failed, 130 interrupted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
+    """Add the options of the command."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     add = parser.add_argument
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Make the file, or look at the function."""
+    """Make the file, or only probe the function."""
     progress.stop()
     options: dict[str, Any] = {
         "seed": args.seed, "workers": args.workers, "executor": "threads" if args.threads else None,
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
 
 
 def _imported(name: str) -> Callable[..., Any]:
-    """The function of a name."""
+    """Import the function named ``MODULE:FUNCTION``."""
     module, _, path = name.partition(":")
     if not (module and path):
         raise OptionError(f"name a function as MODULE:FUNCTION, such as scenes:sample; got {name!r}")
@@ -85,7 +85,7 @@ def _imported(name: str) -> Callable[..., Any]:
         found: Any = operator.attrgetter(path)(importlib.import_module(module))
     except ModuleNotFoundError as error:
         if error.name is not None and not f"{module}.".startswith(f"{error.name}."):
-            raise  # of what the module imports
+            raise  # a module that MODULE itself imports is missing
         raise OptionError(f"there is no module {module!r} in {folder}, nor among those installed") from None
     except AttributeError as error:
         raise OptionError(f"{module} has no {path!r}: {error}") from None
@@ -95,5 +95,5 @@ def _imported(name: str) -> Callable[..., Any]:
 
 
 def _workers(text: str) -> int | str:
-    """An argparse type: a number of workers, or ``auto``."""
+    """Convert an option's text to a number of workers or ``auto``, as an argparse type."""
     return text if text == "auto" else int(text)

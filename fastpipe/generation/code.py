@@ -1,9 +1,9 @@
-"""Versions of code: what a result depends on besides arguments, and digests of values.
+"""Versions of code, on which a result depends besides its arguments; and digests of values.
 
-The code of a function counts, and all of the user's that it names: functions, classes, constants, modules.
-Each of these is a *part* with a digest of its own, so that a difference can be named.  Code counts as the
-syntax tree of its source without docstrings, if that compiles to what runs; else as the instructions that
-Python runs.  Packages and Python count by their versions.
+The version covers a function's own code and everything of the user's that it names: functions, classes,
+constants, modules.  Each of these is a *part* with its own digest, so that a difference can be named.  The
+digest of code is that of its source's syntax tree without docstrings, if the source compiles to the code that
+runs; otherwise that of its bytecode instructions.  Packages and Python count by their versions.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ Origin = Literal["user", "package", "python"]
 
 
 class CodeVersion(NamedTuple):
-    """A function's code, and all that it names, at one time."""
+    """The code of a function and of everything that it names, at one time."""
 
     digest: str
-    parts: dict[str, str]  # by ``"module:name"``, the kind of each part and its digest: ``"helper:3f0c…"``
+    parts: dict[str, str]  # by ``"module:name"``: the part's kind and its digest, ``"helper:3f0c…"``
 
 
 def code_version(fn: Callable[..., Any]) -> CodeVersion:
-    """Return the version of a function's code: the same in every process that would run the same.
+    """Return the version of a function's code; it is equal in all processes that would run the same code.
 
-    Counted are its own code; defaults, closures, and what a ``functools.partial`` or bound method holds; its
-    attribute ``batch``; the user's functions, classes and constants that it names, and what those name; the
-    versions of Python and of packages.  A value that has no digest counts by its type; a global variable that
-    the user's functions assign to does not count.
+    It covers: the function's own code; its defaults, its closure, and what a ``functools.partial`` or bound
+    method holds; its attribute ``batch``; the user's functions, classes and constants that it names, and what
+    those name; the versions of Python and of packages.  A value without a digest counts by its type.  Global
+    variables that the user's functions assign are ignored.
 
     >>> mine = {"__name__": "mine"}
     >>> exec("rate = 2; fast = lambda x: x * rate", mine)
@@ -61,7 +61,7 @@ def code_version(fn: Callable[..., Any]) -> CodeVersion:
 
 
 def changed(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    """Say what differs between the ``parts`` of two versions.
+    """Describe the differences between the ``parts`` of two versions, one line each.
 
     >>> changed({"a:f": "function:1", "a:g": "helper:2"}, {"a:f": "function:1", "a:g": "helper:3"})
     ["helper 'a:g' changed"]
@@ -99,7 +99,7 @@ def _hex(value: Any) -> str:
 
 # ---- one piece of code ------------------------------------------------------------------------------
 
-_COUNTING_FLAGS = 0x3FF  # *args, **kwargs, generators, coroutines …, but not from where they are compiled
+_COUNTING_FLAGS = 0x3FF  # *args, **kwargs, generators, coroutines …, but no flags of the place of compilation
 _LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_GLOBALS",
           "LOAD_FROM_DICT_OR_DEREF"}  # fmt: skip
 _SKIPPED = {"PUSH_NULL", "CACHE", "EXTENDED_ARG", "NOP", "NOT_TAKEN"}
@@ -107,13 +107,13 @@ _MOST_DIGESTS = 1 << 14
 
 
 class _Code(NamedTuple):
-    """What a code object does."""
+    """The digest of a code object, and the names that it uses."""
 
     digest: str
     chains: tuple[
         tuple[str, ...], ...
-    ]  # names it uses, with the attributes looked up at once: np.random.normal
-    imports: tuple[tuple[str, tuple[str, ...], int], ...]  # modules, the names taken from them, their level
+    ]  # names it uses, each with the attributes that follow directly: np.random.normal
+    imports: tuple[tuple[str, tuple[str, ...], int], ...]  # modules, names imported from them, import level
     written: frozenset[str]  # the global names that it assigns
 
 
@@ -137,7 +137,7 @@ def _read_code(code: types.CodeType) -> _Code:
                 level, names = steps[at - 2].argval, steps[at - 1].argval
                 imports.add((str(step.argval), tuple(names or ()), int(level or 0)))
         found = [(step.opname, constant(step.argval)) for step in steps]
-        handlers = getattr(code, "co_exceptiontable", b"")  # before 3.11 there are instructions for them
+        handlers = getattr(code, "co_exceptiontable", b"")  # before 3.11 instructions take their place
         return found, handlers, _scope(code)
 
     def constant(value: Any) -> Any:
@@ -158,27 +158,27 @@ def _scope(code: types.CodeType) -> tuple[Any, ...]:
     return *counts, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_flags & _COUNTING_FLAGS
 
 
-# By the code objects' ids, with these: a digest is that of the file as it was when the code was new.
+# By the ids of code objects, which are kept too.  A digest is that of the file when the code was loaded.
 _digests: dict[int, tuple[types.CodeType, str, str]] = {}
 
 
 def _body_digest(fn: types.FunctionType, decorators: bool) -> str:
-    """A digest of what a function does, and of its decorators if they count.
+    """Return a digest of what a function does, and of its decorators if they count.
 
-    By the source it is the same however that is formatted.  Where there is none, or one that is not of the
-    code that runs, as its file was edited since, it is that of the instructions, and decorators do not count.
+    The digest of the source does not depend on formatting.  If there is no source, or the file was edited
+    since the code was loaded, the digest is that of the instructions, and decorators do not count.
     """
-    code = fn.__code__  # tools that load edited files anew put another one into the same function
+    code = fn.__code__  # tools that reload edited files put new code into the same function
     if id(code) not in _digests:
         own = with_decorators = _read_code(code).digest
-        linecache.checkcache(code.co_filename)  # what it has may be of an older file than the code
+        linecache.checkcache(code.co_filename)  # its cached lines may be of an older file than the code
         source = "".join(linecache.getlines(code.co_filename, fn.__globals__))
         there = [
             (line != code.co_firstlineno, number, node)
             for number, (line, other, node) in enumerate(_functions_in(source, code.co_filename))
             if other.co_name == code.co_name and _read_code(other).digest == own
         ]
-        if there:  # should several be the same, the one of this line
+        if there:  # if several are equal, take the one at this line
             node = min(there)[2]
             scope = *_scope(code), code.co_names, sys.flags.optimize
             own = _hex((scope, [ast.dump(one) for one in node.body]))
@@ -192,11 +192,11 @@ def _body_digest(fn: types.FunctionType, decorators: bool) -> str:
 
 @functools.lru_cache(64)
 def _functions_in(source: str, filename: str) -> list[tuple[int, types.CodeType, Any]]:
-    """The functions of a source: their first lines, their code, and the trees of their source."""
+    """Return the functions of a source: their first lines, their code, and their syntax trees."""
     try:
         tree = ast.parse(source, filename)
         todo = [compile(tree, filename, "exec", dont_inherit=True)]
-    except (SyntaxError, ValueError, RecursionError):  # a file of something else by now
+    except (SyntaxError, ValueError, RecursionError):  # the file has other content by now
         return []
     codes: dict[tuple[str, int], types.CodeType] = {}
     while todo:
@@ -222,7 +222,7 @@ def _without_docstrings(tree: ast.AST) -> ast.AST:
 
 # ---- from one function to all that counts -------------------------------------------------------------
 
-# What Python and packages note in a class does not count, as it may have addresses in it; but fields do.
+# Ignored: what Python and packages store in a class, which may contain addresses.  Fields do count.
 _LEFT_OUT = {"__annotate__", "__annotate_func__", "_abc_impl"}
 _FIELDS = {"__attrs_attrs__", "__pydantic_fields__", "__slots__"}
 _DESCRIPTORS = types.MemberDescriptorType | types.GetSetDescriptorType
@@ -230,17 +230,17 @@ _FUNCTIONS = types.FunctionType, staticmethod, classmethod, property
 
 
 class _Walk:
-    """Collects the parts of a function."""
+    """Collector of the parts of a function."""
 
     def __init__(self) -> None:
         self.parts = {"python": f"package:{sys.version_info.major}.{sys.version_info.minor}"}
         self._names: dict[int, tuple[object, str]] = {}
         self._written: dict[int, frozenset[str]] = {}
-        # Functions and classes: name, kind, and whether decorators count.
+        # Functions and classes: name, kind, and if decorators count.
         self._todo: list[tuple[Any, str, str, bool]] = []
 
     def run(self, fn: Any) -> str:
-        """Words for the function itself; all parts are complete afterwards."""
+        """Return the words for the function itself, and complete all parts."""
         name = code_name(fn)
         is_code = isinstance(fn, types.FunctionType | types.MethodType | functools.partial | type)
         words = [name, self._mention(fn, name if is_code else f"{name}[self]", kind="function")]
@@ -255,9 +255,9 @@ class _Walk:
         return "; ".join(words)
 
     def _mention(self, thing: Any, place: str, *, kind: str = "helper", decorators: bool = False) -> str:
-        """Words for what code names, a value of it by the name ``place``; "" if it does not count.
+        """Return the words for a value that code names ``place``; "" if it does not count.
 
-        A function's decorators count where a package has made of it what is there.
+        A function's decorators count if the value is what a package's decorator returned.
         """
         if isinstance(thing, types.FunctionType | type):
             return self._code(thing, kind=kind, decorators=decorators)
@@ -289,7 +289,7 @@ class _Walk:
         return self._value(thing, place)
 
     def _value(self, value: Any, place: str) -> str:
-        """Add a constant, a default, or what else is no code."""
+        """Return the words for a constant, a default or anything else that is not code."""
         try:
             words = value_digest(value, self._code)
         except DigestError:
@@ -300,7 +300,7 @@ class _Walk:
         return place
 
     def _free(self, name: str, words: str | None = None) -> str:
-        """A name that no other part has."""
+        """Return a name that no other part has."""
         count, wanted = 1, name
         while name in self.parts and self.parts[name] != words:
             count += 1
@@ -308,7 +308,7 @@ class _Walk:
         return name
 
     def _code(self, thing: Any, *, kind: str = "", decorators: bool = False) -> str:
-        """The name of a function or class; the user's is followed later."""
+        """Return the name of a function or class; the user's own is visited later."""
         if id(thing) in self._names:
             return self._names[id(thing)][1]
         is_class = isinstance(thing, type)
@@ -316,7 +316,7 @@ class _Walk:
         name = code_name(thing)
         if origin_of_module(module) != "user":
             self._package(module)
-            inner = _wrapped(thing)  # what a package's decorator made of a function of the user's
+            inner = _wrapped(thing)  # the user's function that a package's decorator has wrapped
             if inner is not None:
                 name = f"{module} {self._mention(inner, name, kind=kind or 'helper', decorators=True)}"
             return name
@@ -361,14 +361,14 @@ class _Walk:
                 yield f"{attribute} {self._mention(inner, f'{name}.{attribute}')}"
 
     def _reference(self, chain: Sequence[str], namespace: Any, closure: dict[str, Any], name: str) -> str:
-        """What a name, with attributes, stands for."""
+        """Return the words for what a name and its attributes refer to."""
         first, *attributes = chain
         holder, at = _module_name(str(namespace.get("__name__", "?"))), first
         if first in closure:
             found, place = closure[first], f"{name}[{first}]"
         elif first in namespace and not first.startswith("__"):
             found, place = namespace[first], ""
-        else:  # of Python, a local variable of a function around it, or not there yet
+        else:  # Python's, a local variable of an enclosing function, or not defined yet
             return ""
         while (
             isinstance(found, types.ModuleType) and attributes and origin_of_module(found.__name__) == "user"
@@ -381,7 +381,7 @@ class _Walk:
         return f"{'.'.join(chain)} is {self._mention(found, place or f'{holder}:{at}')}"
 
     def _names_written(self, namespace: dict[str, Any]) -> frozenset[str]:
-        """The global names that functions and methods of a module assign: they are state, no constants."""
+        """Return the global names that a module's functions and methods assign: state, not constants."""
         if id(namespace) not in self._written:
             found: set[str] = set()
             for value in list(namespace.values()):
@@ -394,7 +394,7 @@ class _Walk:
         return self._written[id(namespace)]
 
     def _imported(self, module: str, names: tuple[str, ...], level: int, package: str) -> Iterator[str]:
-        """A module that code imports when it runs; that may not have happened yet."""
+        """Yield the words for a module that code imports when it runs, perhaps not yet imported."""
         if level:
             try:
                 module = importlib.util.resolve_name("." * level + module, package)
@@ -402,12 +402,12 @@ class _Walk:
                 return
         yield self._module(module)
         if _module_file(module)[0] == "user":
-            for name in names:  # which may be modules of a package
+            for name in names:  # names may be submodules of a package
                 if _module_file(f"{module}.{name}")[1] is not None:
                     yield self._module(f"{module}.{name}")
 
     def _module(self, module: str) -> str:
-        """A module as a whole counts by its code, and by what that imports."""
+        """Return the words for a whole module: its code, and what that imports."""
         module, (origin, file) = _module_name(module), _module_file(module)
         if origin == "package":
             self._package(module)
@@ -428,10 +428,10 @@ class _Walk:
 
 
 def _wrapped(thing: Any) -> Any:
-    """The function that was wrapped to make this; None if there is none."""
+    """Return the function that was wrapped to make this; None if there is none."""
     try:
         inner = getattr(thing, "__wrapped__", None)
-    except Exception:  # of an object that stands for another one
+    except Exception:  # a proxy object may raise anything
         return None
     return inner if callable(inner) else None
 
@@ -440,11 +440,11 @@ def _wrapped(thing: Any) -> Any:
 
 _PACKAGES = ("site-packages", "dist-packages")
 _STDLIB = {PurePath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
-_MAIN = ("__main__", "__mp_main__")  # the second is the script in a process that multiprocessing has started
+_MAIN = ("__main__", "__mp_main__")  # the second is the script in a process that multiprocessing started
 
 
 def origin_of_module(name: str) -> Origin:
-    """Return whose code a module has, by where its file is.
+    """Return the origin of a module's code, according to the location of its file.
 
     >>> origin_of_module("json.decoder"), origin_of_module("numpy")
     ('python', 'package')
@@ -468,7 +468,7 @@ def _origin_of_file(top: str, file: str | None) -> Origin:
 
 
 def _module_name(name: str) -> str:
-    """A module's name as those who import it know it, also of the script that runs."""
+    """Return the name by which others import a module, also for the script that runs."""
     if name not in _MAIN:
         return name
     module = sys.modules.get(name)
@@ -480,7 +480,7 @@ def _module_name(name: str) -> str:
 
 
 def _module_file(name: str) -> tuple[Origin, str | None]:
-    """Whose a module is, and the file with its source; nothing is imported for it."""
+    """Return the origin of a module and the file with its source; import nothing."""
     top, search, spec, at = name.partition(".")[0], None, None, ""
     if top == "fastpipe" or top in sys.builtin_module_names:
         return "package" if top == "fastpipe" else "python", None
@@ -501,7 +501,7 @@ def _module_file(name: str) -> tuple[Origin, str | None]:
 
 @functools.cache
 def _package_version(top: str) -> str:
-    """The version of the distributions that have a package; "" if none says so."""
+    """Return the version of the distributions that contain a package; "" if unknown."""
     if top == "fastpipe":
         return str(sys.modules["fastpipe"].__version__)
     try:
@@ -513,18 +513,18 @@ def _package_version(top: str) -> str:
 
 # ---- digests of values --------------------------------------------------------------------------------
 #
-# joblib.hash will not do: equal values have several of its hashes if parts of them are one object, those of a
-# tensor depend on its address, and code counts by its name.
+# joblib.hash does not fit: its hash of equal values depends on which parts are one object, its hash of a
+# tensor on the address, and code counts by its name.
 
-_PLAIN = {bool, int, float, str, bytes, type(None)}  # which C's pickler writes, and each in one way
+_PLAIN = {bool, int, float, str, bytes, type(None)}  # C's pickler writes these, each in only one way
 
 
 class DigestError(TypeError):
-    """A value that cannot be told from others: pickle would take no state of it."""
+    """A value without a digest: pickle would save no state of it, so it cannot be compared."""
 
 
 def joined(*parts: bytes | memoryview) -> bytes:
-    """Return one digest of many parts, 32 bytes."""
+    """Return one digest, 32 bytes, of many parts."""
     made = hashlib.blake2b(digest_size=32)
     for part in parts:
         made.update(len(part).to_bytes(8, "little"))
@@ -533,11 +533,11 @@ def joined(*parts: bytes | memoryview) -> bytes:
 
 
 def value_digest(value: object, code: Callable[[Any], str]) -> str:
-    """Return a digest: equal values have the same in every process.
+    """Return a digest of a value; equal values have equal digests in every process.
 
-    Arrays, tables and tensors count by their values, functions and classes by what ``code`` says of them,
-    other objects by what pickle would take of them.  The order of a dict counts, as a function may go through
-    it.  Raises a DigestError if there is none.
+    Arrays, tables and tensors count by their values, functions and classes by ``code(thing)``, other objects
+    by the state that pickle would save.  The order of a dict counts, as a function may iterate over it.
+    Raises a DigestError if there is no digest.
 
     >>> one, same, other = (value_digest([1, (number, "x")], repr) for number in (2.0, 4 / 2, 2))
     >>> one == same != other
@@ -549,18 +549,18 @@ def value_digest(value: object, code: Callable[[Any], str]) -> str:
         raise
     except RecursionError:
         raise DigestError("it is nested too deep") from None
-    except Exception as error:  # of code of the user's or of a package's
+    except Exception as error:  # raised by code of the user or of a package
         raise DigestError(f"{type(error).__name__}: {error}") from error
 
 
 class _Digests:
-    """Digests of the parts of a value: an object counts once, however many others have it."""
+    """Digests of the parts of a value; an object counts once, however many others refer to it."""
 
     def __init__(self, code: Callable[[Any], str]) -> None:
         self._code = code
-        self._path: dict[int, int] = {}  # of the objects around the present one, their depths
-        self._known: dict[int, tuple[object, bytes]] = {}  # with the object, whose id is another's otherwise
-        self._highest = 0  # the least depth to which an object in the present one refers
+        self._path: dict[int, int] = {}  # depths of the objects that enclose the present one
+        self._known: dict[int, tuple[object, bytes]] = {}  # with the object, so that its id is not reused
+        self._highest = 0  # the least depth of an object to which the present one refers
 
     def of(self, value: Any) -> bytes:
         kind = type(value)
@@ -576,7 +576,7 @@ class _Digests:
         outer, self._highest = self._highest, depth
         made = self._of_parts(value)
         del self._path[key]
-        if self._highest >= depth:  # else it counts by where it is in what is around it
+        if self._highest >= depth:  # otherwise its digest depends on its place in the enclosing objects
             self._known[key] = value, made
         self._highest = min(outer, self._highest)
         return made
@@ -609,7 +609,7 @@ class _Digests:
     def _of_array(self, array: npt.NDArray[Any]) -> bytes:
         dtype = array.dtype
         tag = joined(b"array", repr((dtype.name, dtype.str, array.shape)).encode())
-        if dtype.names is not None:  # between the fields may be anything
+        if dtype.names is not None:  # the padding between fields is undefined
             fields = (joined(name.encode(), self._of_array(array[name])) for name in dtype.names)
             return joined(tag, *fields)
         if dtype.hasobject or dtype.kind == "T":
@@ -617,12 +617,12 @@ class _Digests:
         if not array.nbytes:
             return tag
         as_bytes = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        if dtype.char in "gG" and np.finfo(dtype).nmant == 63:  # 80 bits, of 128 that it takes
+        if dtype.char in "gG" and np.finfo(dtype).nmant == 63:  # 80 bits, stored in 128
             as_bytes = as_bytes.reshape(-1, 16)[:, :10].reshape(-1)
         return joined(tag, as_bytes.data)
 
     def _of_table(self, value: Any) -> bytes | None:
-        """Of pandas' tables the values: how they lie in memory is another matter."""
+        """Return the digest of a pandas table by its values, regardless of its memory layout."""
         pandas = sys.modules.get("pandas")
         if pandas is None or not isinstance(value, pandas.Index | pandas.Series | pandas.DataFrame):
             return None
@@ -649,7 +649,7 @@ class _Digests:
         return joined(b"tensor", repr((*tag, value.device.type)).encode(), values)
 
     def _of_object(self, value: Any) -> bytes:
-        """Of any other object, what pickle would take of it."""
+        """Return the digest of any other object by the state that pickle would save."""
         if any(one.__name__ == "KerasSaveable" for one in type(value).__mro__):
             raise DigestError(
                 "Keras writes the time into what it makes of a model; its get_weights() can be told"
@@ -664,18 +664,18 @@ class _Digests:
         return joined(b"object", *parts)
 
     def _of_state(self, state: Any) -> bytes:
-        if isinstance(state, tuple) and len(state) == 2:  # of a class with slots
+        if isinstance(state, tuple) and len(state) == 2:  # the state of a class with slots
             return joined(b"slots", *map(self._of_state, state))
         if type(state) is not dict:
             return self.of(state)
-        # In which order attributes were set does not count.
+        # The order in which attributes were set does not count.
         return joined(b"state", *sorted(joined(self.of(name), self.of(one)) for name, one in state.items()))
 
 
 def _plain(value: Any) -> bytes:
-    """A digest of what has no parts but ``_PLAIN`` ones."""
+    """Return a digest of a value whose parts are all of ``_PLAIN`` types."""
     made = hashlib.blake2b(digest_size=32)
     pickler = pickle.Pickler(types.SimpleNamespace(write=made.update), 4)
-    pickler.fast = True  # without notes of which parts are one object
+    pickler.fast = True  # without references between parts that are one object
     pickler.dump(value)
     return made.digest()

@@ -16,24 +16,24 @@ from fastpipe.core.extras import require
 from fastpipe.errors import OptionError
 
 _TEXT = "text"
-_LARGEST_ROW = 2**32 - 1  # of an HDF5 chunk
+_LARGEST_ROW = 2**32 - 1  # the limit of an HDF5 chunk
 _HINT = "return arrays, numbers, strings or bytes"
 
 Columns = Sequence[str] | Mapping[str, Any] | None
 
 
 class SampleError(ValueError):
-    """What a function returned is no sample, or not one like the others."""
+    """A function returned a value that is no sample, or a sample unlike the others."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """One value of every sample."""
+    """One value of every sample: a dataset of the file."""
 
     name: str
-    dtype: str  # of its elements as NumPy spells it, or "text"
-    shape: tuple[int | None, ...] = ()  # None in the place of the first length where it differs
-    is_declared: bool = False  # then values of another type may be cast to it
+    dtype: str  # of its elements, as NumPy spells it; or "text"
+    shape: tuple[int | None, ...] = ()  # None as the first length if it varies between samples
+    is_declared: bool = False  # if True, values of other types may be cast to it
 
     @cached_property
     def is_text(self) -> bool:
@@ -41,31 +41,31 @@ class Column:
 
     @cached_property
     def is_ragged(self) -> bool:
-        """Whether values have lengths of their own."""
+        """True if each value has its own length."""
         return self.is_text or (len(self.shape) > 0 and self.shape[0] is None)
 
     @cached_property
     def element(self) -> np.dtype[Any]:
-        """The type of what is stored; bytes for text."""
+        """The dtype that is stored; that of bytes for text."""
         dtype = ast.literal_eval(self.dtype) if self.dtype.startswith("[") else self.dtype
         return np.dtype(np.uint8 if self.is_text else dtype)
 
     @cached_property
     def inner(self) -> tuple[int, ...]:
-        """The shape of a value, or of each element along the length of a ragged one."""
+        """The shape of a value; for a ragged column, of one element along the length."""
         return tuple(length for length in self.shape if length is not None)
 
     @cached_property
     def nbytes(self) -> int:
-        """The bytes of a value, or of each element along the length of a ragged one."""
+        """The bytes of a value; for a ragged column, of one element along the length."""
         return int(np.prod(self.inner, dtype=np.int64)) * self.element.itemsize
 
     def array(self, value: Any) -> npt.NDArray[Any]:
-        """Return a value as it is stored: of the column's type; ragged ones (length, …).
+        """Return a value as it is stored: with the column's dtype and shape; (length, …) if ragged.
 
-        Raises a SampleError where it is none of this column's.
+        Raises a SampleError if the value does not fit this column.
         """
-        # As most are: of a hundred thousand rows a second each microsecond shows.
+        # The usual case comes first: at a hundred thousand rows a second each microsecond counts.
         if type(value) is np.ndarray and value.dtype == self.element and value.shape == self.shape:
             return value
         if self.is_text:
@@ -97,7 +97,7 @@ class Column:
         return array
 
     def stacked(self, values: Any, count: int) -> npt.NDArray[Any]:
-        """Return the values of several samples, which are not ragged: (count, …)."""
+        """Return the stacked values (count, …) of several samples; only for columns that are not ragged."""
         return replace(self, shape=(count, *self.shape)).array(values)
 
 
@@ -110,13 +110,13 @@ class Schema:
     """The columns of all samples, in the order of the file."""
 
     columns: tuple[Column, ...]
-    is_dict: bool  # whether samples are dicts; else tuples
+    is_dict: bool  # True if samples are dicts, False if tuples
 
     @classmethod
     def learned(cls, sample: Any, wanted: Columns) -> Schema:
-        """Return the schema of a sample: a dict, a tuple, or a single value.
+        """Return the schema of a sample, which is a dict, a tuple, or a single value.
 
-        Raises a SampleError where it cannot be stored, an OptionError where it lacks a wanted column.
+        Raises a SampleError if it cannot be stored, an OptionError if it lacks a wanted column.
         """
         known = declared(wanted)
         named, is_dict = _named(sample, list(known))
@@ -142,22 +142,22 @@ class Schema:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Schema:
-        """As `as_json` gives it."""
+        """Return the schema that `as_json` has written."""
         columns = (Column(**{**one, "shape": tuple(one["shape"])}) for one in content["columns"])
         return cls(tuple(columns), bool(content["is_dict"]))
 
     def as_json(self) -> dict[str, Any]:
-        """For a file."""
+        """Return the schema as JSON-compatible values."""
         return {"columns": [asdict(one) for one in self.columns], "is_dict": self.is_dict}
 
     @cached_property
     def fixed(self) -> list[Column]:
-        """The columns whose values have all one shape."""
+        """Columns whose values all have the same shape."""
         return [one for one in self.columns if not one.is_ragged]
 
     @cached_property
     def ragged(self) -> list[Column]:
-        """The columns whose values have lengths of their own."""
+        """Columns whose values each have their own length."""
         return [one for one in self.columns if one.is_ragged]
 
     @cached_property
@@ -165,13 +165,13 @@ class Schema:
         return [one.name for one in self.columns]
 
     def arrays(self, sample: Any) -> list[npt.NDArray[Any]]:
-        """Return a sample's values as they are stored; a SampleError if it is not of this schema."""
+        """Return a sample's values as they are stored; raise a SampleError if it does not fit this schema."""
         return [one.array(value) for one, value in zip(self.columns, self.values(sample), strict=True)]
 
     def values(self, sample: Any) -> list[Any]:
-        """Return a sample's values, or a batch's, in the order of columns."""
+        """Return the values of a sample, or of a batch, in the order of the columns."""
         names = self._names
-        if type(sample) is dict and self.is_dict and len(sample) == len(names):  # as most are
+        if type(sample) is dict and self.is_dict and len(sample) == len(names):  # the usual case
             try:
                 return [sample[name] for name in names]
             except KeyError:
@@ -182,19 +182,19 @@ class Schema:
         return [named[name] for name in names]
 
     def row_nbytes(self, sample: Any) -> int:
-        """Return about how many bytes of the file one sample needs."""
+        """Return about how many bytes of the file one sample takes."""
         return sum(max(one.nbytes, 1) for one in self.arrays(sample))
 
 
 def length_name(name: str) -> str:
-    """Return the name of the dataset with the lengths of a ragged column."""
+    """Return the name of the dataset that holds the lengths of a ragged column."""
     return f"{name}_length"
 
 
 def declared(wanted: Columns) -> dict[str, Column | None]:
-    """Return the columns that ``columns=`` describes, by name; None where only the name is given.
+    """Return the columns that ``columns=`` describes, by name; None for a column with only a name.
 
-    Raises an OptionError where it cannot be understood.
+    Raises an OptionError if ``columns=`` cannot be parsed.
     """
     if wanted is None:
         return {}
@@ -221,7 +221,7 @@ def _declared(name: str, spec: Any) -> Column:
 
 
 def _column(name: str, value: Any) -> Column:
-    """The column of a value."""
+    """Return the column for a value."""
     if isinstance(value, str):
         return Column(name, _TEXT)
     array = _as_array(name, value)
@@ -236,7 +236,7 @@ def _column(name: str, value: Any) -> Column:
 def _checked(
     name: str, dtype: np.dtype[Any], shape: tuple[int | None, ...], *, is_declared: bool = False
 ) -> Column:
-    """The column of a type, if HDF5 can have it."""
+    """Return a column with a dtype, if HDF5 supports it."""
     h5py = require("h5py", extra="generation")
     try:
         h5py.h5t.py_create(dtype, logical=True)
@@ -252,7 +252,7 @@ def _checked(
 
 
 def _as_array(name: str, value: Any) -> npt.NDArray[Any]:
-    """A value as an array of numbers."""
+    """Return a value as an array of numbers."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         return np.frombuffer(value, np.uint8)
     if value is None or isinstance(value, (str, Mapping, set)):
@@ -268,7 +268,7 @@ def _as_array(name: str, value: Any) -> npt.NDArray[Any]:
 
 
 def _named(sample: Any, names: Sequence[str]) -> tuple[dict[str, Any], bool]:
-    """A sample's values by name, and whether it is a dict."""
+    """Return a sample's values by name, and True if it is a dict."""
     if isinstance(sample, Mapping):
         return dict(sample), True
     values = list(sample) if isinstance(sample, tuple) else [sample]

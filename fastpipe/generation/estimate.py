@@ -1,4 +1,4 @@
-"""An estimate before a long run: how long, how large, where the time goes, what workers bring."""
+"""The estimate before a long run: its duration, its size, where the time goes, and what workers gain."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from fastpipe.generation.rows import Maker, Task
 from fastpipe.generation.workers import Done, Processes, ThisThread, Threads, Workers
 
 _ALONE_S, _PROFILED_S, _TOGETHER_S = 0.8, 0.6, 1.6
-_BLOCK_S = 0.05  # at least, of a block of quick rows
+_BLOCK_S = 0.05  # least duration of a block of quick rows
 _MANY_CORES = 1.2
 _TOP, _LEAST_SHARE = 6, 0.03
 _HOURS_S = 3600.0
-_GAIN = 1.1  # of workers, from which on they are worth their memory
+_GAIN = 1.1  # least speed-up by workers that is worth their memory
 
 
 @dataclass(frozen=True)
 class TopFunction:
-    """A function in which time goes.
+    """A function in which time is spent.
 
     Attributes:
         where: file, line and name.
-        share: of all time, with what it calls.
-        calls: of it for each row.
+        share: fraction of all time, including what it calls.
+        calls: number of its calls for each row.
     """
 
     where: str
@@ -41,17 +41,17 @@ class TopFunction:
 
 @dataclass(frozen=True)
 class ProbeReport:
-    """What a look has shown; ``print`` it.
+    """The result of ``probe``; ``print`` it.
 
     Attributes:
-        rows: that are to be made.
-        row_nbytes: about how large one is.
-        alone: rows a second in this thread, as libraries like it.
-        cores: that were busy meanwhile.
+        rows: number of rows to make.
+        row_nbytes: about how many bytes a row takes.
+        alone: rows a second in this thread, with the libraries' default number of threads.
+        cores: average number of busy cores meanwhile.
         single: rows a second in this thread, with one thread for each library.
-        workers, together: so many workers make so many rows a second.
-        free_nbytes: of the disk.
-        top: where the time goes.
+        workers, together: number of workers, and the rows a second that they make together.
+        free_nbytes: free bytes of the disk.
+        top: the functions that take most time.
     """
 
     rows: int
@@ -66,26 +66,26 @@ class ProbeReport:
 
     @property
     def best_workers(self) -> int:
-        """Workers that are worth starting; 0 for none."""
+        """Number of workers that is worth starting; 0 for none."""
         return self.workers if self.together > _GAIN * self.single else 0
 
     @property
     def rate(self) -> float:
-        """Rows a second, with them."""
+        """Rows a second with that many workers."""
         return self.together if self.best_workers else self.single
 
     @property
     def seconds(self) -> float:
-        """How long all rows will take."""
+        """Seconds that all rows will take."""
         return self.rows / self.rate
 
     @property
     def nbytes(self) -> int:
-        """How large all rows will be."""
+        """Bytes that all rows will take."""
         return self.rows * self.row_nbytes
 
     def lines(self) -> Iterator[str]:
-        """For people."""
+        """Yield the lines of a readable report."""
         yield (
             f"{self.rows:,} rows will take {in_time(self.seconds)} and {in_bytes(self.nbytes)}: a row takes "
             f"{in_duration(1 / self.single)}, {in_bytes(self.row_nbytes)}"
@@ -114,9 +114,9 @@ class ProbeReport:
 def look(
     task: Task, rows: int, row_nbytes: int, count: int, are_threads: bool, out: Path
 ) -> ProbeReport:  # fmt: skip
-    """Look at a function; takes about three seconds, or a few rows.
+    """Measure a function, for about three seconds or a few rows.
 
-    ``count`` workers may be started; ``row_nbytes`` is about how large one of the ``rows`` is.
+    Up to ``count`` workers are started; each of the ``rows`` rows takes about ``row_nbytes`` bytes.
     """
     blocks = _Blocks(rows, max(task.batch_rows, 1))
     alone, cores = blocks.alone(Maker(task))
@@ -131,7 +131,7 @@ def look(
 
 
 class _Blocks:
-    """Makes blocks of some rows again and again, and throws them away."""
+    """Blocks of a few rows, made again and again and discarded."""
 
     def __init__(self, rows: int, step: int) -> None:
         self._rows, self._step = rows, step
@@ -141,26 +141,26 @@ class _Blocks:
         return first, min(first + self._step, self._rows)
 
     def _make(self, maker: Maker, at: int) -> int:
-        """Make the rows from a place on; return the next one."""
+        """Make a block of rows from ``at`` on; return the index of the next row."""
         first, last = self._block(at)
         maker.block(first, last)
         return at + last - first
 
     def alone(self, maker: Maker) -> tuple[float, float]:
-        """Rows a second in this thread, and how many cores are busy."""
+        """Return the rows a second in this thread, and the number of busy cores."""
         made, begun, used = 0, time.perf_counter(), time.process_time()
         while made == 0 or time.perf_counter() - begun < _ALONE_S:
             start = time.perf_counter()
             made = self._make(maker, made)
-            if time.perf_counter() - start < _BLOCK_S / 2:  # what a block costs beside its rows is not theirs
+            if time.perf_counter() - start < _BLOCK_S / 2:  # exclude a block's fixed cost
                 self._step *= 2
         seconds = max(time.perf_counter() - begun, 1e-9)
         return made / seconds, (time.process_time() - used) / seconds
 
     def rate(self, workers: Workers, seconds: float) -> float:
-        """Rows a second, from when all workers have begun."""
+        """Return the rows a second from the time at which all workers have started."""
         with workers:
-            # The first block of each has its start in it.
+            # The first block of each worker includes its start.
             wait([workers.submit(*self._block(number * self._step)) for number in range(workers.count)])
             flying: dict[Future[Done], int] = {}
             begun, done, at = time.perf_counter(), 0, 0
@@ -176,7 +176,7 @@ class _Blocks:
                     done += flying.pop(future)
 
     def profiled(self, maker: Maker) -> Iterator[TopFunction]:
-        """Where the time of a row goes."""
+        """Yield the functions in which the time of a row is spent."""
         made, begun = 0, time.perf_counter()
         with cProfile.Profile() as profile:
             while made == 0 or time.perf_counter() - begun < _PROFILED_S:

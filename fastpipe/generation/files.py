@@ -1,9 +1,9 @@
-"""A job's files: what is there of it, and HDF5 files around rows that are already in place.
+"""A job's files: which of them exist, and the HDF5 structure around rows that are already in place.
 
-The library makes the structure of a file before there is any data, with chunks allocated at once and not
-filled.  Chunks of whole rows then follow each other, so that row ``r`` of a dataset lies at ``begin + r *
-row_nbytes``, whoever writes it and when; and the structure depends on nothing but the datasets, the library
-and the attributes.  So rows are written without the library, and the structure is put around them at the end.
+The HDF5 library creates the structure of a file before there is any data, with chunks allocated early and not
+filled.  Chunks of whole rows are then contiguous: row ``r`` of a dataset is at ``begin + r * row_nbytes``,
+for any writer at any time.  The structure depends only on the datasets, the library and the attributes.  So
+rows are written without the library, and the structure is written around them at the end.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ from fastpipe.generation.workers import FUNCTION
 
 _FORMAT = 1
 _ATTRIBUTE = "fastpipe_generation"
-_OWN_SUFFIXES = (".data", ".spool", ".h5", ".unfinished", ".part")  # the last of earlier versions
+_OWN_SUFFIXES = (".data", ".spool", ".h5", ".unfinished", ".part")  # the last one by earlier versions
 _CHUNK_NBYTES = 64 << 10
 _LARGEST_CHUNK = 2**32 - 1
 _AT_ONCE = 32 << 20
 _STRUCTURE, _COMPACT = "structure.h5", ".compact.data"
-LEFT_OUT = "left out before"  # of a row that failed when a file was made, which keeps no more of it
+LEFT_OUT = "left out before"  # the error of a row that failed when a file was made; the file keeps no more
 
 
 # ---- jobs, their files and their folder -----------------------------------------------------------
@@ -61,10 +61,10 @@ LEFT_OUT = "left out before"  # of a row that failed when a file was made, which
 
 @dataclass(frozen=True)
 class Job:
-    """What is made."""
+    """The description of the rows and files to make."""
 
     function: str
-    code: str  # digest and parts as of `code_version`
+    code: str  # digest and parts, from `code_version`
     parts: Mapping[str, str]
     seed: int
     rows: int
@@ -74,28 +74,28 @@ class Job:
     max_bytes: int | None
     policy: Policy
     seeds_globals: bool
-    shard_rows: int | None  # of a file, at most; None for all in one
-    batch_rows: int  # of a call of ``batch``; 0 without
-    versions: Mapping[str, str]  # of what had a hand in it
-    extends: int = 0  # rows that come from files which are there already
+    shard_rows: int | None  # at most so many rows a file; None for one file
+    batch_rows: int  # rows of a call of ``batch``; 0 without ``batch``
+    versions: Mapping[str, str]  # versions of everything that affects the rows
+    extends: int = 0  # rows that are taken from existing files
 
     def as_json(self) -> dict[str, Any]:
-        """For the journal."""
+        """Return the job as JSON-compatible values, for the journal."""
         values = {name: value for name, value in self.__dict__.items() if name != "schema"}
         return {"format": _FORMAT, **values, "parts": dict(self.parts), "form": self.schema.as_json(),
                 "versions": dict(self.versions)}  # fmt: skip
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Job:
-        """As `as_json` gives it, if this version of fastpipe did."""
+        """Return the job that `as_json` has written, if this version of fastpipe wrote it."""
         if content.get("format") != _FORMAT:
             raise GenerationError("it was made by another version of fastpipe")
         values = {name: value for name, value in content.items() if name not in ("format", "form")}
         return cls(**{"parts": {}, "extends": 0, **values, "schema": Schema.from_json(content["form"])})
 
     def attributes(self, rows: range, skipped: Sequence[int], nan_rows: int) -> dict[str, Any]:
-        """Return the attributes of a finished file, for people and for extending it."""
-        # Neither what the function is made of, which may be long, nor how it came about.
+        """Return the attributes of a finished file, for readers and for extending it."""
+        # Without the parts of the function's code, which may be long, and without the file's history.
         content = {name: value for name, value in self.as_json().items() if name not in ("parts", "extends")}
         found: dict[str, Any] = {
             "function": self.function,
@@ -114,7 +114,7 @@ class Job:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what has a hand in the rows, and in the file."""
+    """Return the versions of what affects the rows and the file."""
     h5py = require("h5py", extra="generation")
     return {
         "python": platform.python_version(),
@@ -125,7 +125,7 @@ def versions() -> dict[str, str]:
 
 
 def differences(one: Job, wanted: Job) -> list[str]:
-    """Say in what a job that is there differs from the wanted one, but for the number of rows."""
+    """Describe how an existing job differs from the wanted one, apart from the number of rows."""
     found = []
     if one.code != wanted.code:
         what = "; ".join(changed(one.parts, wanted.parts)[:4]) if one.parts else ""
@@ -142,12 +142,12 @@ def differences(one: Job, wanted: Job) -> list[str]:
 
 
 def shard_path(out: Path, number: int, count: int) -> Path:
-    """Return a file's name: ``out`` of a single one, else with a number."""
+    """Return the name of a file: ``out`` if it is the only one, else with a number."""
     return out if count == 1 else out.with_name(f"{out.stem}-{number:05d}{out.suffix}")
 
 
 def paths_of(out: Path) -> tuple[Path, ...]:
-    """Return the files that are there under a name, or under that with numbers."""
+    """Return the existing files with a name, or with that name and numbers."""
     if os.path.lexists(out):
         return (out,)
     found: list[Path] = []
@@ -162,12 +162,12 @@ class Finished:
 
     paths: tuple[Path, ...]
     job: Job
-    skipped: tuple[int, ...]  # rows that are in none of them
+    skipped: tuple[int, ...]  # rows that no file has
     nan_rows: int
 
     @classmethod
     def at(cls, out: Path) -> Finished | None:
-        """Return the files of a name; None if there are none, an OptionError if there is something else."""
+        """Return the files with a name; None if there are none.  OptionError: it is something else."""
         paths = paths_of(out)
         if not paths:
             return None
@@ -184,17 +184,17 @@ class Finished:
 
 
 def _head(path: Path) -> dict[str, Any]:
-    """The attributes of a finished file."""
+    """Return the attributes of a finished file."""
     h5py = require("h5py", extra="generation")
     try:
-        require_regular(path, os.stat(path))  # the library would wait for a writer of a fifo
+        require_regular(path, os.stat(path))  # HDF5 would wait for a writer of a fifo
         with h5py.File(path, "r") as file:
             numbers = "first_row", "last_row", "nan_rows"
             found: dict[str, Any] = {name: int(file.attrs[name]) for name in numbers}
             found[_ATTRIBUTE] = str(file.attrs[_ATTRIBUTE])
             found["skipped"] = file.attrs.get("skipped", np.zeros(0, np.int64)).tolist()
     except (OSError, KeyError) as error:
-        # HDF5's own have no number, and what is no file has this one.
+        # HDF5's own errors have no errno; a file that is not HDF5 gives EINVAL.
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
         raise OptionError(
@@ -204,7 +204,7 @@ def _head(path: Path) -> dict[str, Any]:
 
 
 class Folder(GrowingFolder):
-    """The folder ``OUT.partial``, locked, in which a job's files grow."""
+    """The locked folder ``OUT.partial``, in which a job's files grow."""
 
     def __init__(self, out: Path) -> None:
         super().__init__(out, GenerationError)
@@ -218,13 +218,13 @@ class Folder(GrowingFolder):
             )
 
     def clear(self) -> None:
-        """Remove what jobs have left, but for the journal, which is begun anew."""
+        """Remove what jobs have left, except the journal, which is restarted."""
         for name in self._own():
             if name not in (JOURNAL, LOCK):
                 os.unlink(self.folder / name)
 
     def tidy(self, blocks: Sequence[Stored]) -> None:
-        """Remove what was written and is not in the journal: where the disk was full, it is still."""
+        """Remove what was written but is not in the journal, to free space on a full disk."""
         ends: dict[str, int] = {}
         for spooled in (spooled for one in blocks for spooled in one.spooled):
             ends[spooled.file] = max(ends.get(spooled.file, 0), spooled.begin + spooled.nbytes)
@@ -235,16 +235,16 @@ class Folder(GrowingFolder):
                 os.truncate(self.folder / name, ends[name])
 
     def remove(self) -> None:
-        """Remove the folder, the journal last but for the lock; what others have put into it stays."""
+        """Remove the folder: the journal last, then only the lock.  Other programs' files stay."""
         names = sorted(self._own(), key=lambda name: (name == LOCK, name == JOURNAL))
-        for name in names:  # with the lock: nobody may take it in a folder that goes
+        for name in names:  # the lock too: no process may acquire it in a folder that is being removed
             (self.folder / name).unlink(missing_ok=True)
         self.close()
         with contextlib.suppress(OSError):
             self.folder.rmdir()
 
     def _own(self) -> list[str]:
-        """The names of what jobs leave."""
+        """Return the names of the files that jobs leave."""
         own = JOURNAL, LOCK, FUNCTION
         return [one for one in os.listdir(self.folder) if one in own or one.endswith(_OWN_SUFFIXES)]
 
@@ -254,11 +254,11 @@ class Folder(GrowingFolder):
 
 @dataclass(frozen=True)
 class _Array:
-    """A dataset of a file."""
+    """A dataset of a file, as it will be created."""
 
     name: str
     dtype: Any
-    shape: tuple[int, ...]  # of a row
+    shape: tuple[int, ...]  # of one row
     attributes: Mapping[str, Any]
 
     @property
@@ -271,7 +271,7 @@ def _fixed_arrays(schema: Schema) -> list[_Array]:
 
 
 def _arrays(schema: Schema, widths: Sequence[int]) -> list[_Array]:
-    """All datasets of a finished file, given the greatest length in each ragged column."""
+    """Return all datasets of a finished file, from the greatest length in each ragged column."""
     found = _fixed_arrays(schema)
     for column, longest in zip(schema.ragged, widths, strict=True):
         width = max(longest, 1)
@@ -288,9 +288,9 @@ def _arrays(schema: Schema, widths: Sequence[int]) -> list[_Array]:
 def _create(
     path: Path, arrays: Sequence[_Array], rows: int, chunk_rows: int | None, attributes: Mapping[str, Any]
 ) -> list[Region]:
-    """Make a file with structure and without data; return where the rows of each dataset go."""
+    """Create a file with structure and without data; return the region of the rows of each dataset."""
     h5py = require("h5py", extra="generation")
-    # Without times, by which no file would be like another.
+    # Without timestamps, so that equal rows give equal files.
     creation, access = (h5py.h5p.create(kind) for kind in (h5py.h5p.FILE_CREATE, h5py.h5p.FILE_ACCESS))
     creation.set_obj_track_times(False)
     access.set_libver_bounds(h5py.h5f.LIBVER_V110, h5py.h5f.LIBVER_V110)
@@ -328,7 +328,7 @@ def _create_dataset(h5py: Any, file: Any, array: _Array, rows: int, chunk_rows: 
 
 
 def layout_of(job: Job, folder: Path) -> Layout:
-    """Return where the rows of a job go."""
+    """Return the layout of a job's rows in its files."""
     scratch = folder / _STRUCTURE
     layout = Layout(folder, job.rows, job.shard_rows or job.rows, [])
     counts, arrays = [len(layout.shard(number)) for number in range(layout.shards)], _fixed_arrays(job.schema)
@@ -343,7 +343,7 @@ def layout_of(job: Job, folder: Path) -> Layout:
 
 
 def damaged(blocks: Sequence[Stored], layout: Layout) -> list[Stored]:
-    """Return blocks whose data is not what the journal says."""
+    """Return the blocks whose data does not match the checksums in the journal."""
 
     def is_whole(stored: Stored) -> bool:
         try:
@@ -362,7 +362,7 @@ def damaged(blocks: Sequence[Stored], layout: Layout) -> list[Stored]:
         except OSError as error:
             if error.errno != errno.EIO:
                 raise
-            return False  # the disk has lost it; to be made again is what can be done
+            return False  # the disk has lost the data; the rows are made again
         return tuple(crcs) == stored.crcs and spooled == [one.crc for one in stored.spooled]
 
     with ThreadPoolExecutor(available_cpus()) as pool:
@@ -376,7 +376,7 @@ def _crc(descriptor: int, begin: int, nbytes: int, crc: int) -> int:
 
 
 def _pieces(descriptor: int, begin: int, nbytes: int) -> Iterator[bytes]:
-    """Bytes of a file, so many at a time that they do not fill memory."""
+    """Yield the bytes of a range of a file, in pieces that do not fill memory."""
     end = begin + nbytes
     while begin < end:
         data = os.pread(descriptor, min(end - begin, _AT_ONCE), begin)
@@ -394,11 +394,11 @@ class OldRows:
         self._schema = schema
         self._files = [h5py.File(path, "r") for path in paths]
         kept = [_kept(file) for file in self._files]
-        self._rows = np.concatenate(kept)  # the row of each sample that is there, file by file
+        self._rows = np.concatenate(kept)  # the row number of each stored sample, file by file
         self._starts = np.cumsum([0, *map(len, kept)])
 
     def block(self, first: int, last: int) -> Block:
-        """Return rows as they would be made."""
+        """Return rows as a worker would make them."""
         at = np.arange(*np.searchsorted(self._rows, (first, last)))
         rows = self._rows[at] - first
         block = Block(first, last, [], [], [])
@@ -449,7 +449,7 @@ def _kept(file: Any) -> npt.NDArray[np.int64]:
 
 
 def _files_with_rows(layout: Layout, blocks: Sequence[Stored]) -> dict[int, list[int]]:
-    """For each file that has any rows, by its number, the rows that it lacks as they failed."""
+    """Return, by the number of each file that has any rows, the rows that it lacks because they failed."""
     failed = sorted(pair for one in blocks for pair in one.failed)
     found, indices = {}, [index for index, _ in failed]
     for number in range(layout.shards):
@@ -463,9 +463,9 @@ def _files_with_rows(layout: Layout, blocks: Sequence[Stored]) -> dict[int, list
 
 
 def finish(job: Job, layout: Layout, blocks: Sequence[Stored], say: Callable[[str], None]) -> None:
-    """Put the structure around rows that are all in place; may be done again after it was cut off.
+    """Write the structure around rows that are all in place; it is safe to repeat after an interruption.
 
-    Raises a GenerationError where all rows failed.
+    Raises a GenerationError if all rows failed.
     """
     blocks = sorted(blocks, key=lambda one: one.first)
     firsts, lasts = [one.first for one in blocks], [one.last for one in blocks]
@@ -493,7 +493,7 @@ def _finish_file(
         if skipped:
             target = stack.enter_context(opened(compact))
             _copy_kept(source, target, rows, skipped, fixed, regions)
-        else:  # one of before rows of this file were made again, which then did not fail
+        else:  # rows of this file failed in an earlier run, were made again, and succeeded
             compact.unlink(missing_ok=True)
             if [one.begin for one in regions[: len(fixed)]] != [one.begin for one in fixed]:
                 raise RuntimeError("HDF5 puts rows elsewhere than before; please report this")
@@ -503,7 +503,7 @@ def _finish_file(
 
 
 def _copy_structure(scratch: Path, target: int, regions: Sequence[Region]) -> None:
-    """Copy all of a file but what is between its regions."""
+    """Copy everything of a file except its regions."""
     descriptor = open_regular(scratch)
     try:
         at, size = 0, os.fstat(descriptor).st_size
@@ -519,7 +519,7 @@ def _copy_kept(
     source: int, target: int, rows: range, skipped: Sequence[int], old: Sequence[Region],
     new: Sequence[Region],
 ) -> None:  # fmt: skip
-    """Copy the rows that are there, in runs."""
+    """Copy the rows that did not fail, run by run."""
     at, first = 0, rows.start
     for end in (*skipped, rows.stop):
         for before, after in zip(old, new, strict=False):
@@ -539,7 +539,7 @@ def _write_ragged(
     schema: Schema, layout: Layout, rows: range, skipped: Sequence[int], blocks: Sequence[Stored],
     target: int, regions: Sequence[Region],
 ) -> None:  # fmt: skip
-    """Write ragged columns from the spools, each row at the width of the longest."""
+    """Write ragged columns from the spools; pad each row to the longest."""
     columns_regions = iter(regions)
     for number, column in enumerate(schema.ragged):
         values, at = next(columns_regions), 0
@@ -563,7 +563,7 @@ def _write_ragged(
 def _padded(
     sizes: npt.NDArray[np.int64], flat: npt.NDArray[np.uint8], keep: npt.NDArray[np.bool_], width: int
 ) -> Iterator[npt.NDArray[np.uint8]]:
-    """Rows of one width in bytes, zeros behind; so many at a time that they do not fill memory."""
+    """Yield rows padded with zeros to ``width`` bytes, in pieces that do not fill memory."""
     ends = np.cumsum(sizes)
     rows = np.flatnonzero(keep)
     step = max(1, _AT_ONCE // width)
@@ -576,9 +576,9 @@ def _padded(
 
 
 def name_files(out: Path, layout: Layout, journal: Journal, old: Sequence[Path]) -> list[Path]:
-    """Give finished files their names, for good; and remove old ones, of fewer rows, whose place they take.
+    """Give finished files their final names, and remove the old files, of fewer rows, that they replace.
 
-    Raises an OptionError where there is something else of this name meanwhile.
+    Raises an OptionError if something else has one of these names by now.
     """
     numbers = list(_files_with_rows(layout, journal.blocks))
     paths = [shard_path(out, place, len(numbers)) for place in range(len(numbers))]
@@ -590,7 +590,7 @@ def name_files(out: Path, layout: Layout, journal: Journal, old: Sequence[Path])
     for number, path in zip(numbers, paths, strict=True):
         compact, made = layout.folder / f"{number:05d}{_COMPACT}", data_file(layout.folder, number)
         if compact.exists():
-            made.unlink(missing_ok=True)  # first: what is there afterwards has no name yet
+            made.unlink(missing_ok=True)  # first, so that a file that remains here has no name yet
             made = compact
         if made.exists():
             os.replace(made, path)

@@ -1,4 +1,4 @@
-"""Memoized functions: results kept in a folder by arguments, files that arguments name, and code."""
+"""Memoized functions: results stored in a folder by arguments, by files that arguments name, and by code."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _log = logging.getLogger("fastpipe.memoize")
-_MOST_CHANGES = 4  # in a message
+_MOST_CHANGES = 4  # listed in a message
 
 
 @overload
@@ -57,42 +57,42 @@ def memoize(
 def memoize(
     fn: Callable[P, T] | None = None, *, dir: str | os.PathLike[str], pickle: bool = False
 ) -> Memoized[P, T] | Callable[[Callable[P, T]], Memoized[P, T]]:
-    """Keep what a function returns in a folder, and load it from there when it is called again.
+    """Store a function's results in a folder, and load a stored one when it is called again.
 
-    Also a decorator: ``@memoize(dir="cache")``.  A result is loaded if it is of
+    It also works as a decorator: ``@memoize(dir="cache")``.  A stored result is loaded if all these match:
 
-    - equal arguments, whichever way they are given.  Arrays and tables count by their values, objects by
-      what pickle would take of them, the user's functions and classes by their code;
-    - unchanged files: of every argument, or part of one, that is a path, or a string that is the path of a
-      file or folder: device, inode, size and times of each file;
-    - the same code: the function's, and that of the user's functions, classes and constants that it names,
-      without comments, docstrings and formatting; and the same versions of Python (3.12, say) and packages.
+    - the arguments, passed by position or by name.  Arrays and tables compare by their values, objects by the
+      state that pickle would save, the user's functions and classes by their code;
+    - the files: each argument, or part of one, that is a path, or a string that is the path of an existing
+      file or folder.  Files compare by device, inode, size and times;
+    - the code of the function and of the user's functions, classes and constants that it names, without
+      comments, docstrings and formatting; and the versions of Python (such as 3.12) and of packages.
 
-    Everything else that it depends on (random generators, the environment, files whose paths are not
-    among the arguments) must be made an argument or be set inside the function; and a result that is loaded
-    has no side effects, and draws no random numbers.
+    Make everything else on which the result depends an argument, or set it inside the function: random
+    generators, the environment, files whose paths are not among the arguments.  A call that loads a result
+    has no side effects and draws no random numbers.
 
-    None, numbers, strings, bytes, NumPy's arrays and scalars, torch's tensors, and lists, tuples, sets and
-    dicts of them come back equal in types and bits, and no code is run for it.  An entry that is damaged,
-    or cannot be loaded, is kept under another name, and the result is computed again.  A result that cannot
-    be kept is returned all the same.  The logger ``"fastpipe.memoize"`` says at level INFO what was loaded,
-    and why something was not; at level WARNING what went wrong.
+    None, numbers, strings, bytes, NumPy arrays and scalars, torch tensors, and lists, tuples, sets and dicts
+    of these are loaded with equal types and bits, and without running code.  An entry that is damaged or
+    cannot be loaded is renamed, and the result is computed again.  A result that cannot be stored is still
+    returned.  The logger ``"fastpipe.memoize"`` logs at level INFO which results were loaded, and why others
+    were not; and at level WARNING what went wrong.
 
-    Threads and processes that need the same result at the same time wait for the first of them.
+    Threads and processes that need the same result at the same time wait until one of them has computed it.
 
     Args:
         fn: the function.  It is not changed.
-        dir: the folder; it is made at the first call, for the user alone.  Other functions may share it.
-        pickle: keep results of other kinds too, by pickle, sealed with a key in the user's folder of
-            settings; what has no such seal is never unpickled.
+        dir: the folder.  The first call creates it, private to the user.  Several functions may share it.
+        pickle: also store results of other types, with pickle.  They are sealed with a key in the user's
+            settings folder; data without this seal is never unpickled.
 
     Returns:
-        A function with the same signature; its ``clear()`` removes what is kept.
+        A function with the same signature; its ``clear()`` removes the stored results.
 
     Raises:
-        OptionError: ``fn`` is a generator or coroutine, or cannot be called; in a call: an argument cannot
-            be told from others.
-        CacheError: in a call: the folder belongs to somebody else, lets others in, or cannot be made.
+        OptionError: ``fn`` is a generator or coroutine, or is not callable; in a call: an argument has no
+            digest.
+        CacheError: in a call: the folder belongs to somebody else, lets others in, or cannot be created.
 
     >>> calls = []
     >>> def square(x):
@@ -108,26 +108,26 @@ def memoize(
 
 
 class Memoized(Generic[P, T]):
-    """A function whose results are kept, see ``memoize``."""
+    """A function whose results are stored; see ``memoize``."""
 
     def __init__(self, fn: Callable[P, T], *, dir: str | os.PathLike[str], pickle: bool = False) -> None:
         self._signature = _checked_signature(fn)
         functools.update_wrapper(self, fn)
         self._fn, self._name = fn, code_name(fn)
         self._dir, self._pickle = Path(dir).absolute(), pickle
-        code_version(fn)  # reads the source of decorators while it is certainly that of this code
+        code_version(fn)  # reads the source of decorators while it surely matches this code
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError:
-            return self._fn(*args, **kwargs)  # which says it in its own words
+            return self._fn(*args, **kwargs)  # raises Python's own error
         bound.apply_defaults()
         with self._folder() as folder:
             wanted = self._wanted(folder, bound)
             entries = Entries(folder, self._name)
             name = entries.file_name(wanted.key)
-            if is_computing(folder, name):  # it calls itself
+            if is_computing(folder, name):  # the function calls itself
                 return self._fn(*args, **kwargs)
             found = self._load(entries, wanted.key, is_alone=False)
             if isinstance(found, str):
@@ -149,13 +149,13 @@ class Memoized(Generic[P, T]):
         name = str(getattr(self._fn, "__qualname__", ""))
         with contextlib.suppress(AttributeError):
             if operator.attrgetter(name)(sys.modules.get(str(self._fn.__module__))) is self:
-                return name  # it stands in the function's place
+                return name  # the name under which the wrapper replaces the function
         return functools.partial(Memoized, dir=self._dir, pickle=self._pickle), (self._fn,)
 
     def clear(self) -> int:
-        """Remove this function's entries, of whatever arguments and code; return how many there were.
+        """Remove this function's entries, for any arguments and code; return how many there were.
 
-        What was kept aside as damaged stays.  Raises a CacheError as a call does.
+        Entries that were renamed as damaged stay.  Raises a CacheError as a call does.
         """
         if not os.path.lexists(self._dir):
             return 0
@@ -168,7 +168,7 @@ class Memoized(Generic[P, T]):
         return PrivateFolder(self._dir)
 
     def _wanted(self, folder: PrivateFolder, bound: inspect.BoundArguments) -> Header:
-        """The header of a call's entry."""
+        """Return the header that a call's entry must have."""
         arguments = dict(bound.arguments)
         for name, parameter in self._signature.parameters.items():
             if parameter.kind is parameter.VAR_KEYWORD:
@@ -181,7 +181,7 @@ class Memoized(Generic[P, T]):
         return Header(self._name, key, version.parts, digests, data)
 
     def _load(self, entries: Entries, key: str, *, is_alone: bool) -> tuple[Header, Any] | str:
-        """What is kept, or why it is not used; only who is alone with a key does something about that."""
+        """Return the entry, or why it is not used; renames a bad one only while alone with the key."""
         try:
             return entries.load(key, pickled=self._pickle)
         except FileNotFoundError:
@@ -205,7 +205,7 @@ class Memoized(Generic[P, T]):
         seconds = time.perf_counter() - begin
         try:
             entries.store(replace(wanted, seconds=seconds), result, pickled=self._pickle)
-        except Exception as error:  # it may have taken hours: whatever goes wrong, it is returned
+        except Exception as error:  # it may have taken hours to compute: return it whatever goes wrong
             what = f"{type(error).__name__}: {error}. It is computed again at the next call"
             if isinstance(error, NotStorableError):
                 also = "" if self._pickle else ", or pass pickle=True"
@@ -216,7 +216,7 @@ class Memoized(Generic[P, T]):
 
 
 def _checked_signature(fn: Callable[..., Any]) -> inspect.Signature:
-    """A function's signature, or an ``OptionError`` if what it returns can never be kept."""
+    """Return a function's signature; raise an ``OptionError`` if its result can never be stored."""
     is_generator = inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn)
     if is_generator or inspect.iscoroutinefunction(fn):
         kind = "generator" if is_generator else "coroutine"
@@ -230,7 +230,7 @@ def _checked_signature(fn: Callable[..., Any]) -> inspect.Signature:
 
 
 def _held(fn: Any) -> dict[str, Any]:
-    """What a call depends on that is bound to the function, as arguments."""
+    """Return the values bound to the function on which a call depends, as arguments."""
     if isinstance(fn, functools.partial):
         return {"functools.partial": (fn.args, fn.keywords)} | _held(fn.func)
     if isinstance(fn, types.MethodType):
@@ -245,7 +245,7 @@ def _held(fn: Any) -> dict[str, Any]:
 
 
 def _reason(headers: list[Header], wanted: Header) -> str:
-    """Why there is no entry, by the one that differs least."""
+    """Explain why there is no entry, by comparison with the most similar one."""
     found = []
     for header in headers:
         arguments = _other(header.arguments, wanted.arguments)
@@ -266,7 +266,7 @@ def _reason(headers: list[Header], wanted: Header) -> str:
 
 
 def _other(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
-    """The names of what differs."""
+    """Return the names whose values differ."""
     return [name for name in {**other, **one} if one.get(name) != other.get(name)]
 
 
@@ -276,9 +276,9 @@ def _other(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
 def _digests(
     name: str, arguments: Mapping[str, Any], own: tuple[int, int]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Digests of the values of a function's arguments, and of the files and folders that they name.
+    """Return digests of the values of a function's arguments, and of the files and folders that they name.
 
-    ``own``, device and inode of the folder of entries, does not count where it is below another folder.
+    ``own``, the device and inode of the folder of entries, is ignored below other folders.
     """
     digests, data = {}, {}
     for argument, value in arguments.items():
@@ -297,14 +297,14 @@ def _digests(
 
 
 def _code(thing: Any) -> str:
-    """A function or class in an argument: the user's counts by its code."""
+    """Return the digest of a function or class in an argument: the user's count by their code."""
     module = thing.__module__ if isinstance(thing, type) else thing.__globals__.get("__name__")
     name = code_name(thing)
     return f"{name} {code_version(thing).digest}" if origin_of_module(str(module)) == "user" else name
 
 
 def _paths(value: Any, seen: set[int]) -> Iterator[str]:
-    """The files and folders that a value names; a string does if it is there, but not "/" or "."."""
+    """Yield the existing files and folders that a value names; strings "/" and "." do not count."""
     if isinstance(value, os.PathLike):
         yield os.fsdecode(value)
     elif isinstance(value, str):
@@ -328,7 +328,7 @@ def _of_path(path: str, own: tuple[int, int]) -> bytes:
 
 
 def _of_folder(top: str, seen: set[tuple[int, int]]) -> Iterator[bytes]:
-    """Of all files below a folder, also of folders that links lead to, each once."""
+    """Yield digests of all files below a folder, also through links to folders, each folder once."""
     todo = [top]
     while todo:
         folder = todo.pop()
@@ -342,7 +342,7 @@ def _of_folder(top: str, seen: set[tuple[int, int]]) -> Iterator[bytes]:
             name = os.fsencode(entry.path[len(top) :])
             try:
                 status = entry.stat()
-            except OSError:  # a link to nothing, or it has gone just now
+            except OSError:  # a dangling link, or a file that was just removed
                 yield joined(b"missing", name)
                 continue
             if not stat.S_ISDIR(status.st_mode):

@@ -20,25 +20,25 @@ from fastpipe.generation.columns import SampleError, Schema
 
 # ---- A row's own random numbers: a function of (seed, index) and of nothing else --------------------
 #
-# Row ``i`` draws from ``np.random.default_rng([seed, i])``, so that NumPy alone can make it again. Making
-# one takes 18 µs, most of which NumPy hashes the two numbers. Here the hashes of many rows are computed
-# at once, by the algorithm of ``np.random.SeedSequence`` (M. E. O'Neill, "Developing a seed_seq
+# Row ``i`` draws from ``np.random.default_rng([seed, i])``, so that it can be made again with NumPy alone.
+# Creating one takes 18 µs, mostly for NumPy's hash of the two numbers.  Here the hashes of many rows are
+# computed at once, by the algorithm of ``np.random.SeedSequence`` (M. E. O'Neill, "Developing a seed_seq
 # Alternative", 2015), and compared with NumPy's own for each block.
 
-_GLOBALS = threading.RLock()  # threads, also those of an executor, share the global generators
-_FEW = 8  # so many are made sooner one by one
+_GLOBALS = threading.RLock()  # threads, including those of an executor, share the global generators
+_FEW = 8  # for so few it is faster to create them one by one
 _POOL, _MASK = 4, 0xFFFFFFFF
 _INIT_A, _MULT_A, _INIT_B, _MULT_B = 0x43B0D7E5, 0x931E8875, 0x8B51F9DD, 0x58F38DED
 _MIX_L, _MIX_R, _SHIFT = np.uint32(0xCA01F9DD), np.uint32(0x4973F715), np.uint32(16)
 
 
 def row_generator(seed: int, index: int, attempt: int = 0) -> np.random.Generator:
-    """Return the generator of a row; another attempt draws other numbers."""
+    """Return the generator of a row; each attempt draws different numbers."""
     return np.random.default_rng([seed, index, attempt] if attempt else [seed, index])
 
 
 def row_generators(seed: int, indices: Sequence[int]) -> RowGenerators:
-    """Return the generators of rows, a block at a time.
+    """Return the generators of rows, created a block at a time.
 
     >>> rows = row_generators(7, range(3))
     >>> rows[2].random() == np.random.default_rng([7, 2]).random()
@@ -54,10 +54,10 @@ def row_generators(seed: int, indices: Sequence[int]) -> RowGenerators:
 
 
 class RowGenerators(Sequence[np.random.Generator]):
-    """The generators of a batch's rows; and a ``np.random.Generator`` whose results have one row for each.
+    """The generators of a batch's rows; also a ``np.random.Generator`` that returns one result for each row.
 
-    ``rng.uniform(0, 1, size=3)`` is an array (B, 3), whose row ``k`` is what the generator of row ``k`` alone
-    would draw.  Every method of ``np.random.Generator`` is there; arguments are the same for all rows.
+    ``rng.uniform(0, 1, size=3)`` returns an array (B, 3); its row ``k`` is what the generator of row ``k``
+    alone would draw.  It has every method of ``np.random.Generator``; all rows get the same arguments.
 
     >>> rows = row_generators(0, [4, 5])
     >>> rows.normal(size=3).shape, rows.integers(10).shape, len(rows)
@@ -89,9 +89,9 @@ class RowGenerators(Sequence[np.random.Generator]):
 
 @contextmanager
 def globals_seeded(seed: int, index: int, attempt: int = 0) -> Iterator[None]:
-    """Seed ``random``, ``np.random`` and, where it is loaded, torch for a row; restore them afterwards.
+    """Seed ``random``, ``np.random`` and, if it is loaded, torch for a row; restore them afterwards.
 
-    Threads wait for each other.
+    Only one thread at a time may be inside.
     """
     torch = sys.modules.get("torch")
     first, second = row_generator(seed, index, attempt).integers(2**32, size=2).tolist()
@@ -111,7 +111,7 @@ def globals_seeded(seed: int, index: int, attempt: int = 0) -> Iterator[None]:
 
 
 class _Hashed(ISpawnableSeedSequence):
-    """A row's ``SeedSequence``, of which the words for a PCG64 are known; the rest is NumPy's own."""
+    """A row's ``SeedSequence`` with known words for a PCG64; everything else is NumPy's own."""
 
     def __init__(self, entropy: list[int], words: npt.NDArray[np.uint64]) -> None:
         self._entropy, self._words = entropy, words
@@ -132,9 +132,9 @@ class _Hashed(ISpawnableSeedSequence):
 
 
 def _hashed(seed: int, indices: Sequence[int]) -> npt.NDArray[np.uint64] | None:
-    """What ``SeedSequence([seed, i]).generate_state(4, np.uint64)`` is for each ``i``: (B, 4).
+    """Return ``SeedSequence([seed, i]).generate_state(4, np.uint64)`` for each ``i``: uint64 (B, 4).
 
-    None should NumPy's algorithm ever become another one.
+    Return None if NumPy's algorithm has changed.
     """
     rows = np.asarray(indices, np.uint32)
     hashed, zero = _hash(_INIT_A, _MULT_A), np.zeros_like(rows)
@@ -152,7 +152,7 @@ def _hashed(seed: int, indices: Sequence[int]) -> npt.NDArray[np.uint64] | None:
 
 
 def _hash(constant: int, factor: int) -> Callable[[Any], npt.NDArray[np.uint32]]:
-    """One hash after another, each with a constant of its own."""
+    """Return a function that hashes arrays; each call uses the next constant."""
 
     def hashed(value: Any) -> npt.NDArray[np.uint32]:
         nonlocal constant
@@ -168,24 +168,24 @@ def _hash(constant: int, factor: int) -> Callable[[Any], npt.NDArray[np.uint32]]
 
 Policy = Literal["raise", "skip", "retry"]
 
-_ATTEMPTS = 10  # of a row that is tried again
-FAILURES = (Exception, SystemExit)  # of a row, rather than of what makes it
+_ATTEMPTS = 10  # attempts for a row under ``"retry"``
+FAILURES = (Exception, SystemExit)  # errors of a row; other errors end the worker
 _AS_IT_IS: AbstractContextManager[None] = nullcontext()
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A row that could not be made."""
+    """A row that failed."""
 
     index: int
     error: str  # type and message
-    trace: str = ""  # of the traceback
-    is_final: bool = False  # no policy goes on without it: others would fail as it did
+    trace: str = ""  # the traceback, as text
+    is_final: bool = False  # if True, no policy continues: other rows would fail in the same way
 
     @classmethod
     def of(cls, index: int, error: BaseException, note: str = "", *, is_final: bool = False) -> Failure:
         """Describe an error."""
-        # Without memory, or a module, all rows from here on would be left out.
+        # Without memory or a module all later rows would fail, too, and be left out.
         is_final = is_final or isinstance(error, (MemoryError, ImportError))
         trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         return cls(index, f"{type(error).__name__}: {error}{note}", trace, is_final)
@@ -193,22 +193,22 @@ class Failure:
 
 @dataclass
 class Block:
-    """Consecutive rows, as the arrays that are written."""
+    """Consecutive rows, as the arrays to be written."""
 
     first: int
-    last: int  # the row behind the last one
-    fixed: list[npt.NDArray[Any]]  # for each column of one shape its rows, (rows, …)
-    lengths: list[npt.NDArray[np.int64]]  # for each ragged column (rows,)
-    flat: list[npt.NDArray[Any]]  # and all values, one behind the other, (sum of lengths, …)
-    failed: list[Failure] = field(default_factory=list)  # rows left out: zeros, or no length, in their places
+    last: int  # index after the last row
+    fixed: list[npt.NDArray[Any]]  # for each column of fixed shape its rows, (rows, …)
+    lengths: list[npt.NDArray[np.int64]]  # for each ragged column, (rows,)
+    flat: list[npt.NDArray[Any]]  # for each ragged column all values, concatenated: (sum of lengths, …)
+    failed: list[Failure] = field(default_factory=list)  # rows left out: they have zeros or length 0
 
     @property
     def nbytes(self) -> int:
-        """Of all values."""
+        """Bytes of all values."""
         return sum(one.nbytes for one in (*self.fixed, *self.flat))
 
     def rows_with_nan(self) -> list[int]:
-        """The rows in which a number is NaN."""
+        """Return the rows in which a number is NaN."""
         found: set[int] = set()
         for array in self.fixed:
             found.update(_with_nan(array))
@@ -225,7 +225,7 @@ def _with_nan(array: npt.NDArray[Any]) -> list[int]:
 
 
 class _BlockBuilder:
-    """A block in the making: rows are copied as they come, so that a function may use its arrays again."""
+    """A block under construction; it copies each row, so that a function may reuse its arrays."""
 
     def __init__(self, schema: Schema, first: int, last: int) -> None:
         self._schema, self._first, self._count = schema, first, 0
@@ -236,7 +236,7 @@ class _BlockBuilder:
         self._failed: list[Failure] = []
 
     def add(self, values: Sequence[npt.NDArray[Any]]) -> None:
-        """Add a row, by column."""
+        """Add a row, given by column."""
         at = self._count
         for value, column in zip(values, self._schema.columns, strict=True):
             if column.is_ragged:
@@ -247,7 +247,7 @@ class _BlockBuilder:
         self._count = at + 1
 
     def add_many(self, values: Sequence[Any], rows: int) -> None:
-        """Add rows, by column: an array (rows, …), or of a ragged one a list of arrays."""
+        """Add rows, given by column: an array (rows, …), or a list of arrays for a ragged column."""
         at, end = self._count, self._count + rows
         for value, column in zip(values, self._schema.columns, strict=True):
             if column.is_ragged:
@@ -258,14 +258,14 @@ class _BlockBuilder:
         self._count = end
 
     def leave_out(self, failure: Failure) -> None:
-        """Leave zeros, and no length, in the place of a row that failed."""
+        """Put zeros, and length 0, in place of a failed row."""
         self._failed.append(failure)
         for array in self._fixed.values():
             array[self._count] = np.zeros((), array.dtype)
         self._count += 1
 
     def block(self) -> Block:
-        """All that was added."""
+        """Return the block of all added rows."""
         count = self._count
         flat = [
             np.concatenate([np.zeros((0, *one.inner), one.element), *self._flat[one.name]])
@@ -279,29 +279,29 @@ class _BlockBuilder:
 
 @dataclass(frozen=True)
 class Task:
-    """All about rows that does not change from block to block."""
+    """The settings of rows that are the same for all blocks."""
 
     function: Callable[..., Any]  # function(index, rng), perhaps with an attribute ``batch``
     seed: int
     schema: Schema
-    # Of a call of ``batch``; 0 without.  A call always has the same rows, however blocks are cut: in other
-    # company a row may come out with other last bits.
+    # Rows of a call of ``batch``; 0 without ``batch``.  A call always gets the same rows, however blocks are
+    # cut: a row's last bits may depend on the other rows of the call.
     batch_rows: int = 0
     policy: Policy = "raise"
     seeds_globals: bool = False
 
 
 class Maker:
-    """Makes rows of a task."""
+    """The maker of a task's rows."""
 
     def __init__(self, task: Task) -> None:
         self._task, self._schema, self._seed = task, task.schema, task.seed
 
     def block(self, first: int, last: int) -> tuple[Block, Failure | None]:
-        """Make rows, from one at which a call of ``batch`` begins.
+        """Make rows; ``first`` must be the first row of a call of ``batch``.
 
         Returns:
-            The rows; and what ended it, but under ``"skip"``, with the rows before.
+            The rows, and the failure that ended the block early, if any; ``"skip"`` leaves failed rows out.
         """
         builder = _BlockBuilder(self._schema, first, last)
         for failure in self._fill(builder, first, last):
@@ -311,14 +311,14 @@ class Maker:
         return builder.block(), None
 
     def sample(self, index: int, attempt: int = 0) -> Any:
-        """Return what the function returns for a row."""
+        """Return the function's result for a row."""
         with self._seeded(index, attempt):
             return self._task.function(index, row_generator(self._seed, index, attempt))
 
     def batch(self, indices: Sequence[int], attempt: int = 0) -> list[Any]:
-        """Return what ``batch`` returns for rows, by column: an array, or of a ragged one a list of arrays.
+        """Return the results of ``batch`` by column: an array (B, …), or a list of arrays if it is ragged.
 
-        Raises a SampleError where it is not of the schema.
+        Raises a SampleError if they do not fit the schema.
         """
         rngs = (
             RowGenerators(row_generator(self._seed, index, attempt) for index in indices)
@@ -340,7 +340,7 @@ class Maker:
         return found
 
     def _fill(self, builder: _BlockBuilder, first: int, last: int) -> Iterator[Failure]:
-        """Make rows one after another; those that fail come out, and are to be left out."""
+        """Add rows one after another; yield the failures, which the caller leaves out."""
         if not self._task.batch_rows:
             function, rows = self._task.function, range(first, last)
             for index, rng in zip(rows, row_generators(self._seed, rows), strict=True):
@@ -358,9 +358,9 @@ class Maker:
                 yield from self._one_by_one(builder, indices, error)
 
     def _one_by_one(self, builder: _BlockBuilder, indices: range, error: BaseException) -> Iterator[Failure]:
-        """Make the rows of a batch that raised, to find which of them it is.
+        """Make the rows of a failed batch one by one, to find the cause.
 
-        Under ``"raise"`` none of them is kept: they are made again in the company that they always have.
+        Under ``"raise"`` none of them is kept: they are made again in the same batch as always.
         """
         is_found = False
         for index in indices:
@@ -379,7 +379,7 @@ class Maker:
     def _again(
         self, builder: _BlockBuilder, index: int, error: BaseException, make: Callable[[int, int], list[Any]]
     ) -> Iterator[Failure]:
-        """Try a row again, if it is to be; else it has failed."""
+        """Retry a row if the policy says so; yield a failure if it still fails."""
         for attempt in range(1, _ATTEMPTS) if self._task.policy == "retry" else ():
             try:
                 builder.add(make(index, attempt))

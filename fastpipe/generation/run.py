@@ -1,4 +1,4 @@
-"""``generate``: samples of a function, by all cores, stored once, never lost; ``probe``: a look before."""
+"""``generate``: make a function's samples on all cores and store each once; ``probe``: estimate first."""
 
 from __future__ import annotations
 
@@ -70,46 +70,46 @@ def generate(
 ) -> Generated:
     """Make samples with a function, and store each once, in an HDF5 file for :class:`FastHDF5Dataset`.
 
-    Row ``i`` is what ``fn(i, np.random.default_rng([seed, i]))`` returns, and depends on nothing else: the
-    file is the same for any number of workers, on any executor, and however often it was interrupted.
-    Killed, the same call goes on; with a larger ``n`` it makes the rows that are missing.
+    Row ``i`` is the result of ``fn(i, np.random.default_rng([seed, i]))`` and depends on nothing else.  The
+    file is the same for any number of workers, on any executor, and after any number of interruptions.  After
+    a kill, the same call continues; with a larger ``n`` it makes the missing rows.
 
     Args:
-        fn: ``fn(index, rng)`` returns a dict of arrays, numbers, strings or bytes; or a tuple of them, or
-            one.  ``index`` is 0 to ``n - 1``, ``rng`` a ``np.random.Generator``.  If there is ``fn.batch``,
-            ``fn.batch(indices, rng)`` makes several rows at once: ``indices`` is int64 (B,), ``rng`` has the
-            methods of a Generator and gives a row for each, (B, …), and the result has arrays (B, …).
-        n: how many rows.
-        out: the file.  While it grows there is a folder ``out.partial`` beside it.
-        seed: what makes these samples and no others; 0 or more.
-        workers: how many rows are made at a time; 0 makes them in this thread.  ``"auto"``: one for each core
-            that this process may use, unless a look at the function shows that it gains nothing.
+        fn: ``fn(index, rng)`` returns a dict of arrays, numbers, strings or bytes; or a tuple of them; or one
+            of them.  ``index`` is an int from 0 to ``n - 1``, ``rng`` a ``np.random.Generator``.  With
+            ``fn.batch``, ``fn.batch(indices, rng)`` makes several rows at once: ``indices`` is int64 (B,),
+            the Generator methods of ``rng`` return a row for each, (B, …), and the result has arrays (B, …).
+        n: number of rows.
+        out: path of the file.  While it grows, its rows are in the folder ``out.partial`` beside it.
+        seed: seed of all random numbers; 0 or more.
+        workers: number of rows made at the same time; 0 makes them in this thread.  ``"auto"``: one for each
+            core that this process may use, unless a probe of the function shows that workers gain nothing.
         executor: ``"processes"`` (the default), ``"threads"``, or any ``concurrent.futures.Executor``, such
             as Dask's ``client.get_executor()``; its workers must see the folder of ``out``.
-        columns: names for a tuple's values; or for some columns their type, ``str`` or ``"float32"``, or type
-            and shape: ``{"motion": ("float32", (None, 25, 3))}``, where ``None`` is a length of each sample's
-            own.  Else types and shapes are those of the first row.
+        columns: names for a tuple's values; or, for some columns, a type (``str``, ``"float32"``), or a type
+            and a shape: ``{"motion": ("float32", (None, 25, 3))}``, in which ``None`` is a length that varies
+            between samples.  All other types and shapes are those of the first row.
         chunk_rows: rows of a chunk; ``"auto"``: as many as make 64 KiB.
-        resume: go on with what is there.  False begins anew; ``"changed"`` also goes on if ``fn`` is not what
-            it was, for corrections that leave rows as they are.
-        probe: look for three seconds at how long it will take, and why, before work that takes long.
-        max_bytes: about the size from which on there are several files, ``out-00000.h5`` and so on.
-        bad_samples: what happens where ``fn`` raises.  ``"raise"`` stops, keeping all rows before; ``"skip"``
-            leaves the row out of the file; ``"retry"`` calls again with other random numbers, ten times.
+        resume: continue from existing rows.  False restarts; ``"changed"`` also continues if the code of
+            ``fn`` has changed: use it for corrections that leave the rows as they are.
+        probe: before long work, measure for three seconds how long it will take, and why.
+        max_bytes: approximate largest size of a file in bytes; more rows go to ``out-00000.h5`` and so on.
+        bad_samples: what to do if ``fn`` raises.  ``"raise"`` stops and keeps all earlier rows; ``"skip"``
+            leaves the row out of the file; ``"retry"`` tries other random numbers: ten calls in all.
         seed_globals: seed ``random``, ``np.random`` and torch for each row, for code that draws from them.
-        progress: show how far it is, on standard error; a bar in a terminal.
+        progress: show the progress on standard error; as a bar in a terminal.
 
     Returns:
-        What was made.
+        The files, the number of rows, and the rows that failed.
 
-    Ragged columns are padded with zeros to the longest; their lengths are in ``NAME_length``.  NaN are kept,
-    and counted.  Libraries use one thread each while rows are made, so that sums come out the same anywhere.
+    Ragged columns are padded with zeros to the longest row; their lengths are in ``NAME_length``.  NaN are
+    kept and counted.  While rows are made libraries use one thread each, so sums are the same everywhere.
 
     Raises:
-        GenerationError: a row failed; or what is there is of another function, seed or number of rows.
-        OptionError: an option cannot work, or ``out`` is something else.
-        OSError: the disk is full, for instance; the same call goes on.
-        KeyboardInterrupt: rows that were begun were finished and kept; a second one does not wait for them.
+        GenerationError: a row failed; or the existing rows are of another function, seed or number of rows.
+        OptionError: an option is invalid, or ``out`` exists and is something else.
+        OSError: for instance the disk is full; the same call continues.
+        KeyboardInterrupt: rows in flight were finished and kept; a second interrupt does not wait for them.
 
     >>> import h5py, os, tempfile
     >>> def sample(index, rng):
@@ -145,15 +145,15 @@ def probe(
     columns: Columns = None,
     seed_globals: bool = False,
 ) -> ProbeReport:
-    """Say how long ``generate`` will take, how large the file will be, why, and what workers bring.
+    """Estimate how long ``generate`` will take, how large the file will be, and how much workers gain.
 
-    Makes rows for about three seconds, and keeps none.
+    It makes rows for about three seconds and keeps none.
 
     Args:
-        fn, n, out, seed, workers, executor, columns, seed_globals: as of :func:`fastpipe.generate`.
+        fn, n, out, seed, workers, executor, columns, seed_globals: as for :func:`fastpipe.generate`.
 
     Returns:
-        What was measured; ``print`` it.
+        The measurements and estimates; ``print`` them.
 
     Raises:
         As ``generate``.
@@ -173,7 +173,7 @@ def probe(
 
 @dataclass(frozen=True)
 class Options:
-    """The arguments of ``generate``, checked; see there."""
+    """The checked arguments of ``generate``."""
 
     function: Callable[..., Any]
     rows: int
@@ -226,21 +226,21 @@ class Options:
         return 0 if self.executor != "threads" and why_no_processes() else default_threads()
 
     def task(self, schema: Schema, batch_rows: int) -> Task:
-        """Return what workers make."""
+        """Return the task of the workers."""
         return Task(self.function, self.seed, schema, batch_rows, self.policy, self.seeds_globals)
 
 
 # ---- the first row ----------------------------------------------------------------------------------
 
-_TRIED = 100  # rows, for one that does not fail
+_TRIED = 100  # rows at most, to find one that does not fail
 _BATCH_NBYTES, _MOST_BATCH_ROWS = 4 << 20, 256
-_BATCH_ROW_S = 1e-3  # where nothing is known
-_TIMED, _TIMED_S = 9, 0.002  # rows, and seconds from which on there are enough of them
-_TOLERANCE = 1e-5  # relative, between a row and the same of a batch
+_BATCH_ROW_S = 1e-3  # assumed if it cannot be measured
+_TIMED, _TIMED_S = 9, 0.002  # time at most so many rows, until they took so many seconds
+_TOLERANCE = 1e-5  # relative, between a row alone and the same row in a batch
 
 
 class First(NamedTuple):
-    """What the first row shows: about how large one is in the file, and how long it takes."""
+    """The first row's schema; about how many bytes a row takes in the file, and how many seconds."""
 
     schema: Schema
     row_nbytes: int
@@ -249,7 +249,7 @@ class First(NamedTuple):
 
 
 def first_row(options: Options) -> First:
-    """Make the first row that can be made; an OptionError where columns, or rows of ``batch``, are others."""
+    """Make the first row that does not fail.  OptionError: wrong columns, or ``batch`` makes other rows."""
     maker = Maker(options.task(Schema((), is_dict=True), 0))
     tried = min(_TRIED, options.rows)
     with OneThreadEach():
@@ -271,39 +271,39 @@ def first_row(options: Options) -> First:
                 row_s = min(row_s, _next_row_s(maker, range(index + 1, options.rows)))
                 return First(schema, row_nbytes, row_s, 0)
             batch_rows = max(1, min(_BATCH_NBYTES // row_nbytes, _MOST_BATCH_ROWS))
-            alone = [one.copy() for one in schema.arrays(sample)]  # the function may use its arrays again
+            alone = [one.copy() for one in schema.arrays(sample)]  # the function may reuse its arrays
             row_s = _check_batch(options, schema, index, alone, batch_rows)
             return First(schema, row_nbytes, row_s, batch_rows)
     raise GenerationError(f"all of the first {tried} rows failed: make one alone to see why")
 
 
 def _next_row_s(maker: Maker, rows: range) -> float:
-    """About how long a row takes that is not the first, which may import, compile or load things."""
+    """Return about how long a row takes after the first, which may import, compile or load things."""
     took: list[float] = []
     while rows and len(took) < min(_TIMED, len(rows)) and sum(took) < _TIMED_S:
         begun = time.perf_counter()
         try:
             maker.sample(rows[len(took)])
-        except FAILURES:  # which is reported when it is made
+        except FAILURES:  # it is reported when the row is made
             break
         took.append(time.perf_counter() - begun)
     return statistics.median(took) if took else math.inf
 
 
 def _check_batch(options: Options, schema: Schema, index: int, first: list[Any], batch_rows: int) -> float:
-    """Check that ``batch`` makes the same rows; return about how long one takes so."""
+    """Check that ``batch`` makes the same rows as ``fn``; return about how many seconds it takes for one."""
     maker = Maker(options.task(schema, batch_rows))
     rows = range(index, min(index + batch_rows, options.rows))
     try:
-        made = maker.batch(rows)  # once for what it compiles or loads
+        made = maker.batch(rows)  # warm-up: it may compile or load things
         begun = time.perf_counter()
         made = maker.batch(rows)
         row_s = (time.perf_counter() - begun) / len(rows)
     except SampleError as error:
         raise OptionError(f"fn.batch of rows {rows.start} to {rows.stop - 1}: {error}") from error
     except FAILURES:
-        return _BATCH_ROW_S  # which of the rows it is, and what then, is found out when they are made
-    if options.seeds_globals:  # one seed for a batch: no row of it is what it is alone
+        return _BATCH_ROW_S  # the failing row is found and handled when it is made
+    if options.seeds_globals:  # one seed for the batch, so its rows must differ
         return row_s
     for at, alone in ((0, first), (len(rows) - 1, schema.arrays(maker.sample(rows[-1])))):
         for column, values, value in zip(schema.columns, made, alone, strict=True):
@@ -323,23 +323,23 @@ def _equal(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
 
 # ---- the run ----------------------------------------------------------------------------------------
 
-_SHORT_S = 1.0  # of work, for which processes are not worth starting
-_PROBED_S = 20.0  # of work, from which on it is worth a look before
+_SHORT_S = 1.0  # of work: starting processes is not worth it for less
+_PROBED_S = 20.0  # of work: a probe is worth it for more
 _COPIED_NBYTES = 32 << 20
 _ACCEPT = "; or, if rows are as good as those of the function as it is, give resume='changed'"
 
 
 @dataclass(frozen=True)
 class Generated:
-    """What ``generate`` has made.
+    """The result of ``generate``.
 
     Attributes:
         paths: the files, in the order of their rows.
-        rows: that they have.
-        failed: rows that are left out, with what was wrong.
-        nan_rows: how many rows have a NaN.
-        made: rows that were made by this call; the others were there.
-        seconds: this call took.
+        rows: number of rows in the files.
+        failed: rows that were left out, each with its error.
+        nan_rows: number of rows with a NaN.
+        made: number of rows that this call made; the others existed.
+        seconds: duration of this call.
     """
 
     paths: tuple[Path, ...]
@@ -370,18 +370,18 @@ class Run:
             f"{name}: {one.dtype} {one.shape}" if one else name
             for name, one in declared(options.columns).items()
         )
-        self._first: First | None = None  # how long a row takes is unknown if rows are there already
+        self._first: First | None = None  # unknown if rows exist already
 
     def run(self) -> Generated:
-        """Make what is missing; raises as ``generate``."""
+        """Make the missing rows; raise as ``generate``."""
         out = self._options.out
         if not folder_of(out).exists() and (there := self._there(Finished.at(out))) is not None:
             return there
         with Folder(out) as folder, closing(Journal(folder.folder)) as journal:
-            is_begun = bool(journal.blocks) or journal.is_naming  # else there is nothing that could be lost
+            is_begun = bool(journal.blocks) or journal.is_naming  # otherwise nothing could be lost
             if not self._options.resume or not is_begun:
-                finished = Finished.at(out)  # no other process can have made them from here on
-                # Also where nothing but the folder is left of a job whose files have their names.
+                finished = Finished.at(out)  # the lock is held: no other process can make them now
+                # This also holds if only the folder is left of a job whose files have their names.
                 if (there := self._there(finished)) is not None:
                     folder.remove()
                     return there
@@ -389,7 +389,7 @@ class Run:
                 try:
                     self._begin(journal, finished)
                 except BaseException:
-                    folder.remove()  # nothing is lost with it
+                    folder.remove()  # it contains nothing yet
                     raise
             job = self._checked_journal(journal)
             try:
@@ -400,13 +400,13 @@ class Run:
                     self._report.say(str(found), logging.WARNING)
                 raise found from found.__cause__
             folder.remove()
-        if job.rows < self._options.rows:  # what was begun is finished; what is asked for is more
+        if job.rows < self._options.rows:  # the earlier job is complete, but more rows are wanted
             more = self.run()
             return replace(more, made=made.made + more.made)
         return made
 
     def _there(self, finished: Finished | None) -> Generated | None:
-        """What is there, if it is all that is asked for; None if it has fewer rows."""
+        """Return the existing rows if they are all that is wanted; None if there are fewer."""
         if finished is None:
             return None
         path, job, rows = finished.paths[0], finished.job, self._options.rows
@@ -427,12 +427,12 @@ class Run:
         return Generated(finished.paths, job.rows - len(failed), failed, finished.nan_rows)
 
     def _differences(self, job: Job) -> list[str]:
-        """In what a job that is there differs from what is asked for, as far as that is not accepted."""
+        """Describe how an existing job differs from the wanted one, except for accepted differences."""
         is_accepted = self._options.resume == "changed"
         return differences(replace(job, code=self._code.digest) if is_accepted else job, self._wanted(job))
 
     def _wanted(self, like: Job) -> Job:
-        """The job that is asked for, of the schema of one that is there."""
+        """Return the wanted job, with the schema of an existing one."""
         options = self._options
         return replace(
             like, function=self._name, code=self._code.digest, parts=self._code.parts, seed=options.seed,
@@ -441,7 +441,7 @@ class Run:
         )  # fmt: skip
 
     def _checked_journal(self, journal: Journal) -> Job:
-        """The job of a journal, if it is the same, of no more rows."""
+        """Return a journal's job if it matches the wanted one and has no more rows."""
         folder, rows = folder_of(self._options.out), self._options.rows
         removed = f"which removes {_rows_of(journal.blocks):,} rows"
         if journal.job is None:
@@ -460,7 +460,7 @@ class Run:
         return replace(job, code=self._code.digest, parts=self._code.parts)
 
     def _begin(self, journal: Journal, finished: Finished | None) -> None:
-        """Note what is to be made."""
+        """Write the job to the journal."""
         if finished is not None:
             wanted = self._wanted(finished.job)
             journal.begin(replace(wanted, extends=finished.job.rows, versions=versions()).as_json())
@@ -476,9 +476,9 @@ class Run:
         journal.begin(job.as_json())
 
     def _made(self, job: Job, folder: Folder, journal: Journal) -> Generated:
-        """Make the missing rows of a job, and the files of them."""
-        old: Sequence[Path] = ()  # files whose rows a job takes over, and whose place its own take
-        if job.extends and journal.is_naming:  # some of them may be of this job already
+        """Make the missing rows of a job, and its files."""
+        old: Sequence[Path] = ()  # files whose rows the job copies, and which its own files replace
+        if job.extends and journal.is_naming:  # some of these files may be the job's own already
             old = paths_of(self._options.out)
         elif job.extends and (finished := Finished.at(self._options.out)) is not None:
             old = finished.paths
@@ -504,7 +504,7 @@ class Run:
         return Generated(tuple(paths), job.rows - len(failed), failed, nan_rows, made)
 
     def _check_stored(self, journal: Journal, layout: Layout) -> None:
-        """Check what was made before."""
+        """Check the rows that were made before."""
         if not journal.blocks:
             return
         if journal.damaged:
@@ -518,7 +518,7 @@ class Run:
         self._report.say(f"going on: {_rows_of(journal.blocks):,} of {layout.rows:,} rows are there")
 
     def _take_over(self, job: Job, journal: Journal, writer: Writer, old: Sequence[Path]) -> None:
-        """Copy the rows of files that are finished, but for a last batch that was not a whole one."""
+        """Copy the rows of finished files, except those of an incomplete last batch."""
         if not old:
             return
         align = max(job.batch_rows, 1)
@@ -531,7 +531,7 @@ class Run:
                 journal.add([stored])
 
     def _make(self, job: Job, journal: Journal, layout: Layout, writer: Writer) -> int:
-        """Make the missing rows; return how many these are."""
+        """Make the missing rows; return their number."""
         missing = Missing(job.rows, _noted(journal), max(job.batch_rows, 1))
         count = missing.left
         if not count:
@@ -544,7 +544,7 @@ class Run:
         return count
 
     def _workers(self, task: Task, layout: Layout, writer: Writer, rows: int) -> Workers:
-        """Start workers."""
+        """Start the workers."""
         options, count = self._options, self._options.most_workers
         if options.executor is not None and not isinstance(options.executor, str):
             asked = None if options.workers == "auto" else options.workers
@@ -554,7 +554,7 @@ class Run:
             return ThisThread(task, writer)
         are_threads = options.executor == "threads"
         if self._first and options.probe and seconds / count > _PROBED_S:
-            with suppress(WorkerError, OSError):  # of a worker that died or cannot start, as is found later
+            with suppress(WorkerError, OSError):  # a worker that died or cannot start is found later
                 found = look(task, rows, self._first.row_nbytes, count, are_threads, options.out)
                 for line in found.lines():
                     self._report.say(line)
@@ -572,7 +572,7 @@ class Run:
             return ThisThread(task, writer)
 
     def _explained(self, error: BaseException, blocks: Sequence[Stored], job: Job) -> BaseException:
-        """An error that says what is kept, and how to go on."""
+        """Return the error with a text that says what is kept, and how to continue."""
         out = self._options.out
         kept = f"{_rows_of(blocks):,} of {job.rows:,} rows are kept in {folder_of(out)}"
         again = f"{kept}; the same call goes on from there"
@@ -587,14 +587,14 @@ class Run:
         text = error.strerror or str(error)
         if error.filename is not None:
             text += f": {os.fsdecode(error.filename)!r}"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):  # of HDF5 the text has many lines
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):  # HDF5's text has many lines
             text = f"{os.strerror(error.errno)} ({in_bytes(shutil.disk_usage(out.parent).free)} are free)"
         text = f"{text}; {again}"
         return type(error)(text) if error.errno is None else type(error)(error.errno, text)
 
 
 def _rows_of(blocks: Sequence[Stored]) -> int:
-    """How many rows blocks have, those that failed included."""
+    """Return the number of rows of blocks, including failed ones."""
     return sum(one.last - one.first for one in blocks)
 
 
@@ -602,7 +602,7 @@ def _noted(journal: Journal) -> list[tuple[int, int]]:
     return [(one.first, one.last) for one in journal.blocks]
 
 
-_BY_VALUE = "<dynamic-code>"  # what cloudpickle says that a function's file is
+_BY_VALUE = "<dynamic-code>"  # cloudpickle's name for the file of a function
 
 
 def _of_row(error: GenerationError, again: str, job: Job, function: Callable[..., Any]) -> GenerationError:
@@ -611,7 +611,7 @@ def _of_row(error: GenerationError, again: str, job: Job, function: Callable[...
         name, index = job.function.split(":")[-1], error.index
         alone = f" Alone it is {name}({index}, np.random.default_rng([{job.seed}, {index}]))."
         policy = ". bad_samples='skip' leaves such rows out, and 'retry' draws again"
-    plain = getattr(function, "func", function)  # of a partial; of an object, its class has the source
+    plain = getattr(function, "func", function)  # unwrap a partial; for an object, its class has the source
     plain = plain if inspect.isfunction(inspect.unwrap(plain)) else type(plain)
     trace = error.trace.replace(_BY_VALUE, inspect.getsourcefile(plain) or _BY_VALUE)
     found = GenerationError(

@@ -1,4 +1,4 @@
-"""The schedule: which blocks are in flight, how large they are, what happens when one fails; progress."""
+"""The schedule: which blocks are in flight, their size, what happens when one fails; and the progress."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from fastpipe.generation.storage import Journal, Stored, Writer
 from fastpipe.generation.workers import Done, Workers
 
 _BLOCK_S = 1.0
-_FIRST_BLOCK_S = 0.1  # while nothing is known of how long rows take in workers
+_FIRST_BLOCK_S = 0.1  # until the duration of rows in workers is known
 _LEAST_BLOCK_S = 0.02
-_BLOCK_NBYTES = 8 << 20  # so that memory is used again, and is in the cache when it is written
+_BLOCK_NBYTES = 8 << 20  # small enough to reuse memory, and to be in the cache when it is written
 _COMMIT_S = 1.0
-_DEATHS = 3  # of workers in which a row may be found before it is taken for the cause
-_LOOK_S = 0.25  # how often it is looked whether to stop
-_LINE_S = 30.0  # between lines of progress, where there is no terminal
-_RATE_S = 0.2  # at least, before a rate is shown
+_DEATHS = 3  # worker deaths in a row's block before that row counts as the cause
+_LOOK_S = 0.25  # interval of checks for a reason to stop
+_LINE_S = 30.0  # between lines of progress if there is no terminal
+_RATE_S = 0.2  # least time before a rate is shown
 _log = logging.getLogger("fastpipe.generate")
 
 
 class Report:
-    """Shows how far a file of so many rows is, in a ``with`` block; the log has what matters in any case."""
+    """The progress of a file, shown in a ``with`` block; important messages are always logged."""
 
     def __init__(
         self, name: str, rows: int, *, is_shown: bool = True, console: Console | None = None
@@ -60,7 +60,7 @@ class Report:
             self._bar.stop()
 
     def begin(self, done: int) -> None:
-        """Start the clock, with so many rows that are there already."""
+        """Start the clock; ``done`` rows exist already."""
         self._done, self._begun = done, time.monotonic()
         self._said = self._begun
         self._show()
@@ -74,12 +74,12 @@ class Report:
         self._show()
 
     def step(self, text: str) -> None:
-        """Show what is done beside rows; in a terminal only."""
+        """Show a step other than making rows; in a terminal only."""
         if self._bar is not None:
             self._bar.update(self._task, told=printable(text))
 
     def say(self, text: str, level: int = logging.INFO) -> None:
-        """Print a line that stays, and log it."""
+        """Print a permanent line, and log it."""
         _log.log(level, "%s", text)
         if self._is_shown:
             print_line(self._console, text)
@@ -105,9 +105,9 @@ class Report:
 
 
 class Interrupts:
-    """Counts Ctrl-C instead of raising it, in a ``with`` block of the main thread.
+    """A counter of Ctrl-C, which does not raise it, in a ``with`` block of the main thread.
 
-    Where this thread makes rows the second one is raised, as nobody would look for it.
+    If this thread makes the rows, the second Ctrl-C is raised, as no other thread checks the count.
     """
 
     def __init__(self, *, is_here: bool = False) -> None:
@@ -116,7 +116,7 @@ class Interrupts:
 
     def __enter__(self) -> Interrupts:
         is_main = threading.current_thread() is threading.main_thread()
-        # A script that handles it, or ignores it, goes on doing so.
+        # A script's own handler, or ignored interrupts, stay as they are.
         if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             self._before = signal.signal(signal.SIGINT, self._add)
         return self
@@ -133,7 +133,7 @@ class Interrupts:
 
 
 class Missing:
-    """The rows that are not made yet; blocks of them begin at multiples of ``align``, or where others end.
+    """The rows not made yet; blocks of them begin at multiples of ``align``, or where others end.
 
     >>> missing = Missing(10, [(2, 4)])
     >>> missing.take(5), missing.take(5), missing.take(5), missing.left
@@ -153,7 +153,7 @@ class Missing:
         self.left = sum(last - first for first, last in self._ranges)
 
     def take(self, rows: int) -> tuple[int, int] | None:
-        """Take the next rows, about so many; None if there are none."""
+        """Take the next rows, about ``rows`` of them; None if there are none."""
         if not self._ranges:
             return None
         first, end = self._ranges.pop()
@@ -166,15 +166,15 @@ class Missing:
         return first, last
 
     def give_back(self, first: int, last: int) -> None:
-        """Return rows that are missing still."""
+        """Return rows that are still missing."""
         self._ranges.append((first, last))
         self.left += last - first
 
 
 class Schedule:
-    """Has all missing rows made, stored and added to the journal.
+    """The loop in which all missing rows are made, stored and added to the journal.
 
-    ``expected`` is about how many seconds a row takes, and how many bytes; None where it is unknown.
+    ``expected`` is about how many seconds and how many bytes a row takes; None if unknown.
     """
 
     def __init__(
@@ -189,16 +189,16 @@ class Schedule:
         self._pending: list[Stored] = []
         self._committed = time.monotonic()
         self._deaths: dict[int, int] = {}
-        self._most: dict[int, int] = {}  # rows of a block that begins there, after a worker died in it
+        self._most: dict[int, int] = {}  # by first row: most rows of a block in which a worker died
         self._stop: BaseException | None = None
 
     def run(self) -> None:
-        """Make everything; what is done stays done, however this ends.
+        """Make everything; finished rows stay on any exit.
 
         Raises:
             GenerationError: a row failed, or workers cannot work.
             KeyboardInterrupt: it was interrupted; blocks in flight were finished.
-            OSError: the disk is full, for instance.
+            OSError: for instance the disk is full.
         """
         try:
             while self._flying or (self._stop is None and self._missing.left):
@@ -208,7 +208,7 @@ class Schedule:
                     self._stop = KeyboardInterrupt()
                 if self._stop is not None:
                     self._withdraw()
-                if self._interrupts.count > 1:  # a block that does not end now is not waited for
+                if self._interrupts.count > 1:  # do not wait for blocks in flight
                     self._workers.abandon()
                     self._collect()
                     break
@@ -224,7 +224,7 @@ class Schedule:
             raise self._stop
 
     def _fill(self) -> None:
-        """Have as many blocks in flight as there is room for."""
+        """Submit blocks until all slots are in use."""
         while self._stop is None and len(self._flying) < self._workers.slots:
             block = self._missing.take(self._block_rows())
             if block is None:
@@ -234,26 +234,26 @@ class Schedule:
                 block = block[0], block[0] + most
             try:
                 self._flying[self._workers.submit(*block)] = block
-            except Exception as error:  # an executor that was shut down, or is broken
+            except Exception as error:  # the executor was shut down, or is broken
                 text = f"workers take no more rows: {type(error).__name__}: {error}"
                 self._end(GenerationError(text), *block, error)
 
     def _withdraw(self) -> None:
-        """Take back what no worker has begun."""
+        """Take back the blocks that no worker has started."""
         for future in list(self._flying):
             if future.cancel():
                 self._missing.give_back(*self._flying.pop(future))
 
     def _block_rows(self) -> int:
-        """Rows of the next block: about a second's, and less towards the end, so that all end together."""
+        """Return the rows of the next block: about a second's, fewer towards a common end."""
         wanted = (_BLOCK_S if self._is_measured else _FIRST_BLOCK_S) / self._row_s
         share = self._missing.left / (2 * max(self._workers.count, 1))
-        # What one row takes tells little of the others: all workers have some before that is relied upon.
+        # One row's time says little about others: rely on it only after all workers have made some rows.
         least = _LEAST_BLOCK_S / self._row_s if self._is_measured else 1
         return max(1, min(int(min(wanted, max(share, least))), _BLOCK_NBYTES // self._row_nbytes))
 
     def _collect(self) -> None:
-        """Wait for blocks, and take what has come."""
+        """Wait for blocks, and handle those that are done."""
         ready, _ = wait(self._flying, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
         for future in ready:
             first, last = self._flying.pop(future)
@@ -285,11 +285,11 @@ class Schedule:
             self._stop = self._stop or GenerationError(text, index=failure.index, trace=failure.trace)
 
     def _died(self, error: WorkerError, first: int, last: int) -> None:
-        """Make the rows of a worker that died in smaller blocks, to find the row."""
+        """Make the rows of a worker that died again in smaller blocks, to find the cause."""
         self._missing.give_back(first, last)
         if self._stop is not None:
             return
-        calls = -(-(last - first) // self._missing.align)  # of the function; none of them is cut
+        calls = -(-(last - first) // self._missing.align)  # calls of the function, which are never split
         self._most[first] = max(1, calls // 2) * self._missing.align
         self._deaths[first] = self._deaths.get(first, 0) + (calls == 1)
         if self._deaths[first] >= _DEATHS or sum(self._deaths.values()) + len(self._most) > 40:
@@ -298,14 +298,14 @@ class Schedule:
             self._stop.__cause__ = error
 
     def _end(self, error: BaseException, first: int, last: int, cause: BaseException | None = None) -> None:
-        """Stop for an error that the next block would meet, too."""
+        """Stop for an error that the next block would also meet."""
         self._missing.give_back(first, last)
         if self._stop is None:
             self._stop = error
             error.__cause__ = cause
 
     def _commit(self) -> None:
-        """Add what has come to the journal, after it is on the disk."""
+        """Flush finished blocks to the disk, then add them to the journal."""
         pending, self._pending = self._pending, []
         self._committed = time.monotonic()
         if not pending:

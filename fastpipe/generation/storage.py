@@ -1,7 +1,7 @@
-"""Blocks on disk, and the journal of those that are complete.
+"""Blocks on disk, and the journal of the complete ones.
 
-Rows of one shape are written to the place in the file that they will have.  The place of ragged rows depends
-on the longest, which is unknown until the end: they wait in a *spool*, as lengths and values.
+Rows of a fixed shape are written to their final place in the file.  The place of ragged rows depends on the
+longest row, which is unknown until the end; until then their lengths and values are in a *spool*.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from fastpipe.core.files import UNFINISHED, open_regular, retrying_open, sync_fo
 from fastpipe.generation.rows import Block
 
 JOURNAL = "journal"
-_MOST_NOTED = 20  # rows with NaN of a block, by number
+_MOST_NOTED = 20  # rows with NaN of a block, listed by number
 
 
 def data_file(folder: Path, shard: int) -> Path:
-    """Return the file that grows to be a shard."""
+    """Return the path of the data file that becomes a shard."""
     return folder / f"{shard:05d}.data"
 
 
 def bytes_of(array: npt.NDArray[Any]) -> memoryview:
-    """Return an array's bytes, also of types that Python's buffers do not know."""
+    """Return an array's bytes, also for dtypes that Python's buffer protocol does not support."""
     if not array.size:
         return memoryview(b"")
     flat: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -41,7 +41,7 @@ def bytes_of(array: npt.NDArray[Any]) -> memoryview:
 
 
 def write_all(descriptor: int, view: memoryview, offset: int) -> None:
-    """Write all bytes at a place of a file."""
+    """Write all bytes at an offset of a file."""
     done = 0
     while done < len(view):
         done += os.pwrite(descriptor, view[done:], offset + done)
@@ -49,7 +49,7 @@ def write_all(descriptor: int, view: memoryview, offset: int) -> None:
 
 @contextmanager
 def opened(path: Path) -> Iterator[int]:
-    """Give the descriptor of a file, which is made if it is missing."""
+    """Open a file, created if missing, and yield its descriptor."""
     descriptor = retrying_open(open_regular, path, os.O_RDWR | os.O_CREAT)
     try:
         yield descriptor
@@ -58,13 +58,13 @@ def opened(path: Path) -> Iterator[int]:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Make or replace a file, on the disk when this returns: all of it or nothing."""
+    """Create or replace a file atomically; it is on the disk when this returns."""
     unfinished = path.with_name(f"{path.name}{UNFINISHED}")
     write_whole(path, lambda file: file.write(content), sync=True, unfinished=unfinished)
 
 
 class Region(NamedTuple):
-    """Where a dataset's rows are in a file, in bytes."""
+    """The place of a dataset's rows in a file, in bytes."""
 
     begin: int
     row_nbytes: int
@@ -77,24 +77,24 @@ class Region(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """Where rows are in the files that grow in a folder."""
+    """The places of rows in the files that grow in a folder."""
 
     folder: Path
     rows: int
-    shard_rows: int  # of each file
-    regions: Sequence[Sequence[Region]]  # for each file those of the columns of one shape
+    shard_rows: int  # rows of each file
+    regions: Sequence[Sequence[Region]]  # for each file, the regions of its columns of fixed shape
 
     @property
     def shards(self) -> int:
         return -(-self.rows // self.shard_rows)
 
     def shard(self, number: int) -> range:
-        """The rows of a file."""
+        """Return the rows of a file."""
         first = number * self.shard_rows
         return range(first, min(first + self.shard_rows, self.rows))
 
     def pieces(self, first: int, last: int) -> Iterator[tuple[int, range, int]]:
-        """The rows of a block by file: its number, the rows, and the first one's place in it."""
+        """Yield a block's rows by file: its number, the rows, and the position of the first in the file."""
         for number in range(first // self.shard_rows, -(-last // self.shard_rows)):
             shard = self.shard(number)
             rows = range(max(first, shard.start), min(last, shard.stop))
@@ -102,30 +102,30 @@ class Layout:
 
 
 class Spooled(NamedTuple):
-    """A ragged column of a block in a spool."""
+    """The place of a block's values of a ragged column in a spool."""
 
     file: str
     begin: int
     nbytes: int
     crc: int
-    longest: int  # length of a row
+    longest: int  # length of the longest row
 
 
 @dataclass(frozen=True)
 class Stored:
-    """What the journal says of a block."""
+    """The journal's record of a block."""
 
     first: int
-    last: int  # the row behind its last one
-    crcs: tuple[int, ...]  # of each column of one shape
+    last: int  # index after the last row
+    crcs: tuple[int, ...]  # one for each column of fixed shape
     spooled: tuple[Spooled, ...]
-    failed: tuple[tuple[int, str], ...] = ()  # rows that are left out, with the error
-    with_nan: int = 0  # rows
+    failed: tuple[tuple[int, str], ...] = ()  # rows that are left out, each with its error
+    with_nan: int = 0  # number of rows with NaN
     first_with_nan: tuple[int, ...] = ()
-    nbytes: int = 0  # of its values
+    nbytes: int = 0  # bytes of the values
 
     def as_json(self) -> dict[str, Any]:
-        """For the journal."""
+        """Return the record as JSON-compatible values, for the journal."""
         found: dict[str, Any] = {"rows": (self.first, self.last), "crcs": self.crcs, "nbytes": self.nbytes}
         nan = (self.with_nan, self.first_with_nan) if self.with_nan else ()
         more = {"spooled": self.spooled, "failed": self.failed, "nan": nan}
@@ -133,7 +133,7 @@ class Stored:
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Stored:
-        """As `as_json` gives it."""
+        """Return the record that `as_json` has written."""
         with_nan, rows = content.get("nan", (0, ()))
         spooled = tuple(Spooled(*one) for one in content.get("spooled", ()))
         failed = tuple((index, text) for index, text in content.get("failed", ()))
@@ -142,7 +142,7 @@ class Stored:
 
 
 def described(block: Block, spooled: tuple[Spooled, ...] = ()) -> Stored:
-    """Return what the journal says of a block."""
+    """Return the journal's record of a block."""
     with_nan = block.rows_with_nan()
     return Stored(
         block.first, block.last, tuple(zlib.crc32(bytes_of(one)) for one in block.fixed), spooled,
@@ -152,7 +152,7 @@ def described(block: Block, spooled: tuple[Spooled, ...] = ()) -> Stored:
 
 
 class Writer:
-    """Writes blocks into place.  Safe between threads; processes have one each, with a spool of its own."""
+    """The writer of blocks.  Safe between threads; each process has its own, with its own spool."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout, self._lock = layout, threading.Lock()
@@ -160,7 +160,7 @@ class Writer:
         self._synced: set[Path] = set()
 
     def put(self, block: Block) -> Stored:
-        """Write a block; raises an OSError where the disk is full, for instance."""
+        """Write a block; raise an OSError, for instance if the disk is full."""
         for number, rows, at in self._layout.pieces(block.first, block.last):
             with opened(data_file(self._layout.folder, number)) as descriptor:
                 for array, region in zip(block.fixed, self._layout.regions[number], strict=True):
@@ -170,7 +170,7 @@ class Writer:
         return described(block, tuple(spooled))
 
     def sync(self, blocks: Sequence[Stored]) -> None:
-        """Wait until blocks are on the disk, whichever process has written them."""
+        """Flush blocks to the disk, regardless of which process wrote them."""
         folder = self._layout.folder
         paths = {folder / spooled.file for one in blocks for spooled in one.spooled}
         for one in blocks:
@@ -196,15 +196,15 @@ class Writer:
 
 
 class Journal:
-    """The journal of a folder: a line for each block, written after the block is on the disk.
+    """The journal of a folder: one line for each block, written after the block is on the disk.
 
-    So what it says is there after the machine failed, too.  A line begins with the checksum of the rest, so
-    that one that was cut off is not taken for a whole one.
+    So the blocks that it lists exist even after a crash of the machine.  Each line begins with a checksum of
+    its rest, which detects an incomplete line.
 
     Attributes:
-        job: what is made; None in a new journal.
-        is_naming: whether all is done, and files are getting their names.
-        damaged: how many lines cannot be read any more.
+        job: the description of what is made; None in a new journal.
+        is_naming: whether all rows are done, and the files are being renamed.
+        damaged: number of lines that cannot be read.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -220,7 +220,7 @@ class Journal:
             raise
 
     def begin(self, job: dict[str, Any]) -> None:
-        """Begin anew."""
+        """Start an empty journal for a job."""
         os.ftruncate(self._descriptor, 0)
         self.job, self.blocks, self.is_naming, self.damaged = job, [], False, 0
         self._append([{"job": job}])
@@ -232,12 +232,12 @@ class Journal:
         self.blocks += blocks
 
     def name(self) -> None:
-        """Note that files are getting their names."""
+        """Record that the files are being renamed."""
         self._append([{"naming": True}])
         self.is_naming = True
 
     def drop(self, blocks: Sequence[Stored]) -> None:
-        """Remove blocks that are not there as the journal says."""
+        """Remove blocks whose data does not match the journal."""
         gone = {(one.first, one.last) for one in blocks}
         kept = [one for one in self.blocks if (one.first, one.last) not in gone]
         lines = ({"job": self.job}, *(one.as_json() for one in kept))
@@ -253,19 +253,19 @@ class Journal:
             os.close(descriptor)
 
     def _append(self, entries: Sequence[dict[str, Any]]) -> None:
-        """Write lines behind the others, or none."""
+        """Append all of the lines, or none."""
         end = os.lseek(self._descriptor, 0, os.SEEK_END)
         data = memoryview("".join(map(_line, entries)).encode())
         try:
             while data:
                 data = data[os.write(self._descriptor, data) :]
             os.fsync(self._descriptor)
-        except BaseException:  # an interrupt, too: lines behind half a line are lost
+        except BaseException:  # also on an interrupt: lines after an incomplete one would be lost
             os.ftruncate(self._descriptor, end)
             raise
 
     def _read(self) -> None:
-        """Read all lines; cut off a last one that is not whole.  Rows of damaged ones are missing."""
+        """Read all lines and cut off an incomplete last one.  Rows of damaged lines count as missing."""
         whole = 0
         with open(self._path, "rb", opener=open_regular) as file:
             for line in file:

@@ -1,12 +1,12 @@
-"""Kept results in a folder, one file each, of which no byte is trusted before all have been checked.
+"""Stored results in a folder, one file each; no byte is used before all have been verified.
 
 ::
 
     16 bytes   "fastpipe memo 3\\n": the format
-     8         b"plain..." or b"sealed..": whether what is inside may be anything that can be pickled
-    32         plain: SHA-256 of all that follows; sealed: HMAC-SHA256 under the user's key
-    16         bytes of the header, count of the blobs
-               header: JSON; of which call it is, and how long that took
+     8         b"plain..." or b"sealed..": plain values only, or anything that can be pickled
+    32         plain: SHA-256 of the rest of the file; sealed: HMAC-SHA256 with the user's key
+    16         bytes of the header, number of blobs
+               header: JSON; describes the call, and how long it took
                sizes of the blobs, 8 bytes each
                blobs:  the value in pickle's notation, then arrays and the like
 """
@@ -43,7 +43,7 @@ from fastpipe.errors import CacheError
 
 try:
     import fcntl
-except ImportError:  # on Windows, where nothing is kept
+except ImportError:  # on Windows, where no results are stored
     fcntl = None  # type: ignore[assignment]
 
 FORMAT = 3
@@ -64,27 +64,27 @@ class EntryError(Exception):
 
 
 class NeedsPickleError(Exception):
-    """An entry is sealed, and pickle was not asked for."""
+    """An entry is sealed, but pickle was not enabled."""
 
 
 class NotStorableError(TypeError):
-    """A value has a part that is not kept without ``pickle=True``; the message says which."""
+    """A value with a part that is not stored without ``pickle=True``; the message names it."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """The call that an entry is of."""
+    """The call to which an entry belongs."""
 
-    name: str  # the function's
-    key: str  # of the call; also in the file's name
-    parts: dict[str, str]  # of the function's code
-    arguments: dict[str, str]  # digests by name
-    data: dict[str, str]  # digests of the files that arguments name, by the arguments' names
-    seconds: float = 0.0  # how long it took to compute
+    name: str  # of the function
+    key: str  # of the call; also part of the file's name
+    parts: dict[str, str]  # parts of the function's code
+    arguments: dict[str, str]  # digests by argument name
+    data: dict[str, str]  # digests of the files that arguments name, by argument name
+    seconds: float = 0.0  # duration of the computation
 
     @classmethod
     def from_json(cls, content: bytes) -> Header:
-        """Read a header; raises a ValueError or TypeError if it is none."""
+        """Read a header; raise a ValueError or TypeError if it is invalid."""
         found = cls(**json.loads(content))
         if not all(isinstance(one, dict) for one in (found.parts, found.arguments, found.data)):
             raise ValueError("it is no header")
@@ -92,7 +92,7 @@ class Header:
 
 
 class Entries:
-    """The entries of one function, of the name ``"module:name"``, in a folder."""
+    """The entries of one function, named ``"module:name"``, in a folder."""
 
     def __init__(self, folder: PrivateFolder, name: str) -> None:
         self._folder, self._name = folder, name
@@ -100,17 +100,17 @@ class Entries:
         self._prefix = f"{words}-{hashlib.sha256(name.encode()).hexdigest()[:8]}-"
 
     def file_name(self, key: str) -> str:
-        """Return the name of the file with the entry of a key."""
+        """Return the file name of a key's entry."""
         return f"{self._prefix}{key}{_SUFFIX}"
 
     def load(self, key: str, *, pickled: bool) -> tuple[Header, Any]:
-        """Return an entry's header and value; what the user has sealed only if ``pickled``.
+        """Return an entry's header and value; a sealed one only if ``pickled`` is true.
 
         Raises:
-            FileNotFoundError: there is none.
-            NeedsPickleError: it is sealed, and ``pickled`` is false.
-            EntryError: it is damaged, sealed by somebody else, or cannot be made again.
-            OSError, MemoryError: it cannot be read now, or the key cannot.
+            FileNotFoundError: there is no entry.
+            NeedsPickleError: the entry is sealed, and ``pickled`` is false.
+            EntryError: the entry is damaged, sealed with another key, or cannot be decoded.
+            OSError, MemoryError: the entry or the key cannot be read at present.
         """
         with self._opened(self.file_name(key)) as file:
             kind, check = _read_prefix(file)
@@ -130,7 +130,7 @@ class Entries:
         return header, value
 
     def store(self, header: Header, value: object, *, pickled: bool) -> None:
-        """Keep a value that ``encode`` takes; if ``pickled`` any other, sealed."""
+        """Store a value that ``encode`` supports; if ``pickled``, any other value, sealed."""
         try:
             kind, blobs = _PLAIN, encode(value)
         except NotStorableError:
@@ -147,7 +147,7 @@ class Entries:
         self._folder.write(self.file_name(header.key), lambda file: file.writelines([prefix, *pieces]))
 
     def set_aside(self, key: str) -> str | None:
-        """Give an entry's file another name, in the place of what has it; None if it is gone."""
+        """Rename an entry's file, replacing an earlier one, and return the name; None if the file is gone."""
         aside = f"{self.file_name(key)}.corrupt"
         try:
             self._folder.rename(self.file_name(key), aside)
@@ -156,7 +156,7 @@ class Entries:
         return aside
 
     def headers(self) -> list[Header]:
-        """Return the headers of the newest entries that can be read."""
+        """Return the headers of the newest readable entries."""
         times: list[tuple[int, str]] = []
         for name in self._names():
             with contextlib.suppress(FileNotFoundError):
@@ -170,7 +170,7 @@ class Entries:
         return found
 
     def clear(self) -> int:
-        """Remove all entries, but not what was set aside; return how many there were."""
+        """Remove all entries except those set aside; return how many there were."""
         names = self._names()
         for name in names:
             self._folder.remove(name)
@@ -196,12 +196,12 @@ def _read_prefix(file: BinaryIO) -> tuple[bytes, bytes]:
 
 
 def _read_checked(file: BinaryIO, kind: bytes, expected: bytes) -> tuple[bytes, list[ByteArray]]:
-    """The header and the blobs, each in memory of its own, after the checksum of all was compared."""
+    """Return the header and the blobs, each in its own memory, after verifying the checksum of all."""
     left, check = os.fstat(file.fileno()).st_size - _PREFIX.size, _new_check(kind)
 
     def take(nbytes: int) -> ByteArray:
         nonlocal left
-        if nbytes > left:  # a size that lies asks for no memory
+        if nbytes > left:  # a wrong size must not allocate memory
             raise EntryError("it is cut off, or damaged")
         left -= nbytes
         found = np.empty(nbytes, np.uint8)
@@ -227,30 +227,30 @@ def _unpickled(blobs: list[ByteArray]) -> Any:
 
 
 def _pickled(value: object) -> list[Bytes]:
-    """Any value as pickle has it, arrays beside it in their own memory."""
+    """Pickle any value; arrays follow it in their own memory."""
     buffers: list[pickle.PickleBuffer] = []
     try:
         content = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
         return [content, *(buffer.raw() for buffer in buffers)]
     except MemoryError:
         raise
-    except Exception as error:  # any that code of the user's raises
+    except Exception as error:  # the user's code may raise anything
         raise NotStorableError(f"it cannot be pickled: {type(error).__name__}: {error}") from error
 
 
-# ---- values of which nothing is run when they are loaded -----------------------------------------------
+# ---- values that load without running code -------------------------------------------------------------
 #
-# In pickle's notation, of which only that of Python's own values is used: it names no class and no function,
-# and the reader refuses one that does.  What is no value of Python's is a description of plain values, which
-# `_Reader` knows: an array has the number of the blob with its bytes.
+# The format is pickle's, restricted to Python's own values: it names no class and no function, and the reader
+# refuses a file that does.  Every other value is a description made of plain values, which `_Reader` decodes:
+# an array has the number of the blob with its bytes.
 
 _OWN = {type(None), bool, int, float, str, bytes, bytearray, list, tuple, set, frozenset, dict}
 
 
 def encode(value: object) -> list[Bytes]:
-    """Return a value as blobs, which may be memory of the value's own.
+    """Return a value as blobs, which may share the value's memory.
 
-    Raises a NotStorableError where it holds anything but None, numbers, strings, bytes, arrays, tensors, and
+    Raises a NotStorableError if it holds anything but None, numbers, strings, bytes, arrays, tensors, and
     lists, tuples, sets and dicts of those.
     """
     file = io.BytesIO()
@@ -262,7 +262,7 @@ def encode(value: object) -> list[Bytes]:
         raise NotStorableError(f"it{place} is {error}") from None
     except RecursionError:
         raise NotStorableError("it is nested too deep") from None
-    if writer.tensors:  # all in one, as some share their memory
+    if writer.tensors:  # all in one call, as some share memory
         tensors = io.BytesIO()
         sys.modules["torch"].save(writer.tensors, tensors)
         writer.blobs.append(tensors.getbuffer())
@@ -270,7 +270,7 @@ def encode(value: object) -> list[Bytes]:
 
 
 def decode(blobs: Sequence[ByteArray]) -> Any:
-    """Return the value again, arrays in their blobs' memory; any exception if they are not of ``encode``."""
+    """Decode a value, with arrays in the blobs' memory; raise any exception if they are invalid."""
     return _Reader(blobs).load()
 
 
@@ -287,13 +287,13 @@ class _Writer(pickle.Pickler):
         self.tensors: list[Any] = []
 
     def persistent_id(self, value: Any) -> Any:
-        """The description of what is no value of Python's."""
+        """Return the description of a value that is not Python's own."""
         kind = type(value)
         if kind in _OWN:
             return None
         if kind is complex:
             return "complex", value.real, value.imag
-        if kind in (np.str_, np.bytes_):  # arrays of them would lose zeros at the end
+        if kind in (np.str_, np.bytes_):  # arrays would strip zeros at the end
             return kind.__name__, (str if kind is np.str_ else bytes)(value)
         if kind is np.ndarray or isinstance(value, np.generic):
             return self._array(value)
@@ -302,7 +302,7 @@ class _Writer(pickle.Pickler):
                 "OrderedDict",
                 list(value.items()),
                 vars(value),
-            )  # a state_dict has versions of layers there
+            )  # a state_dict stores versions of layers there
         torch = sys.modules.get("torch")
         if torch is None or kind not in (torch.Tensor, torch.nn.Parameter):
             raise _UnknownError(value, f"a {_words(value)}")
@@ -312,7 +312,7 @@ class _Writer(pickle.Pickler):
             and not value.is_quantized
             and value.untyped_storage().nbytes() > value.numel() * value.element_size()
         )
-        if is_part:  # of a larger memory, all of which would be written
+        if is_part:  # part of a larger memory, which would be written completely
             value = value.detach().clone().requires_grad_(value.requires_grad)
         self.tensors.append(value)
         return "tensor", len(self.tensors) - 1
@@ -333,8 +333,8 @@ def _bytearray(reader: Any) -> None:
     reader.append(bytearray(reader.read(int.from_bytes(reader.read(8), "little"))))
 
 
-# All that `_Writer` writes.  The numbers in these ask for no memory but that of bytes which are there; C's
-# reader makes a table as long as the number says under which a part is noted.
+# All opcodes that `_Writer` writes.  Their numbers allocate only as many bytes as the file has.  Opcodes with
+# memo indices are not among them: C's reader allocates a table as long as the index.
 _STEPS = {
     ord(code): _bytearray if code == pickle.BYTEARRAY8 else pickle._Unpickler.dispatch[ord(code)]
     for code in (
@@ -362,7 +362,7 @@ class _Reader(pickle._Unpickler):
     def load(self) -> Any:
         try:
             return super().load()
-        except KeyError as error:  # a step that no value of Python's own takes, such as a class's name
+        except KeyError as error:  # an opcode that Python's own values do not use, such as a class's name
             raise EntryError("it needs pickle, and its seal is missing") from error
 
     def persistent_load(self, found: Any) -> Any:
@@ -387,14 +387,14 @@ class _Reader(pickle._Unpickler):
     def _array(self, words: Any, shape: tuple[int, ...], is_fortran: bool, number: int) -> Any:
         dtype, blob, count = np.lib.format.descr_to_dtype(words), self._blobs[number], math.prod(shape)
         is_possible = not dtype.hasobject and min(shape, default=0) >= 0
-        if not is_possible or count * dtype.itemsize != blob.nbytes:  # before any memory is asked for
+        if not is_possible or count * dtype.itemsize != blob.nbytes:  # check before allocating
             raise ValueError(f"there is no array {shape} of {dtype} in {blob.nbytes} bytes")
         flat = blob.view(dtype) if blob.nbytes else np.empty(count, dtype)
         return flat.reshape(shape[::-1]).T if is_fortran else flat.reshape(shape)
 
 
 def _keys_to(part: object, value: Any, seen: set[int]) -> list[Any] | None:
-    """The keys and indices that lead to a part of a value."""
+    """Return the keys and indices that lead to a part of a value."""
     if value is part:
         return []
     if not isinstance(value, (dict, list, tuple)) or id(value) in seen:
@@ -407,11 +407,11 @@ def _keys_to(part: object, value: Any, seen: set[int]) -> list[Any] | None:
 
 
 def _dtype_words(dtype: np.dtype[Any]) -> Any:
-    """A dtype as the header of an .npy has it; None if that is not the same dtype again."""
+    """Return a dtype as the header of an .npy has it; None if that would not give the same dtype."""
     if dtype.hasobject or dtype.subdtype is not None or _has_metadata(dtype) or dtype.isbuiltin == 2:
         return None
     words: Any = np.lib.format.dtype_to_descr(dtype)
-    if isinstance(words, str) and np.dtype(words).char != dtype.char:  # a C long long, of a long's size
+    if isinstance(words, str) and np.dtype(words).char != dtype.char:  # C's long long, as large as a long
         words = words[0] + dtype.char
     return words if np.lib.format.descr_to_dtype(words) == dtype else None
 
@@ -428,12 +428,12 @@ def _loaded_tensors(content: bytes) -> Any:
     torch = require("torch", extra="torch")
     try:
         return torch.load(io.BytesIO(content), weights_only=True)
-    except RuntimeError:  # they were on a device that is not there
+    except RuntimeError:  # they were on a device that does not exist here
         return torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
 
 
 def _words(value: object) -> str:
-    """What something is, and what to return instead."""
+    """Return a text with the type of a value, and what to return instead."""
     kind = type(value)
     name = f"{kind.__module__}.{kind.__qualname__}"
     if any(one.__name__ == "KerasSaveable" for one in kind.__mro__):
@@ -447,21 +447,21 @@ def _words(value: object) -> str:
 
 # ---- the key that seals what is pickled ----------------------------------------------------------------
 #
-# It lies in the user's folder of settings, never beside the entries: whoever else makes entries, or puts a
-# folder of them there, has no key to seal them with.
+# It is in the user's settings folder, never beside the entries: others who write entries, or copy a folder of
+# them, have no key to seal them.
 
 _KEY_NAME, _KEY_BYTES = "memoize.key", 32
 
 
 def key_path() -> Path:
-    """Return where the key is, or will be: ``~/.config/fastpipe/memoize.key``, or by ``XDG_CONFIG_HOME``."""
-    import platformdirs  # most programs never need it
+    """Return the path of the key: ``~/.config/fastpipe/memoize.key``, or according to ``XDG_CONFIG_HOME``."""
+    import platformdirs  # imported here, as most programs do not need it
 
     return platformdirs.user_config_path("fastpipe", appauthor=False) / _KEY_NAME
 
 
 def sealing_key() -> bytes:
-    """Return the user's key, made when it is first needed; a CacheError where it is not the user's alone."""
+    """Return the user's key, created on first use; raise a CacheError if others can access it."""
     path = key_path()
     what = f"the key of pickled entries, {str(path)!r}"
     if not path.is_absolute():
@@ -479,9 +479,9 @@ def sealing_key() -> bytes:
                     f"{what}, must be a file of user {os.geteuid()} that nobody else may open: it is of user "
                     f"{status.st_uid} and has mode {mode:04o}. Remove it; entries under it are computed again"
                 )
-            fcntl.flock(file, fcntl.LOCK_EX)  # ends as the file is closed
+            fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed
             key = file.read(_KEY_BYTES)
-            if len(key) < _KEY_BYTES:  # new, or of somebody who ended just then and has sealed nothing
+            if len(key) < _KEY_BYTES:  # new, or left by a process that ended before it sealed anything
                 key = secrets.token_bytes(_KEY_BYTES)
                 file.seek(0)
                 file.write(key)
@@ -490,7 +490,7 @@ def sealing_key() -> bytes:
 
 
 def _new_check(kind: bytes) -> Any:
-    """What makes the checksum or the seal of an entry."""
+    """Return a new checksum or seal of an entry."""
     if kind == _PLAIN:
         return hashlib.sha256(kind)
     return hmac.new(sealing_key(), kind, digestmod="sha256")
@@ -498,10 +498,10 @@ def _new_check(kind: bytes) -> Any:
 
 # ---- one at a time for each key, among threads and processes -------------------------------------------
 #
-# Each key has a lock of its own, in a file that is there only while it is held.  With a fixed number of files
-# two keys would share one, and a computation of one of them that needs the other would wait for ever.
+# Each key has its own lock, in a file that exists only while the lock is held.  With a fixed number of files
+# two keys could share a lock, and a computation that needs the other key's result would deadlock.
 
-_held: set[int] = set()  # descriptors
+_held: set[int] = set()  # open descriptors
 
 
 _mine: set[tuple[int, str, str]] = set()  # thread, folder and name
@@ -512,15 +512,15 @@ def _own(folder: PrivateFolder, name: str) -> tuple[int, str, str]:
 
 
 def is_computing(folder: PrivateFolder, name: str) -> bool:
-    """Return whether this thread is inside ``computing`` of the same name: it must not wait for itself."""
+    """Return whether this thread is inside ``computing`` of the same name and must not wait for itself."""
     return _own(folder, name) in _mine
 
 
 @contextlib.contextmanager
 def computing(folder: PrivateFolder, name: str) -> Iterator[None]:
-    """Be alone with a key's name, until this process ends, however it does; others wait.
+    """Hold the lock of a key's name, at most until this process ends; others wait.
 
-    Without locks of the file system nobody waits.
+    Without file locks there is no waiting.
     """
     own, lock = _own(folder, name), name + _LOCK_SUFFIX
     descriptor = _locked(folder, lock)
@@ -529,14 +529,14 @@ def computing(folder: PrivateFolder, name: str) -> Iterator[None]:
         yield
     finally:
         _mine.discard(own)
-        if descriptor in _held:  # else this is a forked child
+        if descriptor in _held:  # not in a forked child
             with contextlib.suppress(OSError):
-                folder.remove(lock)  # whoever waits for it notices, and makes another one
+                folder.remove(lock)  # a waiting process notices, and creates another
             _drop(descriptor)
 
 
 def _locked(folder: PrivateFolder, name: str) -> int:
-    """A descriptor of the lock's file, locked; -1 where there are no locks."""
+    """Return a locked descriptor of the lock's file; -1 if the file system has no locks."""
     while True:
         descriptor, is_alone = folder.open(name, os.O_RDWR | os.O_CREAT), False
         _held.add(descriptor)
@@ -547,7 +547,7 @@ def _locked(folder: PrivateFolder, name: str) -> int:
                 entry = name.removesuffix(_LOCK_SUFFIX)
                 _log.info("%s: somebody else computes it just now, and is waited for", entry)
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-            with contextlib.suppress(FileNotFoundError):  # it was removed while it was waited for
+            with contextlib.suppress(FileNotFoundError):  # it was removed during the wait
                 is_alone = os.path.samestat(folder.stat(name), os.fstat(descriptor))
             if is_alone:
                 return descriptor
@@ -565,7 +565,7 @@ def _drop(descriptor: int) -> None:
 
 
 def _leave_to_the_parent() -> None:
-    """In a forked child, which would hold the locks after its parent's end."""
+    """Close the locks' descriptors in a forked child, which would hold them after its parent's end."""
     while _held:
         os.close(_held.pop())
 

@@ -1,4 +1,4 @@
-"""Workers that make blocks: this thread, threads, processes, or an executor such as Dask's."""
+"""Workers that make blocks: in this thread, in threads, in processes, or in an executor such as Dask's."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ from fastpipe.generation.rows import Block, Failure, Maker, Task
 from fastpipe.generation.storage import Layout, Stored, Writer, described, replace_file
 
 Kind = Literal["processes", "threads"]
-FUNCTION = "function"  # the file with a task for the workers of an executor
+FUNCTION = "function"  # the file that holds the task for an executor's workers
 
 
 @dataclass(frozen=True)
 class Done:
-    """What a worker returns."""
+    """The result of a worker for one block."""
 
-    stored: Stored  # the rows; none, where the first raised
-    failure: Failure | None  # what ended it
+    stored: Stored  # the rows; none if the first one failed
+    failure: Failure | None  # the failure that ended it
     seconds: float
     who: tuple[str, int, int]  # machine, process and thread
     sent: tuple[bytes, int] | None = (
-        None  # the rows by pickle, and a checksum, if they are still to be stored
+        None  # the pickled rows and their checksum, if they are still to be stored
     )
 
     def block(self) -> Block | None:
-        """Return the rows that were sent; a ValueError if they are not what was made."""
+        """Return the rows that were sent; raise a ValueError if their checksum differs."""
         if self.sent is None:
             return None
         content, crc = self.sent
@@ -59,7 +59,7 @@ class Done:
 
 
 def _work(task: Task, writer: Writer | None, *, sends: bool = False) -> Callable[[int, int], Done]:
-    """What makes and stores blocks in this process; without a writer they are thrown away, or sent."""
+    """Return a function that makes and stores blocks; without a writer it discards or sends them."""
     maker, put = Maker(task), writer.put if writer else described
 
     def run(first: int, last: int) -> Done:
@@ -76,7 +76,7 @@ def _work(task: Task, writer: Writer | None, *, sends: bool = False) -> Callable
 
 
 class _ThisThread(Executor):
-    """Runs what is submitted at once."""
+    """An executor that runs each call immediately, in the thread that submits it."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -88,7 +88,7 @@ class _ThisThread(Executor):
 
 
 class Workers(AbstractContextManager["Workers"]):
-    """An executor that makes blocks, ``count`` at a time; a ``with`` block ends it."""
+    """An executor that makes ``count`` blocks at a time; leaving its ``with`` block ends it."""
 
     def __init__(
         self, executor: Executor, run: Callable[[int, int], Done], count: int, *, limits: bool = True
@@ -102,18 +102,18 @@ class Workers(AbstractContextManager["Workers"]):
 
     @property
     def slots(self) -> int:
-        """How many blocks may be in flight: while one is made, the next one waits."""
+        """The most blocks in flight: one being made and one waiting for each worker."""
         return 2 * self.count
 
     def submit(self, first: int, last: int) -> Future[Done]:
-        """Have rows made."""
+        """Submit rows to be made."""
         return self._executor.submit(self._run, first, last)
 
     def abandon(self) -> None:
-        """End without finishing what is in flight, if that is possible."""
+        """End without finishing blocks in flight, if possible."""
 
     def close(self) -> None:
-        """End, when what is in flight is done."""
+        """End after the blocks that have been started."""
         self._executor.shutdown(cancel_futures=True)
         if self._limits is not None:
             self._limits.lift()
@@ -123,7 +123,7 @@ class Workers(AbstractContextManager["Workers"]):
 
 
 class ThisThread(Workers):
-    """This thread: a block is made when it is submitted."""
+    """Workers in this thread: a block is made when it is submitted."""
 
     slots = 1
 
@@ -132,7 +132,7 @@ class ThisThread(Workers):
 
 
 class Threads(Workers):
-    """Threads, for functions that release the interpreter's lock."""
+    """Worker threads, for functions that release the interpreter's lock."""
 
     def __init__(self, task: Task, writer: Writer | None, count: int) -> None:
         pool = ThreadPoolExecutor(count, "fastpipe-generate", limit_this_thread)
@@ -140,16 +140,16 @@ class Threads(Workers):
 
 
 class Cluster(Workers):
-    """An executor of the user's, who closes it; its workers see the folder of the job, and send their blocks.
+    """The user's executor, which the user closes; its workers see the job's folder and return their blocks.
 
-    Without a ``count`` it is learned from who makes them.
+    Without ``count`` the number of workers is learned from those that return blocks.
     """
 
     def __init__(self, task: Task, folder: Path, executor: Executor, count: int | None) -> None:
         content = _pickled(task)
         replace_file(folder / FUNCTION, content)
         run = functools.partial(_run_from_folder, str(folder.resolve()), hashlib.sha256(content).hexdigest())
-        # Its workers may be threads of this process.
+        # Its workers may be threads of this process, so libraries' threads are limited here, too.
         super().__init__(executor, run, count or getattr(executor, "_max_workers", None) or 0)
         self._seen: set[tuple[str, int, int]] = set()
 
@@ -172,7 +172,7 @@ class Cluster(Workers):
 
 
 def _run_from_folder(folder: str, digest: str, first: int, last: int) -> Done:
-    """Make rows in a worker of an executor, by the task in a folder that all of them see."""
+    """Make rows in a worker of an executor, with the task from a folder that all of them see."""
     try:
         task = _task(folder, digest)
     except FileNotFoundError as error:
@@ -195,7 +195,7 @@ def _task(folder: str, digest: str) -> Task:
 
 
 def _pickled(task: Task) -> bytes:
-    """A task for another process; functions of a script or within others by their content."""
+    """Pickle a task for another process; functions of a script and inner functions by value."""
     cloudpickle = require("cloudpickle", extra="generation")
     try:
         data: bytes = cloudpickle.dumps(task, protocol=pickle.HIGHEST_PROTOCOL)
@@ -211,22 +211,22 @@ def _pickled(task: Task) -> bytes:
         ) from error
 
 
-# ---- processes, each a fresh interpreter, of which one may die without the others -----------------------
+# ---- processes, each a fresh interpreter, one of which may die without the others -----------------------
 #
-# The standard library's executor runs a script's own file again in each process that it spawns, so that
-# scripts need a guard; it ends when one process dies, and does not say which task that had.  Here a worker
-# knows the function alone, by its content; the pipe to it tells when it is gone, and it when the parent is.
+# The standard library's executor imports the script again in each process that it spawns, so scripts need a
+# guard.  It breaks when one process dies, and does not say which task that process had.  Here a worker
+# receives only the function, by value.  Each side detects through the pipe that the other has ended.
 
 _CHILD = """import sys; sys.path[:] = {path!r}; sys.argv[:] = {argv!r}
 from fastpipe.generation.workers import serve; serve({descriptor}, {parent})"""
-_END_S = 5.0  # for a worker that was asked to end, before it is killed
-_LOOK_S = 0.5  # how often the parent looks whether a worker that it waits for is there
+_END_S = 5.0  # grace for a worker that should end, before it is killed
+_LOOK_S = 0.5  # interval at which the parent checks that a busy worker is alive
 
 
 class Processes(Workers):
-    """Worker processes; where one dies another takes its place, and the future raises a `WorkerError`.
+    """Worker processes; one that dies is replaced, and its future raises a `WorkerError`.
 
-    Without a layout what they make is thrown away.
+    Without a layout the rows are discarded.
     """
 
     def __init__(self, task: Task, layout: Layout | None, count: int) -> None:
@@ -241,7 +241,7 @@ class Processes(Workers):
             for process in self._processes:
                 process.end(kills=True)
             raise
-        pool = ThreadPoolExecutor(count, "fastpipe-generate")  # each thread waits for one of them
+        pool = ThreadPoolExecutor(count, "fastpipe-generate")  # each thread waits for one process
         super().__init__(pool, self._run_in_one, count, limits=False)
 
     def abandon(self) -> None:
@@ -263,7 +263,7 @@ class Processes(Workers):
 
 
 class _Process:
-    """One process, and the pipe to it."""
+    """A worker process and the pipe to it."""
 
     def __init__(self, content: tuple[bytes, bytes]) -> None:
         self._content = content
@@ -272,23 +272,23 @@ class _Process:
         self._is_killed = False
 
     def start(self) -> None:
-        """Start it."""
+        """Start the process."""
         self._pipe, its = Pipe()
         with its:
-            path = [one for one in sys.path if isinstance(one, str)]  # Python passes over all else
+            path = [one for one in sys.path if isinstance(one, str)]  # Python ignores all other types
             code = _CHILD.format(path=path, argv=sys.argv, descriptor=its.fileno(), parent=os.getpid())
             flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
             self._process = subprocess.Popen(
                 [sys.executable, *flags, "-c", code], pass_fds=[its.fileno()], stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is the parent's, who lets this block be finished
+                start_new_session=True,  # Ctrl-C goes only to the parent, which lets this block finish
                 env={**os.environ, **ONE_THREAD},
             )  # fmt: skip
-        with suppress(OSError):  # it is gone already, as the first task will show
+        with suppress(OSError):  # it is gone already, which the first task will show
             for part in self._content:
                 self._pipe.send_bytes(part)
 
     def run(self, first: int, last: int) -> Done:
-        """Have rows made; raises a WorkerError where it died, and what was raised there."""
+        """Make rows in the process; raise its error, or a WorkerError if it died."""
         if self._process is None:
             if self._is_killed:
                 raise CancelledError
@@ -296,7 +296,7 @@ class _Process:
         assert self._process is not None and self._pipe is not None
         try:
             self._pipe.send((first, last))
-            # The end of the pipe does not always tell: a child of the worker's may have it, too.
+            # The pipe does not always report the end: a child of the worker may have it open, too.
             while not self._pipe.poll(_LOOK_S):
                 if self._process.poll() is not None and not self._pipe.poll():
                     raise EOFError
@@ -306,7 +306,7 @@ class _Process:
             self._process.kill()
             code = self._process.wait()
             if not self._is_killed:
-                self.end()  # another is started for the next rows
+                self.end()  # a new process is started for the next rows
             how = f"was ended by {signal_name(-code)}" if code < 0 else f"exited with {code}"
             raise WorkerError(
                 f"the worker process {pid} {how} while it made rows {first} to {last - 1}", pid=pid
@@ -317,13 +317,13 @@ class _Process:
         return found
 
     def kill(self) -> None:
-        """Let it be gone, for good."""
+        """Kill the process; no other is started."""
         self._is_killed = True
-        if (process := self._process) is not None:  # which another thread may let end just now
+        if (process := self._process) is not None:  # another thread may be ending it at this moment
             process.kill()
 
     def end(self, *, kills: bool = False) -> None:
-        """Let it end, and wait until it has."""
+        """End the process, and wait until it has ended."""
         pipe, self._pipe = self._pipe, None
         process, self._process = self._process, None
         if pipe is not None:
@@ -339,9 +339,9 @@ class _Process:
 
 
 def serve(descriptor: int, parent: int) -> None:
-    """Serve a parent as its worker, until the pipe is closed, of which this is the end's descriptor."""
+    """Work for a parent process until it closes the pipe; ``descriptor`` is this end of it."""
     if not end_with_parent(parent) and sys.platform == "linux":
-        return  # it has ended meanwhile; elsewhere the end of the pipe tells, when the block is done
+        return  # the parent has ended; on other systems the pipe reports that after the block
     pipe = Connection(descriptor)
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent has closed its end
         content, where = pipe.recv_bytes(), pipe.recv_bytes()
@@ -365,9 +365,9 @@ def serve(descriptor: int, parent: int) -> None:
                 pipe.send(RuntimeError(text))
 
 
-# ---- libraries' own threads: workers are enough, and sums come out the same anywhere --------------------
+# ---- libraries' own threads: one each is enough, and sums are the same everywhere ----------------------
 
-# What libraries look at when they are loaded.
+# The environment variables that libraries read when they are loaded.
 ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS",
      "NUMEXPR_NUM_THREADS", "NUMBA_NUM_THREADS"), "1",
@@ -375,16 +375,16 @@ ONE_THREAD = dict.fromkeys(
 
 
 class OneThreadEach(AbstractContextManager["OneThreadEach"]):
-    """While it lasts, libraries such as NumPy's BLAS have one thread each; those that are loaded then, too.
+    """A limit of one thread for libraries such as NumPy's BLAS, including those loaded while it lasts.
 
-    It begins when it is made.  What is the process's is set by the first of several, in threads of an
-    executor, and put back by the last; what is a thread's, by each.
+    It starts on construction.  With several, in threads of an executor, the first sets the limits of the
+    process and the last restores them; each sets and restores the limits of its own thread.
     """
 
     _lock: ClassVar[threading.Lock] = threading.Lock()
     _count: ClassVar[int] = 0
     _limits: ClassVar[Any] = None
-    _known: ClassVar[set[str]] = set()  # libraries that were there
+    _known: ClassVar[set[str]] = set()  # paths of the libraries loaded before
     _environment: ClassVar[dict[str, str | None]] = {}
 
     def __init__(self) -> None:
@@ -395,7 +395,7 @@ class OneThreadEach(AbstractContextManager["OneThreadEach"]):
             OneThreadEach._count += 1
 
     def lift(self) -> None:
-        """Give libraries their threads again."""
+        """Restore the libraries' threads."""
         with OneThreadEach._lock:
             OneThreadEach._count -= 1
             if not OneThreadEach._count:
@@ -425,21 +425,21 @@ class OneThreadEach(AbstractContextManager["OneThreadEach"]):
         cls._limits.restore_original_limits()
         wanted = given["OPENBLAS_NUM_THREADS"] or given["OMP_NUM_THREADS"] or ""
         for library in _libraries("blas").lib_controllers:
-            if library.filepath not in cls._known:  # loaded meanwhile: as it would have been without this
+            if library.filepath not in cls._known:  # loaded meanwhile: set what it has without a limit
                 library.set_num_threads(int(wanted) if wanted.isdigit() else available_cpus())
         _let_this_thread_set_limits()
 
 
 def limit_this_thread() -> Any:
-    """Have OpenMP's libraries work in this thread alone; return what undoes it."""
+    """Limit OpenMP's libraries to this thread; return the object that restores them."""
     torch = sys.modules.get("torch")
     if torch is not None:
-        torch.get_num_threads()  # sets this thread's default, which would else come later
+        torch.get_num_threads()  # sets this thread's default now, which otherwise would follow later
     return _libraries("openmp").limit(limits=1)
 
 
 def _let_this_thread_set_limits() -> None:
-    """Of OpenBLAS only the thread that set a limit may set others, and the last to leave may be another."""
+    """Let this thread set OpenBLAS's limits: only their setter may, and the last to leave may be another."""
     controller = getattr(require_threadpoolctl("generation"), "OpenBLASController", None)
     clear = getattr(controller, "clear_controlling_thread", None)
     if clear is not None:
@@ -447,5 +447,5 @@ def _let_this_thread_set_limits() -> None:
 
 
 def _libraries(kind: str) -> Any:
-    """Those of a kind that are loaded.  Whoever limits them puts back these alone."""
+    """Return the loaded libraries of a kind; a limit on them restores only these."""
     return require_threadpoolctl("generation").ThreadpoolController().select(user_api=kind)

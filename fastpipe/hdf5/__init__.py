@@ -1,1 +1,1 @@
-"""HDF5 datasets, read in threads: the library says where the bytes are, and they are read without it."""
+"""HDF5 datasets, read in threads: the library locates the bytes, which are then read without it."""

@@ -1,4 +1,4 @@
-"""Decoded chunks: kept from one epoch to the next, and remembered while samples of them are still to come."""
+"""Decoded chunks: cached from one epoch to the next, and remembered while samples of them are needed."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ UInt8Array = npt.NDArray[np.uint8]
 _log = logging.getLogger("fastpipe.cache")
 
 
-_MOST_NBYTES = 128 << 20  # of chunks that a batch hands over at once, to be kept
+_MOST_NBYTES = 128 << 20  # most bytes of chunks that a batch hands over to the cache
 
 
 class CachedChunks:
-    """The decoded chunks of one dataset of a file, in a store that may be that of others as well.
+    """The decoded chunks of one dataset of a file, in a store that others may share.
 
-    ``file`` is the file's state and what is made of it, the dataset's name included; ``native`` is the
-    ``native.KeptChunks`` that finds chunks.  With ``is_second_use`` a chunk is kept when it is decoded again.
+    ``file`` is the file's state and the content, with the dataset's name; ``native`` finds chunks, as
+    ``native.KeptChunks``.  With ``is_second_use`` a chunk is cached when it is decoded again.
     """
 
     def __init__(
@@ -44,17 +44,17 @@ class CachedChunks:
         self.native = store.chunks(file.digest, count, nbytes, marks=is_second_use)
 
     def look(self) -> int:
-        """Learn which chunks other processes have kept; return the bytes that a batch may hand over."""
+        """Find the chunks that other processes have cached; return the bytes that a batch may hand over."""
         self._store.refreshed()
         is_wanted = self._file.is_settled and self._store.has_room(self._nbytes)
         return _MOST_NBYTES if is_wanted else 0
 
     def keep(self, numbers: Sequence[int], chunks: Sequence[UInt8Array]) -> None:
-        """Keep decoded chunks (uint8 (nbytes,) each) by their numbers, as far as there is room."""
+        """Cache decoded chunks (uint8 (nbytes,) each) by their numbers, as far as there is room."""
         found = dict(zip(map(self._digest, numbers), chunks, strict=True))
         if len(found) > 1 and self._store.put_all(list(found), list(found.values()), self._note) >= 0:
             return
-        for digest, chunk in found.items():  # as many as there is room for
+        for digest, chunk in found.items():  # until the store is full
             self._store.put(digest, chunk.reshape(1, -1, 1), note=self._note)
 
     def _digest(self, number: int) -> bytes:
@@ -62,8 +62,8 @@ class CachedChunks:
 
 
 class ChunkCache:
-    """Decides where the decoded chunks of some files are kept: in ``store``, or nowhere; ``note`` says
-    why."""
+    """The place where the decoded chunks of some files are cached: in ``store``, or nowhere; ``note`` gives
+    the reason."""
 
     def __init__(self, option: Cache, files: SampleFiles) -> None:
         self.store: EntryStore | None = None
@@ -101,14 +101,14 @@ class ChunkCache:
         )
 
     def _may_keep(self, layout: Layout) -> bool:
-        """Return whether keeping gains something: the system keeps what it read from files as it is."""
+        """Return True if caching helps: the system itself caches the bytes of files."""
         if layout.kind in ("h5py", "compact"):
             return False
         return bool(layout.filters) or not self._is_auto
 
 
 def decoded_nbytes(layouts: list[Layout]) -> int:
-    """Return the bytes that all chunks take, decoded, where they are kept in memory."""
+    """Return the bytes of all decoded chunks that are cached in memory."""
     return sum(len(layout.offsets) * aligned(chunk_nbytes(layout)) for layout in layouts)
 
 
@@ -116,22 +116,22 @@ def chunk_nbytes(layout: Layout) -> int:
     return layout.dtype.itemsize * math.prod(max(side, 1) for side in layout.chunk)
 
 
-# In one process threads share it; the worker processes of a loader share the chunks of a window, as each
-# makes other batches of the same ones.
+# Threads of a process share it.  The worker processes of a loader share the chunks of a window, as each makes
+# different batches of the same chunks.
 
-_LEAST_NBYTES = 1 << 22  # of decoded chunks that are remembered: without a window there are few
-_LEAST_SHARED = 1 << 15  # bytes of a chunk, below which sharing it takes longer than decoding it
+_LEAST_NBYTES = 1 << 22  # of remembered decoded chunks: without a window there are few
+_LEAST_SHARED = 1 << 15  # bytes of a chunk: sharing a smaller one takes longer than decoding it
 _WHY = "worker processes decode their chunks each for itself: %s"
 
 
 class _Chunks(NamedTuple):
     total: int
-    first_keys: dict[tuple[int, int], int]  # by file and dataset the number of its first one among them
-    in_group: int  # of a group of samples, how many at most
+    first_keys: dict[tuple[int, int], int]  # by file and dataset, the number of its first chunk in the memory
+    in_group: int  # most chunks of a group of samples
 
 
 def _sizes(files: SampleFiles, leading: int) -> dict[int, _Chunks]:
-    """Return the chunks that have to be decoded, by their bytes; groups are those of dataset ``leading``."""
+    """Return the chunks that must be decoded, by their size in bytes; groups are those of ``leading``."""
     found: dict[int, _Chunks] = {}
     samples = files.samples_in_group(leading)
     for number, file in enumerate(files.files):
@@ -147,8 +147,8 @@ def _sizes(files: SampleFiles, leading: int) -> dict[int, _Chunks]:
 
 
 class SharedChunks:
-    """Memory for the chunks of ``groups`` groups of samples of dataset ``leading``, which the parent of
-    worker processes makes; picklable."""
+    """Memory for the chunks of ``groups`` groups of samples of dataset ``leading``, created by the parent of
+    worker processes; picklable."""
 
     def __init__(self, files: SampleFiles, leading: int, groups: int) -> None:
         self._files: dict[int, UnitFile | None] = {}
@@ -160,7 +160,7 @@ class SharedChunks:
             _log.info(_WHY, error)
 
     def opened(self) -> Iterator[tuple[int, Any]]:
-        """Yield for each size of chunks, in bytes, the ``native.UnitMemory`` of this process."""
+        """Yield the ``native.UnitMemory`` of this process for each size of chunks, in bytes."""
         try:
             for nbytes, file in self._files.items():
                 if file is not None:
@@ -170,10 +170,10 @@ class SharedChunks:
 
 
 class ChunkMemory:
-    """Memory in one process for chunks of which samples are still to come: ``nbytes``.
+    """Memory of ``nbytes`` in one process for chunks whose samples are still needed.
 
-    ``groups`` are used at a time, 0 where samples come in any order; ``shared`` is what worker processes
-    have.
+    ``groups`` are used at a time, 0 if samples come in any order; ``shared`` is the memory that worker
+    processes share.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class ChunkMemory:
             slots = min(size.total, max(few, groups * size.in_group))
             try:
                 self._units[nbytes] = private_units(size.total, slots, nbytes)
-            except (OSError, ValueError, OverflowError):  # each batch decodes what it needs
+            except (OSError, ValueError, OverflowError):  # without it each batch decodes what it needs
                 continue
             self.nbytes += slots * nbytes
 

@@ -22,10 +22,10 @@ Int64Array = npt.NDArray[np.int64]
 
 
 class FileState(NamedTuple):
-    """What tells one content of a file from others.
+    """The identity of a file's content.
 
-    Not the time of change: a file that is renamed, or loses a name, has the same content.  If a process goes
-    on writing the file in SWMR mode, only device and inode count, and the others are -1.
+    It excludes the time of change: renaming a file, or removing one of its names, keeps the content.  If a
+    process is writing the file in SWMR mode, only device and inode count, and the other fields are -1.
     """
 
     device: int
@@ -35,7 +35,7 @@ class FileState(NamedTuple):
 
     @classmethod
     def of(cls, status: os.stat_result, *, is_written: bool = False) -> FileState:
-        """Return the state in which a file was found, which may be written in SWMR mode meanwhile."""
+        """Return the state of a file when it was found; ``is_written`` if a SWMR writer may have it open."""
         if is_written:
             return cls(status.st_dev, status.st_ino, -1, -1)
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
@@ -44,7 +44,7 @@ class FileState(NamedTuple):
         return FileState.of(status, is_written=self.size < 0) == self
 
     def check(self, where: int | str, shown: str) -> None:
-        """Raise an ``HDF5Error`` if a file, named by a path or descriptor, is not in this state."""
+        """Raise an ``HDF5Error`` if a file, given by a path or descriptor, is not in this state."""
         if not self.fits(os.stat(where)):
             raise self.changed(shown)
 
@@ -55,11 +55,11 @@ class FileState(NamedTuple):
 
 
 class ChunkReader:
-    """Chunks of one dataset that is not of the kind ``"h5py"``.  For threads at once.
+    """The chunks of one dataset, of any kind but ``"h5py"``.  Thread-safe.
 
-    ``file`` is a ``native.DataFile`` of others, ``memory`` a ``native.UnitMemory`` of chunks that other
-    batches will want soon, in which ``first_key`` is the dataset's first, ``kept`` a ``native.KeptChunks``.
-    ``dataset`` is the ``native.ChunkedDataset``, ``nbytes`` those of a chunk, decoded.
+    ``file`` is a shared ``native.DataFile``; ``memory`` a ``native.UnitMemory`` of chunks for coming batches,
+    in which ``first_key`` is the dataset's first; ``kept`` a ``native.KeptChunks``.  ``dataset`` is the
+    ``native.ChunkedDataset``, ``nbytes`` the bytes of a decoded chunk.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class ChunkReader:
     ) -> None:
         self.layout, self._state = layout, state
         if any(step.code == BLOSC2 for step in layout.filters):
-            has_blosc2()  # hands its functions to the core, in each process
-        # Without elements there is nothing to divide by; a chunk of one stands for none.
+            has_blosc2()  # passes its functions to the core, in each process
+        # An empty dataset would cause a division by zero; a chunk side of 1 replaces 0.
         chunk = [max(side, 1) for side in layout.chunk]
         self.nbytes = layout.dtype.itemsize * int(np.prod(chunk, dtype=np.int64))
         count = math.prod(grid_of(layout.shape, chunk))
@@ -88,25 +88,24 @@ class ChunkReader:
         )  # fmt: skip
 
     def in_blocks(self) -> ChunkReader:
-        """Return the same of contiguous data, in blocks of about a megabyte."""
+        """Return a reader of contiguous data in blocks of about a megabyte."""
         return ChunkReader(in_blocks(self.layout), self._state)
 
     def decode(self, numbers: Int64Array, out: UInt8Array) -> None:
         """Decode chunks that were written, by their numbers, into uint8 (N, nbytes), C-contiguous.
 
-        A ``ChunkError`` says where the file does not hold what it should; an ``HDF5Error``, that it is
-        another.
+        Raises a ``ChunkError`` if the file's content is damaged, and an ``HDF5Error`` if it is another file.
         """
         if self.layout.kind == "compact":
             out[:] = np.frombuffer(self.layout.inside, np.uint8)
             return
         done = self.dataset.decode(numbers, out)
-        while done < len(numbers):  # one that the core declines
+        while done < len(numbers):  # a chunk that the core declines
             out[done] = self.decode_alone(int(numbers[done]))
             done += 1 + self.dataset.decode(numbers[done + 1 :], out[done + 1 :])
 
     def decode_alone(self, number: int) -> UInt8Array:
-        """Decode one chunk step by step, which says what is wrong with it: uint8 (nbytes,)."""
+        """Decode one chunk step by step, for a precise error: uint8 (nbytes,)."""
         layout = self.layout
         if layout.kind == "compact":
             return np.frombuffer(layout.inside, np.uint8)
@@ -118,11 +117,11 @@ class ChunkReader:
                 return decode_chunk(stored, layout.filters, int(layout.masks[number]), self.nbytes)
         except ChunkError as error:
             raise ChunkError(f"{self.where(number)}: {error}") from None
-        # Behind the dataset's end there is nothing in the file.
+        # The file has no bytes beyond the dataset's end.
         return np.frombuffer(stored[: self.nbytes].ljust(self.nbytes, b"\0"), np.uint8)
 
     def where(self, number: int) -> str:
-        """Return which chunk this is, in words."""
+        """Return a description of a chunk for messages."""
         layout = self.layout
         if layout.kind != "chunked":
             return f"{layout.shown or layout.file}, dataset {layout.name}"

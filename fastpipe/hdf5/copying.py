@@ -1,4 +1,4 @@
-"""Copy all of an HDF5 file but the rows of large datasets, and compare a copy with its source."""
+"""Copy all of an HDF5 file except the rows of large datasets, and compare a copy with its source."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from fastpipe.hdf5.reader import RowReader
 
 Array = npt.NDArray[Any]
 
-# What an object is stored as is copied through its creation properties and its type as the file has it,
-# so that orders of bytes, paddings, members of enumerations and names of compounds stay.
+# Objects are copied with their creation properties and their types as stored in the file, which keeps byte
+# orders, paddings, members of enumerations and names of compounds.
 
-_STEP_NBYTES = 16 << 20  # that are read at once
+_STEP_NBYTES = 16 << 20  # bytes read at once
 
 SetFilters = Callable[[Any, Any], None]
-Chunk = tuple[int, ...] | None  # of a dataset's copy; None for a contiguous one
+Chunk = tuple[int, ...] | None  # of a dataset's copy; None if contiguous
 
 
 def copy_structure(source: Any, copy: Any, chunks: Mapping[str, Chunk], set_filters: SetFilters) -> None:
-    """Make everything but the rows of the targets, and references, whose objects may not be there yet.
+    """Copy everything except the rows of the targets, and references, whose objects may not exist yet.
 
-    ``copy`` is empty, ``chunks`` are those of the targets' copies by the targets' names, and ``set_filters``
-    gives creation properties a chunked target's filters; it is called with the old dataset.
+    ``copy`` is empty, ``chunks`` has the chunks of the targets' copies by name.  ``set_filters`` sets the
+    filters in a chunked target's creation properties; it also receives the old dataset.
     """
-    # Its root, as the properties of a file are others than those of a group.
+    # The root group, as the properties of a file differ from those of a group.
     root = source["/"]
     _copy_attributes(root, copy["/"])
-    # By address: a dataset of several names may be found by another of them here.
+    # By address: a dataset with several names may be found by another name here.
     by_address = {address_of(source[raw_name(name)]): chunk for name, chunk in chunks.items()}
     seen = {address_of(root): "/"}
     groups = [(root, copy["/"], iter(root))]
-    while groups:  # and not by recursion: they may be nested some thousands deep
+    while groups:  # without recursion: groups may be nested thousands deep
         source, copy, names = groups[-1]
         name = next(names, None)
         if name is None:
@@ -61,11 +61,11 @@ def _copy_member(
     set_filters: SetFilters,
     seen: dict[int, str],
 ) -> bool:
-    """Copy a member of a group; return whether it is a group, of which the members are still to be copied."""
+    """Copy a member of a group; return True if it is a group, whose members are still to be copied."""
     own_name, properties_of_link = raw_name(name), h5py.h5p.create(h5py.h5p.LINK_CREATE)
     if not name.isascii():
         properties_of_link.set_char_encoding(h5py.h5t.CSET_UTF8)
-    # h5py's own ``get`` cannot look for a name that is no UTF-8.
+    # h5py's own ``get`` does not accept names that are not UTF-8.
     if source.id.links.get_info(own_name).type != h5py.h5l.TYPE_HARD:
         try:
             copy[name] = source.get(name, getlink=True)
@@ -92,13 +92,13 @@ def _copy_member(
         return False
     if isinstance(item, h5py.Dataset):
         _check_can_be_read(item)
-    del item  # with what the library remembers of it, as it may mistake chunks for others when it copies
+    del item  # with it the library's cached data, as it may confuse chunks when it copies
     h5py.h5o.copy(source.id, own_name, copy.id, own_name, None, properties_of_link)
     return False
 
 
 def _check_can_be_read(dataset: Any) -> None:
-    """Raise an error if a dataset is damaged: the library's copying may end the process over it."""
+    """Raise an error if a dataset is damaged: the library's copy function may abort the process then."""
     if not dataset.shape or missing(filters_of(dataset.id.get_create_plist())):
         return
     where = f"{dataset.file.filename}, dataset {name_of(dataset)}"
@@ -119,14 +119,14 @@ def address_of(item: Any) -> int:
 
 
 def _space(dataset: Any) -> Any:
-    # Not the dataset's own: a virtual one's may be selected.
+    # Not the dataset's own: that of a virtual one may have a selection.
     sides = tuple(h5py.h5s.UNLIMITED if side is None else side for side in dataset.maxshape)
     return h5py.h5s.create_simple(dataset.shape, sides)
 
 
 def _properties(dataset: Any, chunk: Chunk, set_filters: SetFilters) -> Any:
     properties = dataset.id.get_create_plist()
-    if storage_of(dataset) in ("virtual", "external"):  # which cannot be taken away
+    if storage_of(dataset) in ("virtual", "external"):  # these cannot be removed
         properties = _without_others(dataset, properties)
     if chunk is None:
         for _ in range(properties.get_nfilters()):
@@ -154,9 +154,9 @@ def _without_others(dataset: Any, old: Any) -> Any:
 
 
 def attributes_of(item: Any) -> Iterator[tuple[bytes, Any]]:
-    """Yield names and low-level objects of an object's attributes, in the order of making if it is kept."""
+    """Yield names and low-level objects of an object's attributes, in creation order if it is recorded."""
     order = h5py.h5.INDEX_NAME
-    # A type that has a name has no such property.
+    # A named type has no such property.
     if hasattr(item.id, "get_create_plist") and item.id.get_create_plist().get_attr_creation_order():
         order = h5py.h5.INDEX_CRT_ORDER
     for number in range(h5py.h5a.get_num_attrs(item.id)):
@@ -180,9 +180,9 @@ def _write_attribute(old: Any, new: Any, change: Callable[[Any], Any] | None = N
 
 
 def copy_references(source: Any, copy: Any) -> int:
-    """Write references, now that what they lead to has a place in the copy.
+    """Write references, after the objects to which they refer exist in the copy.
 
-    Return how many lead to an object without a name, which no copy has; they become empty.
+    Return the number of references to objects without a name, which copies do not have; these become empty.
     """
     lost = 0
 
@@ -211,7 +211,7 @@ def copy_references(source: Any, copy: Any) -> int:
 
 
 def referred(reference: Any, file: Any) -> bytes | None:
-    """Return the name of what a reference leads to; None for nothing, and for what has no name."""
+    """Return the name of a reference's object; None for an empty reference or an object without a name."""
     if not reference:
         return None
     name = h5py.h5r.get_name(reference, file.id)
@@ -219,7 +219,7 @@ def referred(reference: Any, file: Any) -> bytes | None:
 
 
 def replaced(values: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a copy of an array in which references, at any depth, are others."""
+    """Return a copy of an array in which references, at any depth, are replaced."""
     if isinstance(values, (h5py.Reference, h5py.RegionReference)):
         return change(values)
     if not isinstance(values, np.ndarray) or not values.dtype.hasobject:
@@ -235,14 +235,14 @@ def replaced(values: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def objects_of(file: Any) -> list[tuple[str, Any]]:
-    """Return every object by its first name: groups, the root first, datasets and types."""
+    """Return each object by its first name: groups, the root first, datasets and types."""
     found: list[tuple[str, Any]] = [("/", file["/"])]
     file.visititems(lambda name, item: found.append((f"/{os.fsdecode(name)}", item)))
     return found
 
 
 def check_structure(source: Any, copy: Any, skip: set[str]) -> None:
-    """Compare everything but the rows of the datasets ``skip``."""
+    """Compare everything except the rows of the datasets ``skip``."""
     ones, others = objects_of(source), objects_of(copy)
     _same("the names of its objects", {name for name, _ in ones}, {name for name, _ in others}, source)
     for name, one in ones:
@@ -281,7 +281,7 @@ def _check_attributes(one: Any, other: Any, source: Any, copy: Any) -> None:
 def _check_data(one: Any, other: Any, source: Any, copy: Any) -> None:
     if one.shape is None:
         return
-    if missing(filters_of(one.id.get_create_plist())):  # copied as it is stored, and compared so
+    if missing(filters_of(one.id.get_create_plist())):  # copied and compared as stored
         _same("its stored chunks", _chunks(one), _chunks(other), one)
     elif not one.shape:
         _same("its value", _values(one.id, source), _values(other.id, copy), one, same_values)
@@ -301,7 +301,7 @@ def _values(item: Any, file: Any) -> Any:
 
 
 def _by_name(values: Any, file: Any) -> Any:
-    """Return values with names instead of references, which are other numbers in each file."""
+    """Return values with names instead of references, whose numbers differ between files."""
     return replaced(values, lambda reference: (type(reference).__name__, referred(reference, file)))
 
 
@@ -317,7 +317,7 @@ def _same(
 
 
 def is_plain(kind: Any) -> bool:
-    """Return whether elements of one of HDF5's types are nothing but their bytes."""
+    """Return True if the elements of an HDF5 type consist only of their own bytes."""
     return not any(
         each.get_class() in (h5py.h5t.VLEN, h5py.h5t.REFERENCE)
         or (each.get_class() == h5py.h5t.STRING and each.is_variable_str())
@@ -330,7 +330,7 @@ def has_references(kind: Any) -> bool:
 
 
 def _types_in(kind: Any) -> Iterator[Any]:
-    """Yield a type and all that it is made of, however deep."""
+    """Yield a type and all types that it contains, at any depth."""
     kinds = [kind]
     while kinds:
         kind = kinds.pop()
@@ -342,7 +342,7 @@ def _types_in(kind: Any) -> Iterator[Any]:
 
 
 def _has_gaps(dtype: np.dtype[Any]) -> bool:
-    """Return whether some bytes of an element belong to no value."""
+    """Return True if some bytes of an element belong to no value."""
     if dtype.subdtype is not None:
         return _has_gaps(dtype.subdtype[0])
     if dtype.names is None:
@@ -352,7 +352,7 @@ def _has_gaps(dtype: np.dtype[Any]) -> bool:
 
 
 def read_all(item: Any, shape: tuple[int, ...]) -> Array:
-    """Read all of an attribute or a dataset that is a single value, by h5py's low-level object."""
+    """Read a complete attribute, or a dataset with a single value, from h5py's low-level object."""
     kind = item.get_type() if is_plain(item.get_type()) else None
     out = np.zeros(shape, item.dtype if kind is None else (np.void, kind.get_size()))
     item.read(*((h5py.h5s.ALL, h5py.h5s.ALL) if isinstance(item, h5py.h5d.DatasetID) else ()), out, kind)
@@ -360,11 +360,11 @@ def read_all(item: Any, shape: tuple[int, ...]) -> Array:
 
 
 def read_rows(dataset: Any, first: int, last: int) -> Array:
-    """Read rows through h5py: bytes as the file has them, or objects where elements are not plain."""
+    """Read rows through h5py: as stored bytes, or as objects if elements are not plain."""
     kind = dataset.id.get_type()
     shape = (last - first, *dataset.shape[1:])
     plain = is_plain(kind)
-    # Zeros, as the library leaves gaps in compounds untouched where it fills in what was never written.
+    # Zeros, as the library skips the gaps in compounds when it fills in elements that were never written.
     out = np.zeros(shape, (np.void, kind.get_size()) if plain else dataset.dtype)
     if out.size:
         dataset.id.read(*_spaces(dataset, first, shape), out, kind if plain else None)
@@ -372,7 +372,7 @@ def read_rows(dataset: Any, first: int, last: int) -> Array:
 
 
 def write_rows(dataset: Any, first: int, rows: Array) -> None:
-    """Write what ``read_rows`` read."""
+    """Write rows that ``read_rows`` has read."""
     kind = dataset.id.get_type() if rows.dtype.kind == "V" and rows.dtype.names is None else None
     if rows.size:
         dataset.id.write(*_spaces(dataset, first, rows.shape), rows, kind)
@@ -385,7 +385,7 @@ def _spaces(dataset: Any, first: int, shape: tuple[int, ...]) -> tuple[Any, Any]
 
 
 def same_values(one: Any, other: Any) -> bool:
-    """Return whether arrays hold the same bits; objects in them are compared by what they are."""
+    """Return True if arrays have the same bits; objects in them are compared by value."""
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
         if one.shape != other.shape or one.dtype != other.dtype:
             return False
@@ -400,16 +400,16 @@ def same_values(one: Any, other: Any) -> bool:
 
 
 class RowSource:
-    """Rows of one dataset, read ahead by threads where fastpipe reads it itself.
+    """The rows of one dataset, prefetched by threads if fastpipe reads it itself.
 
-    ``memory`` is bytes that chunks may take while they are decoded; one at a time in any case.
+    ``memory`` is the limit in bytes for chunks being decoded; at least one chunk is decoded at a time.
     """
 
     def __init__(self, dataset: Any, path: str, threads: int, memory: int) -> None:
         self._dataset, self._threads = dataset, 1
         self._reader: RowReader | None = None
-        self._job: NativeJob | None = None  # of the rows that are being read
-        # What is in the gaps of a compound is nobody's, but the same in each reading by the library.
+        self._job: NativeJob | None = None  # reads the next rows
+        # The gaps of a compound are undefined, but equal in each read by the library.
         dtype = dtype_of(dataset)
         self._where = f"{path}, dataset {name_of(dataset)}"
         if dtype is None or not is_plain(dataset.id.get_type()) or not dataset.size or _has_gaps(dtype):
@@ -430,7 +430,7 @@ class RowSource:
             self._job.cancel()
 
     def steps(self, step: int) -> Iterator[tuple[int, Array]]:
-        """Yield where some rows begin, and these rows; the next are read meanwhile."""
+        """Yield the index of the first row, and the rows, step by step; the next are read meanwhile."""
         count = int(self._dataset.shape[0])
         ahead = self._begin(0, min(step, count)) if count else None
         for start in range(0, count, step):

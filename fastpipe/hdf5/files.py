@@ -1,4 +1,4 @@
-"""The datasets of HDF5 files that make up samples together: opened, checked, and where their bytes are."""
+"""The datasets of HDF5 files that form samples together: opened, checked, and located."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Int64Array = npt.NDArray[np.int64]
 
 
 class SampleFile:
-    """Datasets of one file with equally many samples: where their bytes are.  Can be sent to other processes.
+    """Datasets of one file with the same number of samples, and the places of their bytes.  Picklable.
 
-    The first ``sample_dims`` dimensions count samples.  ``shown`` is what messages call the file, where it is
-    not its path: the URL that it was copied from.  A KeyError names the datasets that there are.
+    The first ``sample_dims`` dimensions count samples.  ``shown`` is the file's name in messages if not its
+    path: the URL from which it was copied.  A KeyError lists the datasets in the file.
     """
 
     def __init__(
@@ -67,9 +67,9 @@ class SampleFile:
 
 
 class SampleFiles:
-    """Files whose datasets of the same names follow each other.  Can be sent to other processes.
+    """Files whose datasets of the same names are concatenated.  Picklable.
 
-    ``firsts`` are the numbers of each file's first sample, and the end: int64 (files + 1,).
+    ``firsts`` has the number of each file's first sample, and the end: int64 (files + 1,).
     """
 
     def __init__(
@@ -99,8 +99,8 @@ class SampleFiles:
         return self.files[0].sample_shape(number)
 
     def located(self, samples: Int64Array) -> list[tuple[int, Int64Array | None]]:
-        """Return the files that have samples, and for each the places of its samples in the array: None for
-        all of them, if there is one file."""
+        """Return the files that contain samples, each with its samples' positions in the array; None for all
+        of them, if there is only one file."""
         if len(self.files) == 1:
             return [(0, None)] if len(samples) else []
         owners = np.searchsorted(self.firsts, samples, side="right") - 1
@@ -121,7 +121,7 @@ class SampleFiles:
         return np.concatenate(found)
 
     def samples_in_group(self, number: int) -> int:
-        """Return the most samples that a group of one dataset has in the first file."""
+        """Return the most samples in a group of one dataset in the first file."""
         return self.files[0].geometry(number).group_size
 
     def shown_of(self, sample: int) -> str:

@@ -1,4 +1,4 @@
-"""HDF5's filters: in words, as the native core takes them, and undone one by one to say what is wrong."""
+"""HDF5's filters: described in words, in the native core's form, and undone one by one for errors."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ _KNOWN = {DEFLATE, SHUFFLE, FLETCHER32, LZF, BLOSC, LZ4, BITSHUFFLE, ZSTD, BLOSC
 _LOSSY = {32013, 32017, 32018, 32024, 32028, 32033}
 _FLOATS = 1  # HDF5's class of types
 _KEEP_SIZE = {SHUFFLE, FLETCHER32}
-_SUM_NBYTES = 4  # that Fletcher32 appends
+_SUM_NBYTES = 4  # bytes that Fletcher32 appends
 
-# Bitshuffle's block without a parameter: so many bytes, in groups of 8 elements, and at least 128 elements.
+# Bitshuffle's block without a parameter: this many bytes, in groups of 8 elements, and at least 128 elements.
 _BLOCK_NBYTES, _BLOCK_LEAST = 8192, 128
 _BITSHUFFLE_CODECS = {0: "", 2: " with lz4", 3: " with zstd"}
-_BLOSC_CODEC = 6  # which of Blosc's parameters says its codec
+_BLOSC_CODEC = 6  # index of Blosc's parameter for its codec
 _BLOSC_NAMES = ("blosclz", "lz4", "lz4hc", "snappy", "zlib", "zstd")
 _BLOSC_SHUFFLES = ("", ", its shuffle", ", its bitshuffle")
-# Snappy only the library may have.
+# Only the library may support Snappy.
 BLOSC_CODECS = {name: number for number, name in enumerate(_BLOSC_NAMES) if name != "snappy"}
 
 
 class FilterStep(NamedTuple):
-    """One filter of a dataset: its number, its parameters and its name, as the file has them."""
+    """One filter of a dataset: its number, its parameters and its name, as in the file."""
 
     code: int
     values: tuple[int, ...]
@@ -49,7 +49,7 @@ class FilterStep(NamedTuple):
 
 
 def why_not(filters: Sequence[FilterStep], *, has_blosc2: bool) -> str:
-    """Return why the HDF5 library is needed for these filters, in words; empty if it is not."""
+    """Return why these filters require the HDF5 library, in words; empty if they do not."""
     for step in filters:
         if not _is_known(step, has_blosc2):
             name = _NAMES.get(step.code) if step.code in (_SZIP, _NBIT, _SCALE_OFFSET) else step.name
@@ -70,7 +70,7 @@ def _is_known(step: FilterStep, has_blosc2: bool) -> bool:
 
 
 def in_words(step: FilterStep) -> str:
-    """Return a filter's name with what matters of its parameters.
+    """Return a filter's name with its important parameters.
 
     >>> in_words(FilterStep(1, (4,), "deflate")), in_words(FilterStep(32001, (2, 2, 4, 8, 5, 1, 1), ""))
     ('gzip 4', 'blosc lz4 5, its shuffle')
@@ -90,7 +90,7 @@ def in_words(step: FilterStep) -> str:
 
 
 def may_lose(steps: Iterable[FilterStep], type_class: int) -> FilterStep | None:
-    """Return the first filter that rounds values of a type, by HDF5's class of it, when it is applied."""
+    """Return the first filter that rounds values of a type, given by HDF5's class, when it is applied."""
     for step in steps:
         if step.code in _LOSSY or (step.code == _SCALE_OFFSET and type_class == _FLOATS):
             return step
@@ -98,9 +98,9 @@ def may_lose(steps: Iterable[FilterStep], type_class: int) -> FilterStep | None:
 
 
 def described(step: FilterStep) -> tuple[int, int, int, int]:
-    """Return a filter as the native core takes it: its number; bytes of an element, of a shuffle or
-    bitshuffle; how a bitshuffle compresses, and the elements of its blocks where it does not."""
-    # The core refuses what it cannot be: no element has 0 bytes, and no codec is -1.
+    """Return a filter in the native core's form: its number; the element size of a shuffle or bitshuffle;
+    the compression of a bitshuffle, and otherwise the elements of its blocks."""
+    # The core rejects impossible values: no element has 0 bytes, and no codec is -1.
     values = tuple(value if value < 1 << 31 else -1 for value in step.values)
     if step.code == SHUFFLE:
         return step.code, values[0] if values else 0, 0, 0
@@ -113,16 +113,16 @@ def described(step: FilterStep) -> tuple[int, int, int, int]:
 
 
 def decode_chunk(stored: bytes, filters: Sequence[FilterStep], mask: int, nbytes: int) -> UInt8Array:
-    """Undo the filters of a chunk of ``nbytes``, which is also the most that this makes of it, one after the
-    other.
+    """Undo the filters of a chunk one after the other; ``nbytes`` is its decoded size, and the limit for the
+    result.
 
-    Bit i of ``mask`` says that filter i, in the order of writing, was left out for this chunk.
+    Bit i of ``mask`` means that filter i, in the order of writing, was skipped for this chunk.
     """
     steps = [step for number, step in enumerate(filters) if not mask >> number & 1]
     data = stored
     for number in reversed(range(len(steps))):
         step = steps[number]
-        # Sums that were appended before this filter was applied.
+        # Checksums that were appended before this filter was applied.
         sums = _SUM_NBYTES * sum(earlier.code == FLETCHER32 for earlier in steps[:number])
         if step.code == FLETCHER32:
             size = len(data) - _SUM_NBYTES
@@ -146,7 +146,7 @@ def _undone(step: FilterStep, data: bytes, nbytes: int) -> bytes:
 
 
 def _inflated(data: bytes, nbytes: int) -> bytes:
-    """Inflate by zlib, which bears more than the core, and says what is wrong."""
+    """Inflate with zlib, which tolerates more than the core and reports precise errors."""
     stream = zlib.decompressobj()
     try:
         made = stream.decompress(data, nbytes + 1)

@@ -1,4 +1,4 @@
-"""Inspect an HDF5 file: facts about its datasets, what an epoch reads, and advice."""
+"""Inspect an HDF5 file: facts about its datasets, the reads of an epoch, and advice."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from fastpipe.hdf5.opening import datasets_of, dtype_of, library_errors, name_of
 
 
 def uniform_decodes(lead: Sequence[int], chunk: Sequence[int], batch_size: int) -> float:
-    """How often an epoch in uniform order decodes a chunk, on average, if nothing decoded is kept.
+    """Return how often an epoch in uniform order decodes a chunk, on average, without a cache.
 
-    A chunk is decoded once for each batch that has at least one of its samples.  Of ``n`` samples in
-    random order, a batch of ``b`` has none of a chunk's ``k`` samples with the probability
+    A chunk is decoded once for each batch that contains at least one of its samples.  With ``n`` samples in
+    random order, a batch of ``b`` contains none of a chunk's ``k`` samples with the probability
 
         C(n - b, k) / C(n, k)  =  product over i < b of  1 - k / (n - i)
 
-    so a chunk is decoded, summed over the epoch's batches, ``sum of 1 - that`` times.  ``lead`` and ``chunk``
-    are the dataset's shape and a chunk's, as far as they count samples.
+    so a chunk is decoded ``sum of 1 - that`` times, summed over the epoch's batches.  ``lead`` and ``chunk``
+    are the shapes of the dataset and of a chunk, along the dimensions that count samples.
 
     >>> round(uniform_decodes([1000], [16], 64), 2), round(uniform_decodes([1000], [1], 64), 2)
     (10.26, 1.0)
@@ -44,7 +44,7 @@ def uniform_decodes(lead: Sequence[int], chunk: Sequence[int], batch_size: int) 
     if not count:
         return 0.0
     batches = _lengths(count, batch_size)
-    # Chunks by their samples: those at the ends have fewer.
+    # Chunks by their number of samples: those at the ends have fewer.
     combinations = list(itertools.product(*map(_lengths, lead, chunk)))
     total = 0.0
     for sides in combinations:
@@ -54,59 +54,59 @@ def uniform_decodes(lead: Sequence[int], chunk: Sequence[int], batch_size: int) 
 
 
 def _lengths(size: int, side: int) -> list[tuple[int, int]]:
-    """Return of what lengths the parts of a size are, and how many are of each."""
+    """Return the lengths of the parts of a size, and the number of parts of each length."""
     whole, rest = divmod(size, side)
     return [(length, times) for length, times in ((side, whole), (rest, 1)) if length and times]
 
 
 def _none_of(samples: int, count: int, batch: int) -> float:
-    """Return the probability that a batch has none of some samples."""
+    """Return the probability that a batch contains none of ``samples`` samples."""
     if samples + batch > count:
         return 0.0
-    # The same product with the two exchanged: the shorter one.
+    # The product is symmetric: compute the shorter one.
     fewer, more = sorted((samples, batch))
     return float(np.exp(np.log1p(-more / (count - np.arange(fewer, dtype=np.float64))).sum()))
 
 
-_DEEPEST = 20  # types within types that are written out
+_DEEPEST = 20  # nesting of types that is written out
 
 
 @dataclass(frozen=True)
 class Epoch:
-    decodes: float  # of each chunk, in uniform order, on average; 1 where nothing has to be decoded
+    decodes: float  # of each chunk in uniform order, on average; 1 if nothing must be decoded
     nbytes: int  # decoded or read in uniform order
-    windowed_nbytes: int  # with chunks shuffled, then samples within some chunks: each chunk once
-    reads: int  # pieces of the file that a sample is read from
+    windowed_nbytes: int  # with shuffled chunks, and samples shuffled within some chunks: each chunk once
+    reads: int  # number of pieces of the file for a sample
 
 
 @dataclass(frozen=True)
 class DatasetFacts:
-    """One dataset, as the JSON has it."""
+    """The facts about one dataset, as in the JSON."""
 
     path: str
     shape: tuple[int, ...] | None  # None without a dataspace
     dtype: str  # in words
-    storage: str  # as of ``storage_of``
+    storage: str  # as returned by ``storage_of``
     chunk: tuple[int, ...] | None
     filters: tuple[str, ...]  # in words, in the order of writing
     codes: tuple[int, ...]  # their numbers
-    missing: tuple[str, ...]  # filters that neither fastpipe nor the library of this process has
-    remedies: tuple[str, ...]  # how to have them
+    missing: tuple[str, ...]  # filters that neither fastpipe nor this process's library supports
+    remedies: tuple[str, ...]  # ways to get them
     stored: int  # bytes in the file
-    decoded: int | None  # bytes in memory; None where elements have no fixed size
-    samples: int | None  # None where there are fewer dimensions than count samples
+    decoded: int | None  # bytes in memory; None if elements have no fixed size
+    samples: int | None  # None if there are fewer dimensions than count samples
     sample_nbytes: int | None
     samples_per_chunk: int | None  # at most
     chunk_nbytes: int | None  # decoded
     chunks: int
-    parts: int  # chunks that hold one sample
-    reader: str  # "threads", "h5py", or "" where there is nothing to read sample by sample
+    parts: int  # number of chunks that contain one sample
+    reader: str  # "threads", "h5py", or "" if nothing is read sample by sample
     why: str  # the reason for "h5py"
     epoch: Epoch | None  # None without samples
 
 
 def inspect_file(path: str | os.PathLike[str], sample_dims: int, batch_size: int) -> list[DatasetFacts]:
-    """Return the facts about every dataset in a file; links that lead elsewhere are not followed."""
+    """Return the facts about every dataset in a file; links to other places are not followed."""
     shown, found = os.fspath(path), []
     with opened(shown) as file:
         for dataset in datasets_of(file, shown):
@@ -158,7 +158,7 @@ def _epoch(
     geometry: Geometry, shape: tuple[int, ...], chunk: tuple[int, ...] | None, sample_dims: int,
     batch_size: int,
 ) -> Epoch | None:  # fmt: skip
-    """What an epoch reads; ``chunk`` is None where nothing has to be decoded."""
+    """Return the reads of an epoch; ``chunk`` is None if nothing must be decoded."""
     if not geometry.count:
         return None
     if chunk is None:
@@ -187,30 +187,30 @@ def _dtype_in_words(dtype: Any, depth: int = 0) -> str:
     return str(dtype)
 
 
-# Below this a dataset is read in no time, however it is stored.
+# A smaller dataset is read in no time, in any layout.
 SMALL_NBYTES = 1 << 20
 
 _OFTEN = 1.5  # decodes of a chunk in an epoch
 _HUGE_CHUNK = 8 << 20
 _TINY_CHUNK = 16 << 10
-_LARGE_ENOUGH = 16 << 10  # of a sample, for a chunk of its own
+_LARGE_ENOUGH = 16 << 10  # bytes of a sample that justify its own chunk
 _SMALL_PART = 64 << 10
 _MANY_READS = 8
 _WINDOW, _WINDOW_NBYTES = 64, 1 << 30
 _FAST = {LZF, BLOSC, LZ4, ZSTD}
-# By words of a reason to read through h5py, the codec of a copy that is not.
+# By words in a reason for h5py: the codec of a copy that does not need h5py.
 _CODECS = (("filter", "lzf"), ("compressed twice", "lzf"), ("never written", "keep"))
 
 
 @dataclass(frozen=True)
 class Advice:
     dataset: str  # its path
-    kind: str  # a word for programs
-    text: str  # what is the matter, with its figure
-    remedies: tuple[str, ...]  # what to do, the first that fits first
+    kind: str  # a keyword for programs
+    text: str  # the problem, with its figure
+    remedies: tuple[str, ...]  # what to do, the best first
 
 
-# Of each piece its kind, text and remedies.
+# For each piece of advice its kind, text and remedies.
 _Found = Iterator[tuple[str, str, tuple[str, ...]]]
 
 
@@ -234,7 +234,7 @@ def advise(
 
 
 def _is_small(facts: DatasetFacts) -> bool:
-    # Of elements without a fixed size nobody says how much they take; what is stored says enough.
+    # The size of elements without a fixed size is unknown; their stored size suffices.
     return max(facts.decoded or 0, facts.stored) < SMALL_NBYTES
 
 
@@ -245,7 +245,7 @@ def _no_samples(facts: DatasetFacts, place: _Place) -> _Found:
 
 
 def _missing_plugin(facts: DatasetFacts, place: _Place) -> _Found:
-    # Of any size: what cannot be read is not a matter of speed.
+    # At any size: an unreadable dataset is not about speed.
     if facts.missing:
         text = f"its filter {', '.join(facts.missing)} is not in the HDF5 library here: it cannot be read"
         yield ("missing plugin", text, facts.remedies)
@@ -369,7 +369,7 @@ SCHEMA = 1
 
 
 def inspect(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Print what was found in the file, as tables or JSON; ``args`` as of ``tools.inspect``."""
+    """Print the results for the file, as tables or JSON; ``args`` as of ``tools.inspect``."""
     progress.now("asking for the chunks")
     datasets = inspect_file(args.file, args.sample_dims, args.batch_size)
     free = free_memory()

@@ -1,8 +1,7 @@
-"""Where the bytes of an HDF5 dataset lie, as the HDF5 library says: asked once, then read without it.
+"""The places of an HDF5 dataset's bytes: requested from the HDF5 library once, then read without it.
 
-The library has one lock for everything, so what goes through it never runs in parallel.  A
-dataset whose bytes need more than this package does has a reason instead of a place, and is
-read through h5py.
+The library has one global lock, so reads through it never run in parallel.  If a dataset cannot be read
+directly, its kind is ``"h5py"``, ``why`` says why, and it is read through h5py.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ Int64Array = npt.NDArray[np.int64]
 
 
 class Geometry:
-    """A dataset's samples and its chunks: as of SampleGrid in fastpipe/native/chunks.h.
+    """A dataset's samples and its chunks, as SampleGrid in fastpipe/native/chunks.h.
 
-    Samples are the dataset's elements along its first dimensions, counted in C order; a *group* is
-    the samples that share their chunks, and a *part* one of the chunks that hold a sample.  A sample lies in
-    ``runs`` pieces in one of its chunks; a group that is not at an edge has ``group_size`` samples.
+    Samples are the dataset's elements along its first dimensions, counted in C order.  A *group* consists of
+    the samples that share their chunks; a *part* is one of the chunks that contain a sample.  In one chunk a
+    sample has ``runs`` contiguous pieces; a group that is not at an edge has ``group_size`` samples.
 
     >>> geometry = Geometry((100, 64, 128), (16, 64, 64), 4, 1)
     >>> geometry.groups, geometry.parts, geometry.group_size
@@ -38,7 +37,7 @@ class Geometry:
 
     def __init__(self, shape: Sequence[int], chunk: Sequence[int], itemsize: int, sample_dims: int) -> None:
         self._lead, sample_shape = tuple(shape[:sample_dims]), tuple(shape[sample_dims:])
-        # Without elements there is nothing to divide by; a chunk of one stands for none.
+        # An empty dataset would cause a division by zero; a chunk side of 1 replaces 0.
         self._lead_chunk, inner_chunk = (
             tuple(max(side, 1) for side in sides) for sides in (chunk[:sample_dims], chunk[sample_dims:])
         )
@@ -55,7 +54,7 @@ class Geometry:
 
     def groups_of(self, samples: Int64Array) -> Int64Array:
         """Return the groups of samples, which are at least 0 and below ``count``: int64 (N,)."""
-        if len(self._lead) == 1:  # as a rule, and several times as fast
+        if len(self._lead) == 1:  # the usual case, and several times as fast
             return samples // self._lead_chunk[0]
         index = np.unravel_index(samples, self._lead)
         grid = tuple(at // side for at, side in zip(index, self._lead_chunk, strict=True))
@@ -69,51 +68,51 @@ def grid_of(shape: Sequence[int], chunk: Sequence[int]) -> tuple[int, ...]:
 _Places = tuple[Int64Array, Int64Array, npt.NDArray[np.uint32]]  # offsets, sizes and masks of a layout
 
 _BLOCK_NBYTES = 1 << 20
-_KEEP_FROM_S = 0.05  # chunk tables that are found faster are not worth a file
+_KEEP_FROM_S = 0.05  # a chunk table that is found faster is not stored
 _NO_FILTERS = 0xFFFFFFFF  # a mask
-_FARTHEST = np.uint64(1 << 60)  # behind all files, and far from where sums overflow
-# A table of more chunks than this, and of more than so many for each one that was written, would take memory
-# by what a file declares instead of by what it holds.
+_FARTHEST = np.uint64(1 << 60)  # beyond all files, and far from overflows of sums
+# A table with more chunks than this, and with more than so many for each written one, would take memory
+# according to the declared size of a file instead of its content.
 _MANY_CHUNKS, _SPARSE = 1 << 20, 64
-_MOST_NBYTES = 1 << 60  # that the native core counts
+_MOST_NBYTES = 1 << 60  # the native core's limit
 _COMPACT, _CONTIGUOUS, _CHUNKED, _VIRTUAL = range(4)
 
 
 class Layout(NamedTuple):
-    """A dataset of an HDF5 file, and where its bytes are."""
+    """A dataset of an HDF5 file, and the places of its bytes."""
 
     file: str
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    fill: bytes  # what is read where nothing was written: a scalar of the dtype
-    kind: Literal["chunked", "contiguous", "compact", "h5py"]  # "h5py" where only the library can read it
-    why: str  # the reason of ``"h5py"``, in words
-    chunk: tuple[int, ...]  # shape of all data, where there are no chunks
+    fill: bytes  # value of elements that were never written: a scalar of the dtype
+    kind: Literal["chunked", "contiguous", "compact", "h5py"]  # "h5py" if only the library can read it
+    why: str  # the reason for ``"h5py"``, in words
+    chunk: tuple[int, ...]  # the shape of all data if there are no chunks
     filters: tuple[FilterStep, ...]  # in the order of writing
-    offsets: Int64Array  # in the file, in C order of the chunks' grid; -1 for one that was never written
+    offsets: Int64Array  # in the file, in C order of the grid of chunks; -1 if never written
     sizes: Int64Array  # bytes of each in the file
-    # Bit i says that filter i was left out; all bits are set for chunks that reach beyond the shape, if the
-    # dataset does not filter them.
+    # Bit i means that filter i was skipped; all bits are set for chunks that extend beyond the shape, if the
+    # dataset does not filter these.
     masks: npt.NDArray[np.uint32]
     inside: bytes = b""  # all data of the kind ``"compact"``
     library_chunk: int = 0  # bytes of a decoded chunk of the kind ``"h5py"``
-    shown: str = ""  # what messages call the file, where it is not its path: the URL that it was copied from
+    shown: str = ""  # the file's name in messages if not its path: the URL from which it was copied
 
 
 def read_layout(
     dataset: Any, tables: FileArrays | None = None, status: os.stat_result | None = None, linked_as: str = ""
 ) -> Layout:
-    """Ask h5py about a dataset of at least one dimension.
+    """Read the layout of a dataset with at least one dimension through h5py.
 
-    ``tables`` keep its chunk table for the file's ``status``, from before it was opened.  ``linked_as`` is
-    the dataset's path in the file that is read, if a link leads from there into another file.
+    ``tables`` stores its chunk table for the file's ``status``, taken before it was opened.  ``linked_as`` is
+    the dataset's path in the file being read, if a link there leads into another file.
     """
     properties = dataset.id.get_create_plist()
     file, name = os.fspath(dataset.file.filename), linked_as or name_of(dataset)
     shape, dtype = tuple(map(int, dataset.shape)), dataset.dtype
     filters = filters_of(properties)
-    # Its bytes would be sought in the file with the link.
+    # Its bytes would be searched in the file that has the link.
     why = f"it lies in another file, {file}" if linked_as else _why_only_h5py(dataset, properties, filters)
     if not why:
         kinds: dict[int, Literal["chunked", "contiguous", "compact"]]
@@ -134,7 +133,7 @@ def read_layout(
             file, name, shape, dtype, b"", "h5py", why, shape, (), none, none, none.astype(np.uint32),
             library_chunk=chunk_nbytes,
         )  # fmt: skip
-    # Into zeros, as an element of several fields may have gaps.
+    # Initialised with zeros, as an element of several fields may have gaps.
     value = np.zeros((), dtype)
     if _is_filled(properties):
         value[...] = dataset.fillvalue
@@ -144,7 +143,7 @@ def read_layout(
 
 
 def _why_only_h5py(dataset: Any, properties: Any, filters: Sequence[FilterStep]) -> str:
-    """Return why a dataset is read through the library, in words; empty if its kind is known here."""
+    """Return why a dataset must be read through the library, in words; empty if its kind is supported."""
     dtype, layout = dataset.dtype, properties.get_layout()
     if dataset.file.swmr_mode:
         return "its file is marked as being written in SWMR mode"
@@ -173,7 +172,7 @@ def _why_only_h5py(dataset: Any, properties: Any, filters: Sequence[FilterStep])
 def _why_not_such_places(
     properties: Any, filters: Sequence[FilterStep], kind: str, shape: tuple[int, ...], places: _Places | str
 ) -> str:
-    """Return why a dataset is read through the library, judged by its chunks; empty if it is not."""
+    """Return why a dataset must be read through the library, judging by its chunks; empty if not."""
     if isinstance(places, str):
         return places
     offsets, _, masks = places
@@ -181,14 +180,14 @@ def _why_not_such_places(
     has_holes = kind != "compact" and 0 not in shape and not is_there.all()
     if has_holes and not _is_filled(properties):
         return "parts of it were never written, and no fill value is read there"
-    # An optional filter may have been left out of every chunk.
+    # An optional filter may have been skipped for every chunk.
     left_out = np.bitwise_and.reduce(masks[is_there]) if is_there.any() else 0
     steps = [step for number, step in enumerate(filters) if not left_out >> number & 1]
     return why_not(steps, has_blosc2=any(step.code == BLOSC2 for step in steps) and has_blosc2())
 
 
 def _is_filled(properties: Any) -> bool:
-    """Return whether the fill value is read where nothing was written."""
+    """Return True if elements that were never written have the fill value."""
     is_defined = properties.fill_value_defined() in (
         h5py.h5d.FILL_VALUE_DEFAULT,
         h5py.h5d.FILL_VALUE_USER_DEFINED,
@@ -197,17 +196,17 @@ def _is_filled(properties: Any) -> bool:
 
 
 def _chunks(dataset: Any, properties: Any, chunk: tuple[int, ...]) -> _Places | str:
-    """Return where chunks are; or why they are left to the library, in words."""
+    """Return the places of chunks; or, in words, why the library must read them."""
     grid = grid_of(dataset.shape, chunk)
     count = math.prod(grid)
     found: list[tuple[Any, ...]] = []
     if count:
         try:
-            # Tuples as they are, for there may be a million of them; what is made of them is made at once.
+            # Plain tuples, as there may be a million; they are converted together.
             with library_errors(dataset.file.filename, DamagedError):
                 dataset.id.chunk_iter(found.append)
         except DamagedError as error:
-            return f"its list of chunks is damaged: {error.__cause__}"  # some may be found all the same
+            return f"its list of chunks is damaged: {error.__cause__}"  # it may still find some
     if count > max(_MANY_CHUNKS, _SPARSE * len(found)):
         return f"nearly all of its {count:,} chunks were never written"
     offsets, sizes = np.full(count, -1, np.int64), np.zeros(count, np.int64)
@@ -223,7 +222,7 @@ def _chunks(dataset: Any, properties: Any, chunk: tuple[int, ...]) -> _Places | 
         if block and leaves_out_user_block():
             offsets[numbers] += block
         edges = np.flatnonzero(_edges(dataset.shape, chunk) & (offsets >= 0))
-        # A chunk of another size went through filters, and then all did.
+        # A chunk of another size was filtered, and then all were.
         are_whole = (sizes[edges] == math.prod(chunk) * dataset.dtype.itemsize).all()
         if len(edges) and are_whole and properties.get_nfilters() and not filters_edges(dataset, properties):
             masks[edges] = _NO_FILTERS
@@ -231,18 +230,18 @@ def _chunks(dataset: Any, properties: Any, chunk: tuple[int, ...]) -> _Places | 
 
 
 def _bounded(numbers: Sequence[Any]) -> Int64Array:
-    """Return addresses, sizes or corners as int64: a damaged file may say any number of 64 bits."""
+    """Return addresses, sizes or corners as int64: a damaged file may contain any 64-bit number."""
     return np.minimum(np.array(numbers, np.uint64), _FARTHEST).astype(np.int64)
 
 
 def _numbers(dataset: Any, corners: Int64Array, chunk: tuple[int, ...]) -> Int64Array | None:
-    """Return chunks' numbers in C order of their grid; None where the library's corners may be wrong."""
+    """Return chunks' numbers in C order of their grid; None if the library's corners may be wrong."""
     grid = np.array(grid_of(dataset.shape, chunk))
     places, rests = np.divmod(corners, chunk)
     if rests.any() or (places < 0).any() or (places >= grid).any():
         return None
     # An extensible array has the growing dimension first.  The library, up to 2.0 at least, lists its chunks
-    # as if it had not: then all of them seem to be the first ones along the dimensions before that.
+    # as if it had not: then all seem to be the first ones along the dimensions before that.
     growing = [axis for axis, size in enumerate(dataset.maxshape) if size is None]
     if len(growing) == 1:
         before = slice(growing[0])
@@ -250,13 +249,13 @@ def _numbers(dataset: Any, corners: Int64Array, chunk: tuple[int, ...]) -> Int64
         if is_split and not places[:, before].any():
             return None
     numbers: Int64Array = np.ravel_multi_index(tuple(places.T), tuple(grid)).astype(np.int64)
-    # All indices list chunks in this order.  If one does not, it is damaged, and the library does not find
-    # the same chunk when it looks for one as when it lists them.
+    # All kinds of index list chunks in this order.  Otherwise the index is damaged, and the library finds
+    # different chunks when it looks one up than when it lists them.
     return numbers if (np.diff(numbers) > 0).all() else None
 
 
 def _edges(shape: Sequence[int], chunk: Sequence[int]) -> npt.NDArray[np.bool_]:
-    """Return which chunks reach beyond the shape: bool (chunks,), in C order of their grid."""
+    """Return which chunks extend beyond the shape: bool (chunks,), in C order of their grid."""
     found = np.zeros(grid_of(shape, chunk), np.bool_)
     for axis, (size, side) in enumerate(zip(shape, chunk, strict=True)):
         if size % side:
@@ -282,7 +281,7 @@ def _cached_chunks(
 
 
 def _whole(dataset: Any, kind: str) -> _Places:
-    # Without storage the offset that the library gives means nothing.
+    # Without storage the library's offset is meaningless.
     is_there = kind == "contiguous" and dataset.id.get_storage_size() > 0
     offset = dataset.id.get_offset() if is_there else None
     nbytes = dataset.dtype.itemsize * math.prod(dataset.shape)
@@ -294,7 +293,7 @@ def _whole(dataset: Any, kind: str) -> _Places:
 
 
 def in_blocks(layout: Layout) -> Layout:
-    """Return contiguous data as chunks of about a megabyte one after the other; other layouts as they are."""
+    """Return contiguous data as consecutive chunks of about a megabyte; other layouts unchanged."""
     if layout.kind != "contiguous" or layout.offsets[0] < 0 or not layout.sizes[0]:
         return layout
     count, inner = layout.shape[0], layout.shape[1:]

@@ -1,4 +1,4 @@
-"""The HDF5 library: the filters that it has, and what it does that h5py has no function to ask for."""
+"""The HDF5 library: its filters, and properties for which h5py has no function."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from fastpipe.core.native import native
 from fastpipe.errors import MissingDependencyError
 from fastpipe.hdf5.filters import OF_HDF5PLUGIN, FilterStep
 
-_MOST_SOURCES = 64  # of a virtual dataset whose filters are looked at: as a rule they are alike
+_MOST_SOURCES = 64  # of a virtual dataset whose filters are checked: usually all are alike
 _MOST_OPEN = 64  # files, each with a cache of chunks
-_USER_BLOCK = 1 << 16  # bytes: more than all else in a file with one small dataset
-# The functions of c-blosc2 that the core takes: fastpipe/native/codecs.h.
+_USER_BLOCK = 1 << 16  # bytes: more than everything else in a file with one small dataset
+# The functions of c-blosc2 that the core uses: fastpipe/native/codecs.h.
 _BLOSC2_CALLS = (
     "blosc2_schunk_from_buffer", "b2nd_from_schunk", "b2nd_to_cbuffer", "b2nd_free",
     "blosc2_schunk_decompress_chunk", "blosc2_schunk_free",
@@ -33,7 +33,7 @@ _BLOSC2_CALLS = (
 
 
 class _Lazy:
-    """The package h5py, imported when something of it is first needed."""
+    """The package h5py, imported on first use."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(require("h5py", extra="hdf5"), name)
@@ -43,13 +43,13 @@ h5py: Any = _Lazy()
 
 
 class OpenFiles:
-    """Files as the HDF5 library has them open, for what only it can read.  For threads at once.
+    """Files that the HDF5 library has open, for data that only it can read.  Thread-safe.
 
-    When the descriptors of the process run low, those that were not used for longest are closed, whoever
-    opened them.  A file that is in use stays open until its user drops it.
+    When the process runs low on descriptors, the least recently used files of all owners are closed.  A file
+    in use stays open until its user drops it.
     """
 
-    _lock = threading.RLock()  # a finalizer may run while it is held
+    _lock = threading.RLock()  # reentrant: a finalizer may run while it is held
     _numbers = itertools.count()
     _open: ClassVar[OrderedDict[tuple[int, Hashable], Any]] = OrderedDict()
 
@@ -58,7 +58,7 @@ class OpenFiles:
         weakref.finalize(self, self._drop, self._number).atexit = False
 
     def file(self, key: Hashable, open_it: Callable[[], Any]) -> Any:
-        """Return this owner's file of a key; ``open_it`` opens it, if it is not open."""
+        """Return this owner's file for a key; call ``open_it`` to open it if necessary."""
         with self._lock:
             where = self._number, key
             if where not in self._open:
@@ -87,7 +87,7 @@ closes_idle(OpenFiles.close_idle)
 
 
 def _runs_low() -> bool:
-    """Return whether half of this process's descriptors are in use."""
+    """Return True if half of this process's descriptors are in use."""
     try:
         descriptor = os.open(os.devnull, os.O_RDONLY)
     except OSError as error:
@@ -126,7 +126,7 @@ def load_plugins() -> None:
             "the package 'hdf5plugin' brings this filter to the HDF5 library and is not installed. "
             "Install it with:  pip install hdf5plugin"
         ) from error
-    except Exception as error:  # of its import, whatever is wrong with the installation
+    except Exception as error:  # a broken installation may raise anything on import
         raise MissingDependencyError(
             "the package 'hdf5plugin' brings this filter to the HDF5 library and cannot be imported: "
             f"{type(error).__name__}: {error}. Install it anew with:  "
@@ -135,9 +135,9 @@ def load_plugins() -> None:
 
 
 def missing_filters(dataset: Any) -> list[FilterStep]:
-    """Return the filters that a dataset cannot be read without and that the library does not have.
+    """Return the filters that a dataset requires and that the library does not have.
 
-    Filters that were left out of every chunk are not needed.  A virtual dataset needs the filters of its
+    Filters that were skipped for every chunk are not required.  A virtual dataset requires the filters of its
     sources.
     """
     return list(dict.fromkeys(_missing(dataset, set())))
@@ -146,7 +146,7 @@ def missing_filters(dataset: Any) -> list[FilterStep]:
 def _missing(dataset: Any, seen: set[tuple[str, str]]) -> Iterator[FilterStep]:
     steps = filters_of(dataset.id.get_create_plist())
     if dataset.is_virtual:
-        with contextlib.suppress(MissingDependencyError):  # for sources that are not looked at
+        with contextlib.suppress(MissingDependencyError):  # concerns sources that are not checked
             load_plugins()
         for source in _sources(dataset, seen):
             yield from _missing(source, seen)
@@ -160,10 +160,10 @@ def _missing(dataset: Any, seen: set[tuple[str, str]]) -> Iterator[FilterStep]:
 
 
 def _sources(dataset: Any, seen: set[tuple[str, str]]) -> Iterator[Any]:
-    """Yield those sources of a virtual dataset that were not seen, and that can be opened."""
+    """Yield the sources of a virtual dataset that are not in ``seen`` and can be opened."""
     own, properties = dataset.file, dataset.id.get_create_plist()
     for number in range(min(properties.get_virtual_count(), _MOST_SOURCES)):
-        # One name stands for a series of files, or datasets, that are numbered from 0.
+        # One name may represent a series of files, or datasets, numbered from 0.
         path, name = (
             text.replace("%b", "0").replace("%%", "%")
             for text in (properties.get_virtual_filename(number), properties.get_virtual_dsetname(number))
@@ -179,7 +179,7 @@ def _sources(dataset: Any, seen: set[tuple[str, str]]) -> Iterator[Any]:
 
 
 def _places(path: str, own: str) -> Iterator[str]:
-    """Yield where the library looks for a source's file, in its order; ``own`` is the dataset's file."""
+    """Yield the paths at which the library looks for a source's file, in order; ``own`` is the dataset's."""
     name = path
     if os.path.isabs(path):
         yield path
@@ -206,7 +206,7 @@ def missing_filter_error(where: str, step: FilterStep | None) -> MissingDependen
 
 
 def filter_remedy(step: FilterStep | None) -> str:
-    """Return how to give the library a filter that it does not have, nor gets from hdf5plugin here."""
+    """Return how to add a filter that the library lacks, and does not get from hdf5plugin here."""
     if step is not None and step.code not in OF_HDF5PLUGIN:
         return (
             f"hdf5plugin does not bring it; install and import the package that brings filter {step.code}, "
@@ -224,8 +224,8 @@ def filter_remedy(step: FilterStep | None) -> str:
 
 @cache
 def has_blosc2() -> bool:
-    """Return whether the library inside hdf5plugin, whose functions are handed to the core, decompresses
-    Blosc2's frames: no package of a system has one that is new enough."""
+    """Return True if the library in hdf5plugin, whose functions are passed to the core, decompresses Blosc2's
+    frames; no system package has one that is new enough."""
     try:
         load_plugins()
         folder = Path(require("hdf5plugin", extra="hdf5").PLUGIN_PATH)
@@ -244,11 +244,11 @@ def has_blosc2() -> bool:
 
 
 def filters_edges(dataset: Any, properties: Any) -> bool:
-    """Return whether the filters of a dataset are applied to chunks that reach beyond its shape.
+    """Return True if a dataset's filters are applied to chunks that extend beyond its shape.
 
-    ``H5Pset_chunk_opts`` can leave them out there, and neither h5py nor the chunks' filter masks show it.
-    So a chunk is written in memory, with the dataset's own properties and a checksum as its only filter: if
-    that is applied, the chunk is longer.
+    ``H5Pset_chunk_opts`` can skip them there, which neither h5py nor the chunks' filter masks show.  So a
+    chunk is written in memory, with the dataset's own properties and a checksum as its only filter: if the
+    filter is applied, the chunk is longer.
     """
     own, ones = properties.copy(), (1,) * dataset.ndim
     own.remove_filter(h5py.h5z.FILTER_ALL)
@@ -263,7 +263,7 @@ def filters_edges(dataset: Any, properties: Any) -> bool:
 
 @cache
 def leaves_out_user_block() -> bool:
-    """Return whether the library counts chunks' offsets from the user block's end, as before HDF5 1.14.4."""
+    """Return True if the library counts chunks' offsets from the user block's end, as before HDF5 1.14.4."""
     with _in_memory(userblock_size=_USER_BLOCK) as file:
         dataset = file.create_dataset("x", (1,), "u1", chunks=(1,))
         dataset[0] = 1
@@ -271,6 +271,6 @@ def leaves_out_user_block() -> bool:
 
 
 def _in_memory(**options: Any) -> Any:
-    """Return a new ``h5py.File`` in memory, in the newest form."""
-    name = f"fastpipe in thread {threading.get_ident()}"  # of two open files with one name, the second fails
+    """Return a new ``h5py.File`` in memory, in the newest format."""
+    name = f"fastpipe in thread {threading.get_ident()}"  # two open files must not have the same name
     return h5py.File(name, "w", driver="core", backing_store=False, libver="latest", **options)

@@ -1,4 +1,4 @@
-"""Open HDF5 files and their datasets through h5py, and say what its errors mean for a file."""
+"""Open HDF5 files and their datasets through h5py, and translate its errors."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from fastpipe.hdf5.library import h5py, missing_filter_error, missing_filters
 
 
 class DamagedError(HDF5Error):
-    """A file does not hold some samples as it should; others may be whole."""
+    """Some samples of a file are damaged; others may be intact."""
 
 
-# The flags of a superblock of version 3: a process has the file open for writing, and others may read it
-# meanwhile (SWMR).  Superblocks of other versions have no such flags.
+# The flags of a superblock of version 3: a process has the file open for writing, and others may read it at
+# the same time (SWMR).  Superblocks of other versions have no such flags.
 _FLAGS_VERSION, _WRITE, _SWMR = 3, 1, 4
 
-# The errors that h5py raises about a file: the classes of its own table, and those of NumPy and Python about
-# the values that it hands them.
+# The errors that h5py raises about a file: the classes in its own table, and those of NumPy and Python about
+# the values that it passes to them.
 _OF_LIBRARY = (ArithmeticError, KeyError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
 _NO_FILTER = ("can't open directory", "can't find plugin", "plugins disabled", "is not registered")
 _NO_MEMORY = ("memory allocation failed", "unable to allocate", "no space available for allocation")
@@ -41,9 +41,9 @@ def opened(path: str, shown: str = "") -> Iterator[Any]:
 
 
 def open_library(path: str, shown: str = "", **options: Any) -> Any:
-    """Open a file for reading by the HDF5 library; in SWMR mode if the file says that it is written so.
+    """Open a file for reading with the HDF5 library, in SWMR mode if a SWMR writer has it open.
 
-    ``shown`` is what messages call the file, if that is not its path; ``options`` are those of ``h5py.File``.
+    ``shown`` is the file's name in messages if that is not its path; ``options`` are those of ``h5py.File``.
     """
     os.close(open_file(path))  # its errors are clearer than the library's
     try:
@@ -55,14 +55,14 @@ def open_library(path: str, shown: str = "", **options: Any) -> Any:
             file = retrying_open(h5py.File, path, "r", swmr=True, **options)
     except _OF_LIBRARY as error:
         raise _why_not_opened(error, path, shown or path) from error
-    if file.mode != "r" and not file.swmr_mode:  # the library hands out the file as it is open already
+    if file.mode != "r" and not file.swmr_mode:  # the library returns an open file as it is
         file.close()
         raise HDF5Error(f"{shown or path} is open for writing in this process: close it before it is read")
     return file
 
 
 def _flags(path: str) -> int:
-    """Return the flags in which a writer notes that it has a file open; 0 if the file has none."""
+    """Return the flags with which a writer marks an open file; 0 if the file has none."""
     at = hdf5_signature(path)
     if at is None:
         return 0
@@ -108,12 +108,12 @@ def _why_not_opened(error: Exception, path: str, shown: str) -> Exception:
 
 @contextmanager
 def library_errors(where: str, damaged: type[HDF5Error] = HDF5Error, dataset: Any = None) -> Iterator[None]:
-    """Turn what h5py raises about a file into errors that name it: ``where``; ``damaged`` is what means
+    """Convert h5py's errors about a file to errors that name it as ``where``; ``damaged`` is the class for
     damage.
 
-    Errors that are raised elsewhere are passed on as they are.  Errors of the machine, missing files and
-    missing permissions keep their type.  If the library has not all filters of ``dataset``, that is the
-    error.
+    Errors from elsewhere are raised unchanged.  Errors of the machine, missing files and missing
+    permissions keep their type.  If the library lacks filters of ``dataset``, the error says
+    so.
     """
     try:
         yield
@@ -139,7 +139,7 @@ def _meaning(error: Exception, where: str, damaged: type[HDF5Error], dataset: An
 
 
 def _with_place(error: Exception, where: str) -> Exception:
-    """Return an error of the system with the file's name; others as they are."""
+    """Return a system error with the file's name; other errors unchanged."""
     if not isinstance(error, OSError) or error.errno is None:
         return error
     return OSError(error.errno, f"{where}: {error.strerror}")
@@ -153,12 +153,12 @@ def _is_raised_by_h5py(error: BaseException) -> bool:
 
 _SHOWN = 20  # parts of a path
 
-# Of the HDF5 library, about a name, a group on the way, and a dataset on the way.
+# The HDF5 library's texts about a name, a group on the way, and a dataset on the way.
 _NOT_THERE = ("doesn't exist", "component not found", "message type not found")
 
 
 def raw_name(name: str | bytes) -> bytes:
-    """Return a name as the file has it, which need not be UTF-8; h5py iterates over such as bytes."""
+    """Return a name as in the file, which need not be UTF-8; h5py yields such names as bytes."""
     return name if isinstance(name, bytes) else name.encode("utf-8", "surrogateescape")
 
 
@@ -179,7 +179,7 @@ def storage_of(dataset: Any) -> str:
 
 
 def dtype_of(dataset: Any) -> np.dtype[Any] | None:
-    """Return a dataset's type; None where NumPy has nothing for it."""
+    """Return a dataset's dtype; None if NumPy has no equivalent."""
     try:
         found: np.dtype[Any] = dataset.dtype
     except (TypeError, ValueError):
@@ -188,24 +188,24 @@ def dtype_of(dataset: Any) -> np.dtype[Any] | None:
 
 
 def walk_datasets(file: Any, shown: str) -> Iterator[tuple[str, Any]]:
-    """Yield every dataset of a file once, by its first name, in the order of ``visititems``; or an
-    ``HDF5Error`` for what cannot be opened.
+    """Yield each dataset of a file once, by its first name, in the order of ``visititems``; or an
+    ``HDF5Error`` for an object that cannot be opened.
 
-    Links to other names and other files are not followed.  Unlike ``visititems``, this goes on behind an
-    object that cannot be opened, and however deep groups are nested.
+    Links to other names and files are not followed.  Unlike ``visititems``, this continues after an object
+    that cannot be opened, and supports any nesting of groups.
     """
     seen: set[int] = set()
     path: list[str] = []
-    groups: list[Iterator[tuple[Any, bytes]]] = []  # what is left of each group on the way to where this is
+    groups: list[Iterator[tuple[Any, bytes]]] = []  # the rest of each group on the way to the present object
 
     def enter(group: Any, where: str) -> None:
         names: list[bytes] = []
         groups.append((group, name) for name in names)
         with library_errors(where, DamagedError):
-            group.id.links.iterate(names.append)  # in order; up to where it is damaged, if it is
+            group.id.links.iterate(names.append)  # in order; stops where the group is damaged
 
     with suppress(HDF5Error), library_errors(shown):
-        seen.add(h5py.h5o.get_info(file.id).addr)  # for links that lead back to the root
+        seen.add(h5py.h5o.get_info(file.id).addr)  # in case of links to the root
     try:
         enter(file, shown)
     except HDF5Error as error:
@@ -217,7 +217,7 @@ def walk_datasets(file: Any, shown: str) -> Iterator[tuple[str, Any]]:
             path = path[:-1]
             continue
         path.append(raw.decode("utf-8", "surrogateescape"))
-        # Not all of the path of each object: groups may be nested some thousands deep.
+        # Not the whole path of each object: groups may be nested thousands deep.
         where, item = f"{shown}, {'…' * (len(path) > _SHOWN)}/{'/'.join(path[-_SHOWN:])}", None
         try:
             with library_errors(where, DamagedError):
@@ -236,7 +236,7 @@ def walk_datasets(file: Any, shown: str) -> Iterator[tuple[str, Any]]:
 
 
 def lies_in(item: Any, file: Any) -> bool:
-    """Return whether an object lies in a file, and not in another one into which a link leads."""
+    """Return True if an object is in a file, and not in another one to which a link leads."""
     other = item.file.filename
     return other == file.filename or os.path.samefile(other, file.filename)
 
@@ -275,12 +275,12 @@ def dataset_named(file: Any, name: str, shown: str) -> Any | None:
     if not isinstance(item, h5py.Dataset):
         return None
     if file.swmr_mode and file.mode == "r":
-        item.refresh()  # the library shares what this process has open, as it was then
+        item.refresh()  # the library shares objects that this process has open, in their former state
     return item
 
 
 def _link_kind(file: Any, name: bytes) -> int | None:
-    """Return the kind of the link of a name; None if there is none.  h5py's own ``get`` takes UTF-8 only."""
+    """Return the kind of a name's link; None if there is none.  h5py's own ``get`` accepts only UTF-8."""
     try:
         return int(file.id.links.get_info(name).type)
     except (KeyError, RuntimeError) as error:
@@ -290,7 +290,7 @@ def _link_kind(file: Any, name: bytes) -> int | None:
 
 
 def _check_links(file: Any, name: bytes, shown: str, most: int = 16) -> None:
-    """Raise an error for a link to what is no file: the library would wait until a fifo is written to."""
+    """Raise an error for a link to something other than a file: the library would wait on a fifo."""
     place, inside = b"", name.strip(b"/")
     for part in inside.split(b"/"):
         before, place = place, b"/".join([place, part])

@@ -1,4 +1,4 @@
-"""Rows of HDF5 files in one process: described for the native core, or read here where it declines them."""
+"""Rows of HDF5 files in one process: described for the native core, or read here if it declines them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fastpipe.hdf5.opening import DamagedError, library_errors, open_library, ra
 
 Int64Array = npt.NDArray[np.int64]
 
-# The library's cache of chunks, for what only it can read; its number of slots is to be a prime.
+# The library's cache of chunks, for data that only it can read; its number of slots should be a prime.
 _LIBRARY_NBYTES, _LIBRARY_SLOTS = 1 << 23, 10_007
 
 
@@ -32,12 +32,12 @@ class _Dataset(NamedTuple):
 
 
 class RowReader:
-    """Reads samples of files.  For threads at once.
+    """A reader of samples of files.  Thread-safe.
 
-    ``memory`` gives, for the numbers of a file and a dataset and the bytes of a chunk, a
-    ``native.UnitMemory`` or None, and the number there of the first chunk; ``keep`` for a layout where its
-    decoded chunks are kept.  ``turn`` is where this process begins among the chunks of a batch, from 0 to 1:
-    processes that begin with different ones seldom want the same at the same time.
+    ``memory`` returns, for the numbers of a file and a dataset and the bytes of a chunk, a
+    ``native.UnitMemory`` or None, and the number of the first chunk there; ``keep`` returns the cache for a
+    layout's decoded chunks.  ``turn``, from 0 to 1, is the point at which this process starts among the
+    chunks of a batch: processes with different ones seldom want the same chunk at the same time.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class RowReader:
     def start(self, samples: Int64Array, rows: Int64Array, outs: Sequence[npt.NDArray[Any]]) -> Started:
         """Describe the reading of some samples into rows of the batch: int64 (N,) both, C-contiguous.
 
-        ``outs`` are for each dataset an array (batch, *sample_shape) of its dtype, C-contiguous.
+        ``outs`` has an array (batch, *sample_shape) of its dtype for each dataset, C-contiguous.
         """
         statuses = np.zeros((len(outs[0]), 8), np.uint8)
         sources, tasks, kept, most = list[Any](), list[Task](), list[CachedChunks | None](), 0
@@ -82,7 +82,7 @@ class RowReader:
         return Started(batch, statuses, tasks, partial(_keep_chunks, batch, kept) if most else None)
 
     def read_alone(self, sample: int, row: int, outs: Sequence[npt.NDArray[Any]]) -> None:
-        """Read one sample, chunk by chunk, which says what is wrong with it."""
+        """Read one sample, chunk by chunk, for a precise error."""
         ((number, _),) = self._files.located(np.array([sample]))
         file, local = self._files.files[number], sample - int(self._files.firsts[number])
         for place, dataset in enumerate(self._datasets(number)):
@@ -132,7 +132,7 @@ class RowReader:
     ) -> None:
         file = self._files.files[number]
         layout = file.layouts[place]
-        # In the file's order: what one of the library's chunks holds is then read at once.
+        # In the file's order: then samples in one chunk of the library are read together.
         order = np.argsort(samples, kind="stable")
         lead = layout.shape[: file.sample_dims]
         indices = zip(*np.unravel_index(samples[order], lead), strict=True)
@@ -147,7 +147,7 @@ class RowReader:
         with library_errors(file.shown):
             dataset = opened[raw_name(layout.name)]
             require_filters(dataset, file.shown)
-            # One that is written in SWMR mode may have grown, and nothing else.
+            # A file written in SWMR mode may have grown, but nothing else may differ.
             is_same = dataset.dtype == layout.dtype and dataset.ndim == len(layout.shape)
             if not is_same or any(map(operator.lt, dataset.shape, layout.shape)):
                 raise file.state.changed(file.shown)
@@ -168,7 +168,7 @@ def _keep_chunks(batch: Any, kept: Sequence[CachedChunks | None]) -> None:
 
 def _sample(chunks: ChunkReader, sample_dims: int, sample: int) -> npt.NDArray[Any]:
     given = chunks.layout
-    # Where there are no chunks only a block is read.
+    # Without chunks only a block is read.
     reader = chunks if given.kind != "contiguous" else chunks.in_blocks()
     layout = reader.layout
     shape, chunk = layout.shape, [max(side, 1) for side in layout.chunk]
@@ -184,7 +184,7 @@ def _sample(chunks: ChunkReader, sample_dims: int, sample: int) -> npt.NDArray[A
             min(side, size - at)
             for at, side, size in zip(corner, chunk[sample_dims:], shape[sample_dims:], strict=True)
         ]
-        # With an ellipsis, as also of no dimensions an array is wanted.
+        # With an ellipsis, which returns an array even without dimensions.
         box: Any = (*(slice(at, at + size) for at, size in zip(corner, sizes, strict=True)), ...)
         inside: Any = (*(at % side for at, side in zip(lead, chunk)), *map(slice, sizes), ...)  # noqa: B905
         if layout.kind != "compact" and layout.offsets[number] < 0:
@@ -196,7 +196,7 @@ def _sample(chunks: ChunkReader, sample_dims: int, sample: int) -> npt.NDArray[A
 
 
 def _open_with_library(file: SampleFile) -> Any:
-    # Rows come in the file's order: of each dataset one chunk at a time, and the next.
+    # Rows come in the file's order: the cache needs one chunk of each dataset at a time, and the next.
     largest = max(layout.library_chunk for layout in file.layouts)
     room = max(_LIBRARY_NBYTES, 2 * largest)
     return open_library(file.path, file.shown, rdcc_nbytes=room, rdcc_nslots=_LIBRARY_SLOTS, rdcc_w0=1.0)

@@ -1,4 +1,4 @@
-"""Repack an HDF5 file: a copy with other chunks and filters, read back before it takes its name."""
+"""Repack an HDF5 file: a copy with other chunks and filters, verified before it gets its name."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Codec:
 
 
 def parse_codec(text: str) -> Codec:
-    """Return the codec that ``--codec`` names.
+    """Return the codec of the option ``--codec``.
 
     >>> parse_codec("gzip:9").level, parse_codec("blosc:zstd:7").inner
     (9, 'zstd')
@@ -107,9 +107,9 @@ def parse_codec(text: str) -> Codec:
 
 
 def set_filters(properties: Any, codec: Codec, shuffle: bool | None, dataset: Any) -> None:
-    """Give the creation properties of a chunked dataset, which have the filters of the old one, others.
+    """Replace the filters in the creation properties of a chunked dataset, which are still the old ones.
 
-    Without ``shuffle`` said bytes are shuffled of elements of several bytes.
+    If ``shuffle`` is None, bytes are shuffled for elements of several bytes.
     """
     steps, kind = filters_of(properties), dataset.id.get_type()
     if codec.name == "keep":
@@ -121,7 +121,7 @@ def set_filters(properties: Any, codec: Codec, shuffle: bool | None, dataset: An
             )
         if missing(steps):
             load_plugins()
-        for step in steps:  # a filter that can only be undone here, or is not there
+        for step in steps:  # keep no filter that can only be undone here, or is missing
             info = h5py.h5z.get_filter_info(step.code) if h5py.h5z.filter_avail(step.code) else 0
             if not info & h5py.h5z.FILTER_CONFIG_ENCODE_ENABLED:
                 raise OptionError(
@@ -132,8 +132,8 @@ def set_filters(properties: Any, codec: Codec, shuffle: bool | None, dataset: An
     has_sum = any(step.code == FLETCHER32 for step in steps)
     for step in steps:
         properties.remove_filter(step.code)
-    # Of elements without a fixed size only their places in the file would be compressed, and
-    # filters of plugins may end the process over them.
+    # Only the places of elements without a fixed size would be compressed, and filters of plugins may abort
+    # the process for them.
     if codec.name == "none" or not is_plain(kind):
         return
     _add(properties, codec, kind.get_size() > 1 if shuffle is None else shuffle)
@@ -146,7 +146,7 @@ def _add(properties: Any, codec: Codec, shuffle: bool) -> None:
         load_plugins()
     if shuffle and codec.name != "blosc":
         properties.set_filter(SHUFFLE, h5py.h5z.FLAG_OPTIONAL)
-    # Optional: what does not become smaller is then stored as it is, and read as such.
+    # Optional: a chunk that does not become smaller is stored, and later read, uncompressed.
     code, values = {
         "gzip": (DEFLATE, (codec.level,)),
         "lzf": (LZF, ()),
@@ -158,35 +158,35 @@ def _add(properties: Any, codec: Codec, shuffle: bool) -> None:
 
 
 MEMORY_NBYTES = 64 << 20
-_STEP_NBYTES = 16 << 20  # rows that are read, and written, at once
+_STEP_NBYTES = 16 << 20  # bytes of rows that are read and written at once
 _TRIES = 50
 _AUTO_NBYTES = 64 << 10
-_MOST_NBYTES = 1 << 50  # of a dataset: more than a copy could ever hold, and than could be read back
-_LARGEST_CHUNK = 1 << 30  # the format ends at 4 GiB
+_MOST_NBYTES = 1 << 50  # of a dataset: more than a copy could hold or read back
+_LARGEST_CHUNK = 1 << 30  # the format's limit is 4 GiB
 
 
 @dataclass(frozen=True)
 class Options:
-    """The command's options; with no ``datasets`` all above a small size are repacked."""
+    """The command's options; without ``datasets`` all above a small size are repacked."""
 
-    chunk_rows: int | None  # samples of a chunk; None chooses
+    chunk_rows: int | None  # samples of a chunk; None: automatic
     codec: Codec
-    shuffle: bool | None  # None chooses
+    shuffle: bool | None  # None: automatic
     datasets: tuple[str, ...]
-    sample_dims: int  # how many first dimensions count samples
+    sample_dims: int  # number of first dimensions that count samples
 
 
 @dataclass(frozen=True)
 class Target:
     name: str
-    chunk: tuple[int, ...] | None  # of its copy; None for a contiguous one
+    chunk: tuple[int, ...] | None  # of the copy; None if contiguous
     rows: int
     step: int  # rows that are read and written at once
-    row_nbytes: int  # decoded, as far as elements have a fixed size
+    row_nbytes: int  # decoded, if elements have a fixed size
 
 
 def make_plan(file: Any, options: Options) -> list[Target]:
-    """Return which datasets are written row by row, and how; all others are copied as they are."""
+    """Return the datasets to be written row by row, and how; all others are copied unchanged."""
     found = datasets_of(file, file.filename)
     for dataset in found:
         nbytes = math.prod(dataset.shape or ()) * dataset.id.get_type().get_size()
@@ -209,14 +209,14 @@ def _named(file: Any, name: str, found: Sequence[Any]) -> str:
         raise OptionError(f"{name!r} has references, which are copied as they are; name other datasets")
     if not lies_in(item, file):
         raise OptionError(f"{name!r} is a link to another file, which stays a link; name other datasets")
-    # A dataset of several names is written under the one that it is found by.
+    # A dataset of several names is written under the first one found.
     return next(name_of(one) for one in found if address_of(one) == address_of(item))
 
 
 def _is_chosen(dataset: Any, named: set[str]) -> bool:
     if not dataset.shape or has_references(dataset.id.get_type()):
         return False
-    # A copy that lies elsewhere would not find the other files: so their data come into it.
+    # A copy in another folder would not find the other files, so it includes their data.
     if storage_of(dataset) in ("virtual", "external"):
         return True
     if named:
@@ -243,13 +243,13 @@ def _chunk(dataset: Any, shape: tuple[int, ...], size: int, options: Options) ->
     dims = min(options.sample_dims, len(shape))
     own = tuple(max(side, 1) for side in shape[dims:])
     rows = options.chunk_rows or -(-_AUTO_NBYTES // (size * math.prod(own)))
-    # A chunk may be longer than the dimension only where that can grow.
+    # A chunk may be longer than the dimension only if that can grow.
     rows = max(1, min(rows, shape[dims - 1]))
     return _below_limit((*(1 for _ in shape[: dims - 1]), rows, *own), size)
 
 
 def _below_limit(chunk: tuple[int, ...], size: int) -> tuple[int, ...]:
-    """Halve the longest of the first dimensions that are left until the chunk can be made."""
+    """Halve the longest of the remaining first dimensions until the chunk is below the limit."""
     sides = list(chunk)
     for axis in range(len(sides)):
         while sides[axis] > 1 and math.prod(sides) * size > _LARGEST_CHUNK:
@@ -258,7 +258,7 @@ def _below_limit(chunk: tuple[int, ...], size: int) -> tuple[int, ...]:
 
 
 def _step(row_nbytes: int, rows: int, old: Sequence[int], size: int, new_nbytes: int) -> int:
-    """Return the rows of a step: whole chunks of the new dataset, and of the old one if memory is enough."""
+    """Return the rows of a step: whole chunks of the new dataset, and of the old one if memory allows."""
     row_nbytes = max(row_nbytes, 1)
     limit = max(MEMORY_NBYTES // 2, math.prod(old) * size if old else 0, new_nbytes)
     unit = math.lcm(rows, old[0]) if old else rows
@@ -277,7 +277,7 @@ def repack(args: argparse.Namespace, console: Console, progress: Progress) -> in
     options = Options(args.chunk_rows, codec, args.shuffle, tuple(args.dataset), args.sample_dims)
     source, out = str(args.input), Path(args.output)
     _check_paths(source, out, args.force)
-    state = FileState.of(os.stat(source))  # before anything is read
+    state = FileState.of(os.stat(source))  # taken before anything is read
     with opened(source) as file, library_errors(source):
         for dataset in datasets_of(file, source):
             missing_filters(dataset)  # loads those that are installed
@@ -316,7 +316,7 @@ def _exists_already(out: Path) -> OptionError:
 
 @dataclass(frozen=True)
 class _Repacking:
-    """One run: write the copy, then read it back."""
+    """One run, which writes the copy and then reads it back."""
 
     path: str
     state: FileState
@@ -339,7 +339,7 @@ class _Repacking:
             pace = Pace(self.progress, "writing", nbytes)
             for target in self.targets:
                 self._write(target, copy, pace)
-            lost = copy_references(self.source, copy)  # last: they need the objects that they lead to
+            lost = copy_references(self.source, copy)  # last, as they need their objects
         if lost:
             self.progress.done(f"references to objects without a name, which are empty in the copy: {lost:,}")
         if block := self.source.userblock_size:
@@ -371,8 +371,8 @@ class _Repacking:
         dataset = self.source[raw_name(target.name)]
         written = copy[raw_name(target.name)]
         with self._rows_of(target) as own:
-            # The library reads the source too, so that this does not rest on what wrote the copy; it
-            # cannot where it lacks a filter that fastpipe knows.
+            # The library reads the source as well, independently of the code that wrote the copy; it cannot
+            # if it lacks a filter that fastpipe supports.
             if missing(filters_of(dataset.id.get_create_plist())):
                 steps = own.steps(target.step)
             else:
@@ -391,10 +391,10 @@ class _Repacking:
 
     @contextmanager
     def _open_copy(self, mode: str) -> Iterator[Any]:
-        """Open the unfinished file by the library; raise an error of the disk as the system has it."""
+        """Open the unfinished file with the library; raise the system's own error for a disk failure."""
         options: Mapping[str, Any] = {}
         if mode == "w":
-            # Not the file's properties, which forget it.
+            # From the root group, as the file's own properties lose the setting.
             tracked = self.source["/"].id.get_create_plist().get_link_creation_order()
             options = {
                 "libver": _libver(self.source),
@@ -413,7 +413,7 @@ class _Repacking:
 
 
 def _libver(source: Any) -> tuple[str, str]:
-    """Return as old a form as the source's: some of its attributes may need the newer one."""
+    """Return the format bounds of the source, oldest first: some attributes may need the newer format."""
     version = source.id.get_create_plist().get_version()[0]
     return {0: "earliest", 1: "earliest", 2: "v108"}.get(version, "v110"), "latest"
 
@@ -424,15 +424,15 @@ def _through_library(dataset: Any, target: Target) -> Iterator[tuple[int, Any]]:
 
 
 class UnfinishedFile(io.FileIO):
-    """The file in which a copy is written until it takes the name OUT: new, locked, and only this user's.
+    """The file for a copy until it gets the name OUT: new, locked, and private to this user.
 
-    It is given to h5py's driver for file-like objects, which asks for no counts: reads and writes are whole,
-    and what lies behind the end is read as zeros.  An error of writing, such as a full disk, is kept from the
-    HDF5 library, which would not recover from it: later writes do nothing, and ``check`` raises the error.
-    What a killed run has left is removed, and so is a file that has not taken its name.
+    h5py's driver for file-like objects uses it and ignores counts: so reads and writes are complete, and
+    reads beyond the end return zeros.  A write error, such as a full disk, is not passed to the HDF5 library,
+    which would not recover from it: later writes do nothing, and ``check`` raises the error.  Files left by
+    killed runs are removed, and so is a file that has not been renamed.
     """
 
-    # By process, as a forked child writes none of these.  The lock does not keep threads of a process apart.
+    # By process, as a forked child writes none of these.  The lock does not exclude threads of one process.
     _writing: ClassVar[dict[tuple[int, str], int]] = {}
 
     def __init__(self, out: Path) -> None:
@@ -472,12 +472,12 @@ class UnfinishedFile(io.FileIO):
             return size or 0
 
     def check(self) -> None:
-        """Raise the error of the first write that failed."""
+        """Raise the error of the first failed write."""
         if self._error is not None:
             raise self._error
 
     def take_name(self, *, force: bool) -> None:
-        """Rename the file to OUT, once all of it is on the disk."""
+        """Flush the file to the disk, then rename it to OUT."""
         os.fsync(self.fileno())
         if not _is_at(self._path, self.fileno()):
             raise OptionError(f"{self._path} was moved away while it was written; try again")
@@ -489,10 +489,10 @@ class UnfinishedFile(io.FileIO):
                     os.unlink(self._path)
             except FileExistsError:
                 raise _exists_already(self._out) from None
-        # Only now: what a run that is killed before leaves is closed to others, and known by that.
+        # Only now: a file left by a killed run is private, which also identifies it.
         mask = os.umask(0o077)
         os.umask(mask)
-        with contextlib.suppress(OSError):  # of file systems without modes; the copy has its name
+        with contextlib.suppress(OSError):  # for file systems without modes; the copy has its name
             os.fchmod(self.fileno(), 0o666 & ~mask)
         sync_folder(self._out.parent)
 
@@ -509,7 +509,7 @@ class UnfinishedFile(io.FileIO):
 
 
 def unfinished_path(out: Path) -> Path:
-    """Return where a copy is written until it is complete: a name that nothing else makes."""
+    """Return the path of an incomplete copy: a name that nothing else creates."""
     digest = hashlib.sha256(os.fsencode(out.name)).hexdigest()[:16]
     return out.with_name(f"fastpipe-repack-{digest}{UNFINISHED}")
 
@@ -523,7 +523,7 @@ def _make_unfinished(path: Path, out: Path) -> int:
             _remove_left_behind(path, out)
             continue
         try:
-            # Before it was locked, another process may have taken it for one that was left behind.
+            # Before it was locked, another process may have removed it as left over.
             if _lock(descriptor) and _is_at(path, descriptor):
                 return descriptor
         except BaseException:  # a file system without locks
@@ -536,7 +536,7 @@ def _make_unfinished(path: Path, out: Path) -> int:
 
 
 def _remove_left_behind(path: Path, out: Path) -> None:
-    """Remove what a killed run has left: a file of this user alone, which no process has locked."""
+    """Remove the file of a killed run: private to this user, and not locked by any process."""
     try:
         descriptor = open_regular(path, os.O_RDWR)
     except FileNotFoundError:
@@ -555,7 +555,7 @@ def _remove_left_behind(path: Path, out: Path) -> None:
             raise OptionError(f"{path} {why}: move it away, or name another file")
         if not _lock(descriptor):
             raise _is_busy(out)
-        if _is_at(path, descriptor):  # only who has locked the file that is there removes it
+        if _is_at(path, descriptor):  # only the process with the lock of the existing file removes it
             os.unlink(path)
     finally:
         os.close(descriptor)

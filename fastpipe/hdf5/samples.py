@@ -1,4 +1,4 @@
-"""The samples of HDF5 files: what a dataset of any framework is made of."""
+"""The samples of HDF5 files: the base of datasets for every framework."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Options(NamedTuple):
 class Runtime(ProcessRuntime[Options]):
     """Threads, memory, open files and the cache of one dataset in one process.
 
-    ``leading`` is the dataset whose groups of samples a window counts.
+    ``leading`` is the dataset whose groups of samples are counted by windows.
     """
 
     def __init__(self, options: Options, files: SampleFiles, leading: int, process: Process) -> None:
@@ -51,7 +51,7 @@ class Runtime(ProcessRuntime[Options]):
         self.clock = StageClock()
         self.slots = [SlotPool(KEPT_SLOTS) for _ in files.layouts]
         self.keeper = ChunkCache(options.cache, files)
-        # With a parent, which reads only where there are no workers, there is nothing to share.
+        # A parent reads only without workers, and then there is nothing to share.
         shared = options.shared if process.workers > 1 else None
         memory = ChunkMemory(files, leading, 0 if shared else options.window, shared)
         self.reader = RowReader(
@@ -72,15 +72,15 @@ class Runtime(ProcessRuntime[Options]):
 
 
 class AmplificationWatch:
-    """Compares what was decoded with what was used of it, and warns once.
+    """A comparison of decoded and used bytes, which warns once.
 
-    Compared each time that twice as much was decoded as is remembered: before that, an order that takes
-    a window of chunks apart looks like one that goes all over the file.  ``remembered`` is bytes of decoded
-    chunks, here or in memory that processes share; ``workers`` do the same side by side.
+    It compares each time that twice the remembered bytes have been decoded: earlier, an order that uses up a
+    window of chunks cannot be distinguished from one that jumps across the file.  ``remembered`` is bytes of
+    decoded chunks, here or in memory shared by processes; ``workers`` processes do the same in parallel.
     """
 
     _WORTH_A_WARNING = 4.0
-    _FEWEST_LOOKS = 8  # of so many batches it hardly matters that one is half read
+    _FEWEST_LOOKS = 8  # with so many batches a half-read one matters little
 
     def __init__(self, files: SampleFiles, keeper: ChunkCache, remembered: int, workers: int) -> None:
         self._files, self._keeper, self._remembered = files, keeper, remembered
@@ -92,13 +92,13 @@ class AmplificationWatch:
         self._is_over = not is_packed or (keeper.store is not None and keeper.keeps_all)
 
     def count(self, decoded: int, used: int) -> None:
-        """Count bytes of chunks that were decoded for a batch, and the share of those that it used."""
+        """Add the bytes of chunks decoded for a batch, and the fraction that it used."""
         with self._lock:
             self.decoded_nbytes += decoded
             self._decoded, self._used = self._decoded + decoded, self._used + used
 
     def look(self) -> None:
-        """Warn, before each batch, where each chunk was decoded many times."""
+        """Warn, before a batch, if each chunk was decoded many times."""
         if self._is_over:
             return
         with self._lock:
@@ -123,14 +123,14 @@ class AmplificationWatch:
         warnings.warn(printable(message), stacklevel=2)
 
 
-_SPARE_GROUPS = 8  # beyond a small window, for batches on their way
+_SPARE_GROUPS = 8  # beyond a small window, for batches in flight
 
 
 class HDF5Samples(GroupedSamples):
-    """Rows of HDF5 datasets; options as of :class:`fastpipe.FastHDF5Dataset`, with whose errors.
+    """Rows of HDF5 datasets; options and errors as of :class:`fastpipe.FastHDF5Dataset`.
 
-    ``process`` gives this process, for a number of threads and their name.  What is changed of cache,
-    bad_samples, threads and stage counts from the next batch on.
+    ``process`` returns this process's state for a number of threads and their name.  Changes of cache,
+    bad_samples, threads and stage take effect from the next batch on.
     """
 
     def __init__(
@@ -158,11 +158,11 @@ class HDF5Samples(GroupedSamples):
         self._window = 0
         self._shared: SharedChunks | None = None
         self._runtime: Runtime | None = None
-        # Opens the store in this process, which outlives its workers: they share it.
+        # Opens the store in this process, which outlives its workers, so that they share it.
         ChunkCache(self.cache, self._files)
 
     def _opened(self, paths: Sequence[Any]) -> SampleFiles:
-        # With cache="off" nothing is written anywhere, nor where chunks are.
+        # With cache="off" nothing is stored, not even the places of chunks.
         tables = None if self.cache.where == "off" else default_file_arrays()
         if self._staged is None:
             return SampleFiles(paths, self._form.names, self.sample_dims, tables)
@@ -172,25 +172,25 @@ class HDF5Samples(GroupedSamples):
         return self._files.count
 
     def __getstate__(self) -> dict[str, Any]:
-        # Threads and open files stay here; the copy has its own when it needs them.
+        # Threads and open files stay here; the copy creates its own when it needs them.
         return {**self.__dict__, "_runtime": None}
 
     @property
     def kinds(self) -> list[tuple[np.dtype[Any], tuple[int, ...]]]:
-        """Return for each of a sample's values the type of its elements, and its shape."""
+        """Return the dtype and the shape of each of a sample's values."""
         parts = [layout.dtype.subdtype or (layout.dtype, ()) for layout in self._files.layouts]
         shapes = map(self._files.sample_shape, range(len(parts)))
         return [(dtype, (*own, *inner)) for own, (dtype, inner) in zip(shapes, parts, strict=True)]
 
     def close(self) -> None:
-        """Release open files and the stage, as a dataset that is dropped does; a later use opens them."""
+        """Release open files and the stage, as dropping the dataset does; a later use opens them again."""
         self._runtime = None
         if self._staged is not None:
             self._staged.close()
 
     def locality_groups(self) -> npt.NDArray[np.int64]:
-        """Return the group of each sample, of those in the same chunks of the dataset that costs most to
-        decode; without chunks, in the same megabyte: int64 (N,)."""
+        """Return the group of each sample, for samples in the same chunks of the dataset that is most
+        expensive to decode; without chunks, in the same megabyte: int64 (N,)."""
         return self._files.groups(self._leading)
 
     @property
@@ -205,7 +205,7 @@ class HDF5Samples(GroupedSamples):
         return HDF5Plan(self._form, self._files, self._running().keeper.note)
 
     def follow(self, batches: Callable[[], Iterator[npt.NDArray[np.int64]]], seed: int, epoch: int) -> None:
-        """Nothing has to be fetched: files of stores are staged whole, before the dataset is there."""
+        """Do nothing: files of stores are staged completely before the dataset exists."""
 
     def _reading(
         self, indices: Any, samples: npt.NDArray[np.int64], key: Key | None, is_keyed: bool, runtime: Any,
@@ -222,7 +222,7 @@ class HDF5Samples(GroupedSamples):
         )  # fmt: skip
 
     def _expect_window(self, groups: int) -> None:
-        # What is left of the window before, when the next begins, is used first; but not by every thread.
+        # The rest of the previous window is used first when the next begins, but not by every thread.
         more = groups + min(groups, max(groups // 4, _SPARE_GROUPS))
         if more > self._window:
             self._window = more
@@ -232,14 +232,14 @@ class HDF5Samples(GroupedSamples):
 
     @property
     def _leading(self) -> int:
-        """Return the dataset whose chunks are most worth reading once."""
+        """Return the dataset whose chunks are most worth reading only once."""
         costs = [
             (bool(one.filters), one.dtype.itemsize * math.prod(one.chunk)) for one in self._files.layouts
         ]
         return costs.index(max(costs))
 
     def _running(self) -> Runtime:
-        """Return threads, open files and the cache of this process, made when first needed."""
+        """Return threads, open files and the cache of this process, created on first use."""
         runtime = self._runtime
         if self._staged is not None and self._staged.reopen():
             self._files, runtime = self._opened([]), None
@@ -251,8 +251,8 @@ class HDF5Samples(GroupedSamples):
 
 
 class HDF5Plan:
-    """What an HDF5 dataset does with its files.  ``print`` it; ``lines`` has one for each dataset, and one
-    for the decoded chunks."""
+    """A description of what an HDF5 dataset does with its files.  ``print`` it; ``lines`` has one line for
+    each dataset, and one for the decoded chunks."""
 
     def __init__(self, form: Form, files: SampleFiles, kept: str) -> None:
         self.lines = [
@@ -281,7 +281,7 @@ def _how(files: SampleFiles, number: int) -> str:
 
 
 class H5pyRows:
-    """Samples, read through h5py alone."""
+    """Samples read through h5py alone."""
 
     def __init__(self, files: SampleFiles, form: Form) -> None:
         self._files, self._form = files, form
@@ -305,7 +305,7 @@ class H5pyRows:
         return {**self.__dict__, "_open": (0, {})}
 
     def _file(self, number: int) -> Any:
-        if self._open[0] != os.getpid():  # a file of the parent's must not be used in a child
+        if self._open[0] != os.getpid():  # a file of the parent must not be used in a child
             self._open = os.getpid(), {}
         files = self._open[1]
         if number not in files:

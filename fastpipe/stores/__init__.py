@@ -1,1 +1,1 @@
-"""Where samples' files lie: clients of stores, and the stage on a local disk."""
+"""Remote files of samples: clients of stores, and the stage on a local disk."""

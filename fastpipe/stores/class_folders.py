@@ -1,7 +1,7 @@
 """Find the classes and the samples of a dataset in a store of objects.
 
-They are those that torchvision's ``ImageFolder`` finds where the same objects are files, in the same
-order, with the same errors.
+They are those that torchvision's ``ImageFolder`` finds if the same objects are files, in the same order, with
+the same errors.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fastpipe.stores.listing import (
 
 _log = logging.getLogger("fastpipe.index")
 
-_NO_FOLDERS = ("", ".", "..")  # keys may have them between slashes, and no file system as a name
+_NO_FOLDERS = ("", ".", "..")  # between slashes in keys, but no names in a file system
 
 
 def find_remote_classes(
@@ -46,9 +46,9 @@ def find_remote_classes(
     """Find the class folders of a dataset; return their names, and the class index of each: ``find_classes``
     of a store.
 
-    ``root`` is what all paths begin with, for messages (``"s3://bucket/train/"``), and ``prefix`` what all
-    keys begin with: empty, or ending in a slash.  Names of folders are kept beside scans, and ``refresh``
-    lists them anew.
+    ``root`` begins all paths in messages (``"s3://bucket/train/"``); ``prefix`` begins all keys and is empty
+    or ends in a slash.  Names of folders are cached beside scans; ``refresh`` lists them
+    again.
     """
     listings = None if cache is None else ListingCache(cache.path, now=cache.now)
     kept = None if listings is None or refresh else listings.load_folders(store.name, prefix)
@@ -57,11 +57,11 @@ def find_remote_classes(
             "The class folders of %s are those that were listed %s ago (%d); refresh=True lists them anew",
             root, age_in_words(listings.now() - kept.listed), len(kept.names),
         )  # fmt: skip
-        with contextlib.suppress(OptionError):  # what is not among them may have come since
+        with contextlib.suppress(OptionError):  # a missing class may have been added since
             return choose_classes(root, kept.names, classes)
     began = time.time_ns() if listings is None else listings.now()
     names = [name for name in store.folders(prefix) if name not in _NO_FOLDERS]
-    if listings is not None and (names or refresh):  # none: in the place of some that were kept
+    if listings is not None and (names or refresh):  # no names: they replace names that were stored
         listings.save_folders(store.name, prefix, KeptFolders(began, names))
     return choose_classes(root, names, classes)
 
@@ -79,11 +79,11 @@ def scan_store(
     refresh: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> tuple[SampleTable, Listing]:
-    """Find all samples below the class folders: the table of ``(path, class index)``, and what the listing
-    says of each.
+    """Find all samples below the class folders: the table of ``(path, class index)``, and their
+    listing.
 
-    Arguments, order and errors are those of ``core.class_folders.scan_folder``; ``root`` and ``prefix`` are
-    as of ``find_remote_classes``, and ``refresh`` lists again what is kept.
+    Arguments, order and errors are those of ``core.class_folders.scan_folder``; ``root`` and ``prefix``
+    those of ``find_remote_classes``; ``refresh`` lists cached folders again.
     """
     check_scan(class_to_idx, extensions, is_valid_file)
     names = sorted(class_to_idx)
@@ -105,8 +105,8 @@ def scan_store(
 def _by_extension(
     lister: Lister, tops: Sequence[str], key: ListingKey, kept: IndexCache | None, refresh: bool
 ) -> list[Rows]:
-    """What is in each class folder, as it was kept, else listed."""
-    # An ending with a slash asks for more of the path than the key.
+    """Return the content of each class folder, from the cache if stored there, otherwise listed."""
+    # An extension with a slash is compared with more of the path than the key.
     if kept is None or any("/" in ending for ending in key.endings):
         return lister.listed(tops)
     cache = ListingCache(kept.path, now=kept.now)
@@ -138,10 +138,10 @@ def _valid(root: str, rows: Rows, is_valid_file: Callable[[str], bool]) -> Rows:
 def _table(
     root: str, prefix: str, found: Sequence[Rows], targets: Sequence[int]
 ) -> tuple[SampleTable, Listing]:
-    """Return what the classes hold, in their order, as a table and a listing that share the paths."""
+    """Return the content of the classes, in order, as a table and a listing that share the paths."""
     table = _table_of(root, found, targets)
     paths = table._data
-    if not isinstance(paths, FrozenSamples):  # class indices that are no plain integers
+    if not isinstance(paths, FrozenSamples):  # class indices that are not plain integers
         paths = _table_of(root, found, [0] * len(found))._data
         assert isinstance(paths, FrozenSamples)
     sizes = np.concatenate([rows.sizes for rows in found])

@@ -1,4 +1,4 @@
-"""What the clients of stores share: options without secrets in texts, one client per process, errors."""
+"""Common parts of the clients of stores: options that hide secrets, one client per process, errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class PerProcess(Generic[T]):
-    """A client that each process makes for itself when it first needs it."""
+    """A client that each process creates on first use."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
@@ -33,7 +33,7 @@ class PerProcess(Generic[T]):
         return made[0]
 
     def drop(self) -> T | None:
-        """Forget it, and return it if there was one."""
+        """Forget the client, and return it if there was one."""
         made, self._made = self._made, None
         return None if made is None else made[0]
 
@@ -44,15 +44,15 @@ class PerProcess(Generic[T]):
         self._made, self._lock = None, threading.Lock()
 
 
-_of_parents: list[object] = []  # not freed, as that would close what is the parent's
+_of_parents: list[object] = []  # kept alive, as freeing them would close what belongs to the parent
 
-# obstore's threads are not in a forked child, where its calls then wait for ever or panic.  Whether the
-# parent has used it is told by nothing else than that it was loaded, which here is done at the first use.
+# A forked child has no obstore threads: its calls then wait forever or panic.  The only sign that the parent
+# has used obstore is that it was imported, which happens here on first use.
 _is_child_of_user = False
 
 
 def may_use_obstore() -> bool:
-    """Return whether this process was not forked from one that had loaded obstore."""
+    """Return True unless this process was forked from one that had imported obstore."""
     return not _is_child_of_user
 
 
@@ -65,8 +65,8 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_note_fork)
 
 
-# Of all other options that hold text or objects only the names are shown: which of them are secret, only the
-# program knows that takes them.
+# For all other options that contain text or objects only the names are shown: only the program that takes
+# them knows which are secret.
 _SHOWN = frozenset(
     (
         "account_name", "addressing_style", "anon", "endpoint_url", "profile", "project", "region_name",
@@ -74,14 +74,14 @@ _SHOWN = frozenset(
     )
 )  # fmt: skip
 _HIDDEN = "…"
-_SHORTEST_SECRET = 4  # what is shorter would be found in any text
+_SHORTEST_SECRET = 4  # shorter ones would be found in any text
 
 
 class StorageOptions(Mapping[str, Any]):
     """The mapping that a user gave as ``storage_options``.
 
-    ``repr`` shows no secrets, and a pickle has none unless ``multiprocessing`` makes it to start a process.
-    The names of those left out are known, and ``require`` says what to do.
+    ``repr`` hides secrets, and pickles omit them unless ``multiprocessing`` pickles to start a process.  The
+    names of omitted options are kept, and ``require`` says what to do.
     """
 
     def __init__(self, options: Mapping[str, Any] | None = None, *, withheld: tuple[str, ...] = ()) -> None:
@@ -114,7 +114,7 @@ class StorageOptions(Mapping[str, Any]):
         return _restore, (plain, tuple(sorted({*self._withheld, *names})))
 
     def require(self, path: str) -> None:
-        """Raise a ``StoreAccessError`` that names a store if secrets were left out of a pickle."""
+        """Raise a ``StoreAccessError`` that names a store if secrets were omitted from a pickle."""
         if self._withheld:
             raise StoreAccessError(
                 f"{path} was unpickled, and pickles hold no secrets: storage_options' "
@@ -123,7 +123,7 @@ class StorageOptions(Mapping[str, Any]):
             )
 
     def hide(self, text: str) -> str:
-        """Return a text in which no secret is left."""
+        """Return a text with all secrets removed."""
         for secret in sorted(_secrets(self._options), key=len, reverse=True):
             text = text.replace(secret, _HIDDEN)
         return text
@@ -134,9 +134,9 @@ def _restore(options: dict[str, Any], withheld: tuple[str, ...]) -> StorageOptio
 
 
 def _is_plain(name: object, value: object) -> bool:
-    """Return whether anyone may see a value."""
+    """Return True if a value may be shown."""
     if isinstance(value, str):
-        return name in _SHOWN and "@" not in value  # which follows credentials in a URL
+        return name in _SHOWN and "@" not in value  # the @ follows credentials in a URL
     return value is None or isinstance(value, (bool, int, float))
 
 
@@ -148,7 +148,7 @@ def _shown(options: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def _plain(options: Mapping[Any, Any], within: str, withheld: list[str]) -> dict[Any, Any]:
-    """Return the options that may be seen; add the names of the others to ``withheld``."""
+    """Return the options that may be shown; add the names of the others to ``withheld``."""
     found: dict[Any, Any] = {}
     for name, value in options.items():
         if isinstance(value, Mapping):
@@ -192,8 +192,8 @@ _OTHER_REMEDY = "Pass storage_options=… with credentials, or let the environme
 
 
 def answer_error(path: str, at: str, status: int, code: str = "") -> OSError:
-    """Return the error for an answer of HTTP about a path, with the store's own code for it, such as
-    ``"NoSuchKey"``; the status is 0 where it is not known."""
+    """Return the error for an HTTP answer about a path, with the store's own code for it, such as
+    ``"NoSuchKey"``; the status is 0 if unknown."""
     said = f"{status} {code}".strip() if status else code
     if status in (401, 403) or code in _ACCESS_CODES:
         remedy = _REMEDY if path.startswith("s3") else _OTHER_REMEDY

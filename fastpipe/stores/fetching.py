@@ -1,4 +1,4 @@
-"""Read the objects of a listing from wherever they are nearest: memory, the stage, or their store."""
+"""Read the objects of a listing from the nearest place: memory, the stage, or their store."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ from fastpipe.stores.table import StageTable
 
 _log = logging.getLogger("fastpipe.stage")
 
-# For another process to download an object; then it is downloaded here as well.
+# Wait at most so long for another process's download, then download here as well.
 _CLAIM_WAIT_S = 60.0
-_MOST_UNWRITTEN = 16  # objects that wait to be staged; then those who bring more wait, too
+_MOST_UNWRITTEN = 16  # objects waiting to be staged; with more, threads that bring further ones wait, too
 
 
 class Fetcher:
-    """Gets objects from the stage or the store, for any number of threads; counts those that were
-    downloaded."""
+    """A thread-safe way to get objects from the stage or the store, with counts of downloaded
+    objects."""
 
     def __init__(self, store: Store, listing: Listing, staged: StageTable | None, pace: Pace) -> None:
         self.store, self.pace = store, pace
         self._listing, self._staged = listing, staged
         self._lock = threading.Lock()
         self._busy = self.objects = self.bytes = 0
-        # Writing takes the processor: no more threads than that, so that the others go on to fetch.
+        # Writing takes processor time: at most so many threads, so that the others continue to fetch.
         self._writing = threading.BoundedSemaphore(max(1, available_cpus() // 2))
-        self._unwritten: deque[tuple[int, bytes, contextlib.ExitStack]] = deque()  # the last is its claim
-        self._changed: dict[int, str] = {}  # objects that are not of the version listed: of which they are
+        self._unwritten: deque[tuple[int, bytes, contextlib.ExitStack]] = deque()  # row, data, and its claim
+        self._changed: dict[int, str] = {}  # objects with another version than listed: which
 
     def nbytes(self, rows: Int64Array) -> Int64Array:
         return self._listing.sizes[rows]
@@ -59,7 +59,7 @@ class Fetcher:
     def fetch(self, row: int, give: Callable[[bytes], None] | None = None) -> bytes:
         """Return an object's content: staged, or downloaded and then staged, by one process at a time.
 
-        ``give`` is called with it as soon as it was downloaded; it is staged then, by this thread or another.
+        ``give`` is called with the content right after a download; this thread or another then stages it.
         """
         staged = self._staged
         if staged is None or row in self._changed:
@@ -70,7 +70,7 @@ class Fetcher:
         try:
             with contextlib.ExitStack() as claim:
                 claim.enter_context(staged.claim(row, _CLAIM_WAIT_S))
-                data = staged.read(row)  # another process may have put it there by now, or in an earlier run
+                data = staged.read(row)  # another process, or an earlier run, may have staged it
                 if data is None:
                     data = self._download(row)
                     if give is not None and row not in self._changed:
@@ -81,21 +81,21 @@ class Fetcher:
                             staged.keep(row, data)
             return data
         finally:
-            self._write(staged)  # also what others have left to this thread
+            self._write(staged)  # also objects of other threads
 
     def _write(self, staged: StageTable) -> None:
-        """Stage what waits for it, unless as many threads as may are at that.
+        """Stage the waiting objects, unless the most threads are already staging.
 
-        The thread that is at it takes what others bring meanwhile: cheaper than that each waits and wakes up.
+        A staging thread also takes objects that others bring meanwhile: cheaper than waking each of them.
         """
         unwritten = self._unwritten
-        # Who could not begin leaves it to those who are at it: they look once more after they have ended.
+        # A thread that cannot stage leaves its object to those that do: they check again at their end.
         while unwritten and self._writing.acquire(blocking=len(unwritten) > _MOST_UNWRITTEN):
             try:
                 while unwritten:
                     try:
                         row, data, claim = unwritten.popleft()
-                    except IndexError:  # somebody else has taken the last one
+                    except IndexError:  # another thread has taken the last one
                         break
                     with claim:
                         staged.keep(row, data)
@@ -123,7 +123,7 @@ class Fetcher:
         return row in self._changed
 
     def timed(self, key: str, version: str) -> FetchedObject:
-        """Return an object as the store gives it, and note how long that took."""
+        """Return an object from the store, and record the duration."""
         with self._lock:
             self._busy += 1
             busy = self._busy
@@ -141,12 +141,12 @@ class Fetcher:
 
 
 _TELL_EVERY_S = 0.25
-_ALL = 1 << 62  # bytes: more than there are
+_ALL = 1 << 62  # bytes: more than exist
 _MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 
 
 class _Staging:
-    """What fetches for ``ObjectReader.stage_all``: counts, and ends at an error that is about all objects."""
+    """The fetches of ``ObjectReader.stage_all``: counts, and a stop at an error that concerns all objects."""
 
     def __init__(self, fetcher: Fetcher, staged: StageTable, count: int) -> None:
         self._fetcher, self._staged = fetcher, staged
@@ -159,7 +159,7 @@ class _Staging:
         return self._fetcher.nbytes(rows)
 
     def are_staged(self, rows: Int64Array) -> npt.NDArray[np.bool_]:
-        return np.zeros(len(rows), np.bool_)  # those that are were left out; each row is to be counted
+        return np.zeros(len(rows), np.bool_)  # staged ones were removed before; count each row
 
     def fetch(self, row: int, give: Callable[[bytes], None] | None = None) -> bytes:
         error: Exception | None = None
@@ -193,14 +193,14 @@ class _Staging:
 
 
 class ObjectReader:
-    """Reads objects, in one process; from any thread.
+    """A thread-safe reader of objects in one process.
 
     Args:
-        staged: those on a local disk, or None.
-        key_of: the key that a path stands for, listed or not.
-        connections: requests under way at a time, or ``"auto"``.
-        read_ahead: bytes that are fetched before they are needed.
-        everything: whether all objects are to be staged as soon as may be, not only those needed next.
+        staged: the stage's table on a local disk, or None.
+        key_of: returns the key of a path, listed or not.
+        connections: number of requests in flight, or ``"auto"``.
+        read_ahead: bytes to prefetch.
+        everything: True to stage all objects as soon as possible, not only those needed next.
     """
 
     def __init__(
@@ -223,15 +223,15 @@ class ObjectReader:
 
     @ranged("read")
     def read(self, path: str, row: int) -> bytes:
-        """Return the content of a path, or of its row; the row is -1 where it was not listed."""
-        if row < 0:  # somebody put the path there
+        """Return the content of a path, given with its row; the row is -1 if it was not listed."""
+        if row < 0:  # the user has added the path
             return self._fetcher.timed(self._key_of(path), "").data
         return self.prefetcher.take(row)
 
     def files(self, rows: Int64Array) -> list[str | None]:
-        """Return the staged files of rows, as far as is known without looking.
+        """Return the staged files of rows, as far as known without checking.
 
-        None of those that ``read`` must get: they are elsewhere, in memory already, or (-1) were not listed.
+        None for those that ``read`` must get: they are elsewhere, in memory already, or were not listed (-1).
         """
         if self._staged is None:
             return [None] * len(rows)
@@ -243,23 +243,23 @@ class ObjectReader:
         ]
 
     def need(self, rows: Int64Array) -> None:
-        """Announce that a batch of these rows is being made; -1 stands for one that was not listed."""
+        """Announce that a batch of these rows is being made; -1 means an object that was not listed."""
         rows = rows[rows >= 0]
         self.prefetcher.need(rows)
         if self._staged is not None:
             self._staged.used(rows)
 
     def forgo(self, rows: Int64Array, *, were_needed: bool) -> None:
-        """Announce that rows will not be read, or once less than ``need``, or else the order, had them."""
+        """Announce that rows are needed once less: they were announced by ``need``, or else by the order."""
         self.prefetcher.forgo(rows, were_needed=were_needed)
 
     def follow(self, order: Iterator[Int64Array], uses: NextUses | None, *, is_here: bool) -> None:
-        """Fetch ahead of an order of rows.
+        """Prefetch an order of rows.
 
         Args:
             order: rows in the order in which this process needs them.
-            uses: when the machine needs them next, by which a full stage makes room.
-            is_here: whether who needs them is in this process; else they are only staged.
+            uses: when the machine needs them next, which determines evictions from a full stage.
+            is_here: True if they are needed in this process; otherwise they are only staged.
         """
         if self._staged is not None:
             self._staged.follow(uses)
@@ -268,13 +268,13 @@ class ObjectReader:
         self.prefetcher.follow(order, holds=is_here)
 
     def stage_all(self, heard: Callable[[int, int], None]) -> list[tuple[str, Exception]]:
-        """Download every object that is not staged yet; return the paths of those that could not be, and why.
+        """Download every object that is not staged; return the paths of those that failed, with their errors.
 
-        ``heard`` is called now and then with the objects and bytes that are staged, from the calling thread.
+        ``heard`` is called now and then, in the calling thread, with the numbers of staged objects and bytes.
 
         Raises:
-            StageError: there is no room for all of them, or the stage cannot be written to.
-            StoreError: the store does not let these credentials in, or does not answer.
+            StageError: there is no room for all of them, or the stage is not writable.
+            StoreError: the store rejects these credentials, or does not answer.
         """
         fetcher, listing, staged = self._fetcher, self._listing, self._staged
         assert staged is not None
@@ -293,13 +293,14 @@ class ObjectReader:
         return [(listing.path(row), error) for row, error in sorted(run.failed.items())]
 
     def verify(self, heard: Callable[[int], None]) -> list[str]:
-        """Read all that is staged, download again what is damaged, and return the paths of that.
+        """Read all staged objects, download damaged ones again, and return the paths of those.
 
-        Where an object was listed with an MD5 as its version, as S3 gives it for objects that were put whole
-        and are not encrypted with keys of their own, its content is compared with that; where it differs,
-        with the store's, as such a version need not be a checksum.  Of others the length is compared.
+        If an object's listed version is an MD5, as in S3 for objects that were put whole and are not
+        encrypted with keys of their own, it is compared with the content's.  If they differ, the content is
+        compared with the store's, as such a version need not be a checksum.  Otherwise the length is
+        compared.
 
-        ``heard`` is called now and then with the number of objects that were read.
+        ``heard`` is called now and then with the number of objects read.
         """
         fetcher, listing, staged = self._fetcher, self._listing, self._staged
         assert staged is not None
@@ -323,14 +324,14 @@ class ObjectReader:
 
         damaged = []
         with ThreadPoolExecutor(thread_name_prefix="fastpipe-verify") as pool:
-            for rows in in_parts(np.arange(len(listing), dtype=np.int64)):  # a million wait in no queue
+            for rows in in_parts(np.arange(len(listing), dtype=np.int64)):  # never queues a million objects
                 found = zip(rows.tolist(), pool.map(is_damaged, rows.tolist()), strict=True)
                 damaged += [listing.path(row) for row, is_bad in found if is_bad]
                 heard(int(rows[-1]) + 1)
         return damaged
 
     def counted(self) -> tuple[int, int]:
-        """Return the objects and bytes that this process has downloaded."""
+        """Return the number of objects and bytes that this process has downloaded."""
         return self._fetcher.objects, self._fetcher.bytes
 
     def close(self) -> None:
@@ -347,13 +348,13 @@ _READ_AHEAD = 256 << 20
 def new_reader(
     store: Store, listing: Listing, stage: Stage | None, key_of: Callable[[str], str]
 ) -> ObjectReader:
-    """Return what reads objects in this process; ``key_of`` gives the key of any path."""
+    """Return a reader of objects for this process; ``key_of`` returns the key of any path."""
     read_ahead: int | str = "auto" if stage is None else stage.read_ahead
     if read_ahead == "auto":
         read_ahead = min(_READ_AHEAD, (free_memory() or _READ_AHEAD * 8) // 8)
     staged = None if stage is None else _opened_stage(stage, listing, store.name)
     connections = "auto" if stage is None else stage.connections
-    # A store of its own, which it closes.
+    # The reader owns this store and closes it.
     return ObjectReader(
         RetryingStore(store), listing, staged, key_of, connections=connections,
         read_ahead=int(read_ahead), everything=stage is not None and stage.mode == "mirror",

@@ -1,4 +1,4 @@
-"""File systems as stores: local folders, and whatever fsspec has a file system for."""
+"""File systems as stores: local folders, and every file system of fsspec."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fastpipe.stores.clients import PerProcess, StorageOptions, answer_error, ch
 from fastpipe.stores.locations import Location
 
 PAGE = 1000
-# What file systems call what changes with an object; the first that one has is taken.
+# File systems' names for a value that changes with an object; the first existing one is used.
 _VERSIONS = (
     "ETag", "etag", "e_tag", "generation", "md5Hash", "content_md5", "mtime", "LastModified", "last_modified",
     "updated", "modified", "created",
@@ -36,10 +36,10 @@ _NEAR = ("memory", "file", "local")
 
 
 class FilesystemStore:
-    """A ``core.types.Store`` by a file system of fsspec's.
+    """A ``core.types.Store`` on a file system of fsspec.
 
-    A version is what the file system has for one (ETag, modification time …) and the size.  Of an object that
-    is far away only the size is compared, as asking for more would be one more request for each object.
+    A version is the file system's own (ETag, modification time …) with the size.  For a remote object only
+    the size is compared, as more would require another request for each object.
     """
 
     objects_after = None  # fsspec has no such list
@@ -122,7 +122,7 @@ class FilesystemStore:
         self._opened.drop()
 
     def _open(self) -> tuple[Any, str]:
-        """Return the file system, without its caches, and what it puts before keys."""
+        """Return the file system, without its caches, and its prefix for keys."""
         self._options.require(self._location.store)
         fsspec = require("fsspec", extra="s3")
         options = {**self._options, "use_listings_cache": False, "skip_instance_cache": True}
@@ -149,7 +149,7 @@ class FilesystemStore:
 
 @contextmanager
 def store_errors(path: str, at: str, options: StorageOptions) -> Iterator[None]:
-    """Raise the errors of a file system as those of ``core.types.Store``, without secrets."""
+    """Convert a file system's errors to those of ``core.types.Store``, without secrets."""
     try:
         yield
     except FastpipeError:
@@ -163,7 +163,7 @@ def _as_ours(error: Exception, path: str, at: str, options: StorageOptions) -> E
     if status or code:
         return answer_error(path, at, status, code)
     said = options.hide(" ".join(f"{type(error).__name__}: {error}".split()))[:300]
-    if _is_silence(error):  # which fsspec's HTTP takes for a missing file
+    if _is_silence(error):  # fsspec's HTTP treats it as a missing file
         return no_answer(path, at, said)
     if isinstance(error, (FileNotFoundError, UnicodeEncodeError, NotADirectoryError, IsADirectoryError)):
         return missing(path, at)
@@ -171,7 +171,7 @@ def _as_ours(error: Exception, path: str, at: str, options: StorageOptions) -> E
         return MissingDependencyError(f"{path} needs a package: {said}")
     if isinstance(error, PermissionError) or _is_a(error, *_NO_CREDENTIALS):
         return StoreAccessError(f"{path}: {said}. Pass credentials as storage_options=…")
-    if isinstance(error, TypeError):  # of a client that does not take an option
+    if isinstance(error, TypeError):  # the client does not accept an option
         return OptionError(f"{path} with storage_options={options!r}: {said}")
     if isinstance(error, (OSError, ValueError)) or type(error).__module__ != "builtins":
         return StoreError(f"{path}: {said}. See to the URL and to storage_options")
@@ -185,10 +185,10 @@ _NO_CREDENTIALS = (
 
 
 def answered(error: BaseException) -> tuple[int, str]:
-    """Return status and code of an answer of HTTP, as botocore, aiohttp, Google and Azure have them."""
+    """Return the status and code of an HTTP answer, from botocore, aiohttp, Google and Azure."""
     for one in (error, error.__cause__):
         if _is_a(one, "HttpProcessingError") or _is_a(getattr(one, "__cause__", None), "HttpProcessingError"):
-            return 0, ""  # aiohttp's word for what it cannot read, with a status of its own
+            return 0, ""  # aiohttp raises this for an unreadable answer, with its own status
         response = getattr(one, "response", None)
         if isinstance(response, Mapping):  # botocore's ClientError
             status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
@@ -202,7 +202,7 @@ def answered(error: BaseException) -> tuple[int, str]:
 
 
 def _is_silence(error: BaseException | None) -> bool:
-    """Return whether the connection failed, and not the request: by names, as each client has its own."""
+    """Return True if the connection failed rather than the request: by name, as each client has its own."""
     while error is not None:
         if isinstance(error, (ConnectionError, TimeoutError, asyncio.TimeoutError)):
             return True
@@ -229,15 +229,15 @@ def _key(name: str, base: str) -> str:
 
 
 def _version(details: Mapping[str, Any]) -> str:
-    """Return an object's version; empty where a file system has none."""
+    """Return an object's version; empty if the file system has none."""
     found = next((details[name] for name in _VERSIONS if details.get(name)), None)
-    if isinstance(found, datetime):  # also where a list has seconds
+    if isinstance(found, datetime):  # also if lists have only seconds
         found = found.timestamp()
     return "" if found is None else f"{found}-{details.get('size')}"
 
 
 def _misses(version: str, size: int) -> bool:
-    """Return whether a version says that an object has another size."""
+    """Return True if a version says that an object has another size."""
     said = version.rpartition("-")[2]
     return said.isdecimal() and int(said) != size
 
@@ -245,7 +245,7 @@ def _misses(version: str, size: int) -> bool:
 class FolderStore:
     """A ``core.types.Store`` of a folder: keys are paths below it, a version is time and size."""
 
-    objects_after = None  # a folder is listed as the file system gives it
+    objects_after = None  # a folder is listed in the file system's order
 
     def __init__(self, location: Location) -> None:
         self._location = location
@@ -270,7 +270,7 @@ class FolderStore:
             return []
 
     def objects(self, prefix: str) -> Iterator[Sequence[StoredObject]]:
-        """List files whose keys begin with a prefix; links to folders are followed."""
+        """Yield files whose keys begin with a prefix; follow links to folders."""
         page: list[StoredObject] = []
         try:
             for found in self._walk(prefix[: prefix.rfind("/") + 1], prefix, frozenset()):
@@ -345,7 +345,7 @@ class FolderStore:
                 yield from self._walk(f"{key}/", prefix, here)
 
     def _check_absent(self, error: OSError, prefix: str) -> None:
-        """Raise an error if the store itself is not there; below a missing folder nothing is found."""
+        """Raise an error if the store itself does not exist; below a missing folder nothing is found."""
         absent = isinstance(error, (FileNotFoundError, NotADirectoryError))
         if not absent or not os.path.isdir(self._folder):
             raise self._ours(error, prefix) from error

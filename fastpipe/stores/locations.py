@@ -1,4 +1,4 @@
-"""Addresses of stores: a URL, taken apart."""
+"""Locations in stores: a URL, split into its parts."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from fastpipe.core.files import SCHEME
 from fastpipe.errors import OptionError
 
 _CHAIN = re.compile(r"::[a-z][a-z0-9+.\-]+://", re.IGNORECASE)
-# Azure's "container@account" has an @ that parts no user from a host.
+# In Azure's "container@account" the @ does not separate a user from a host.
 _NAMES_ACCOUNT = ("abfs", "abfss", "wasb", "wasbs", "az", "adl")
 _WEB = ("http", "https")
 _LOCAL = ("file", "local")
 _S3 = ("s3", "s3a")
-_VERSION = "?versionId="  # as s3fs has it in a key
+_VERSION = "?versionId="  # s3fs's notation in a key
 
 
 @dataclass(frozen=True)
 class Location:
-    """A bucket, the host of another store, or a folder of this machine (then without a scheme), and the
-    beginning of the keys that are meant: empty, or ending in a slash.
+    """A bucket, the host of another store, or a local folder (then without a scheme), and the prefix of its
+    keys: empty, or ending in a slash.
 
     >>> place = Location.of("s3://bucket/train")
     >>> place.root, place.path("train/dog/x.jpg"), place.key("s3://bucket/train/dog/x.jpg")
@@ -35,7 +35,7 @@ class Location:
 
     @classmethod
     def of(cls, root: str | os.PathLike[str]) -> Location:
-        """Return the location that a URL, or a folder's path, names."""
+        """Return the location of a URL or a folder's path."""
         text = os.fspath(root)
         found = SCHEME.match(text)
         if found is None:
@@ -51,7 +51,7 @@ class Location:
 
     @property
     def root(self) -> str:
-        """Return the URL or folder as it is written before what follows in a key, ending in a slash."""
+        """Return the URL or folder that precedes the rest of a key in a path, ending in a slash."""
         return self.path(self.prefix)
 
     @property
@@ -71,12 +71,12 @@ class Location:
 
 
 def _split(scheme: str, rest: str) -> tuple[str, str]:
-    """Return bucket and keys' beginning, as fsspec's file systems understand a URL."""
-    if scheme in _LOCAL:  # a relative path is one of the current folder
+    """Return the bucket and the prefix of keys, as fsspec's file systems parse a URL."""
+    if scheme in _LOCAL:  # a relative path starts in the current folder
         return "", os.path.join(os.getcwd(), os.path.expanduser(rest)).lstrip("/")
-    if scheme in _S3 and rest.startswith("arn:"):  # an access point's name may have slashes
+    if scheme in _S3 and rest.startswith("arn:"):  # the name of an access point may contain slashes
         s3fs = require("s3fs", extra="s3")
-        # Without a loop of its own, whose thread would not survive a fork.
+        # Without its own loop, whose thread would not survive a fork.
         parser = s3fs.S3FileSystem(anon=True, asynchronous=True, skip_instance_cache=True, version_aware=True)
         bucket, key, version = parser.split_path(rest)
         return bucket, key if version is None else f"{key}{_VERSION}{version}"
@@ -85,7 +85,7 @@ def _split(scheme: str, rest: str) -> tuple[str, str]:
 
 
 def _check(scheme: str, bucket: str, prefix: str) -> None:
-    """Refuse what cannot work; messages show nothing of a URL that may have a secret in it."""
+    """Reject what cannot work; messages do not show parts of a URL that may contain a secret."""
     user, has_user, host = bucket.rpartition("@")
     if has_user and (":" in user or scheme not in (*_NAMES_ACCOUNT, "sftp", "ssh", "ftp", "hdfs", "smb")):
         raise OptionError(

@@ -1,4 +1,4 @@
-"""Open the store that a URL or a folder's path names."""
+"""Open the store of a URL or a folder's path."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fastpipe.stores.s3 import ObjectStore, S3fsStore, S3Settings
 _log = logging.getLogger("fastpipe.stage")
 
 _S3 = ("s3", "s3a")
-# What else may stand there (the name of an access point, say) s3fs knows what to do with.
+# s3fs handles all other forms, such as the name of an access point.
 _PLAIN_BUCKET = re.compile(r"[A-Za-z0-9._-]+")
 _FOLDERS = ("", "file", "local")
 
@@ -27,10 +27,10 @@ _FOLDERS = ("", "file", "local")
 def open_store(
     root: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
 ) -> tuple[Store, Location]:
-    """Return the store of a dataset, and where in it the dataset is; nothing is requested yet.
+    """Return the store of a dataset, and the dataset's location in it; no request is made yet.
 
-    ``root`` is a URL (``s3://bucket/train``, or of any other file system that fsspec knows), or a folder; the
-    options are as fsspec's file system for such URLs takes them.
+    ``root`` is a URL (``s3://bucket/train``, or for any other file system of fsspec), or a folder; the
+    options are those of fsspec's file system for such URLs.
     """
     location, options = Location.of(root), StorageOptions(storage_options)
     if location.scheme in _FOLDERS:

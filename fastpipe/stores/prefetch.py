@@ -1,11 +1,11 @@
-"""Fetch objects before they are asked for, in the order in which they will be.
+"""Prefetch objects in the order in which they will be needed.
 
-Rows of a listing stand for objects.  The loader announces which rows an epoch will need (``follow``) and
-which ones a batch needs now (``need``); decoding threads ``take`` them.  Threads of the prefetcher wait for
-the store meanwhile, many at a time.
+Rows of a listing represent objects.  The loader announces which rows an epoch will need (``follow``) and
+which ones a batch needs now (``need``); decoding threads ``take`` them.  Meanwhile the prefetcher's threads
+wait for the store, many at a time.
 
-What was fetched and not yet needed takes at most ``read_ahead`` bytes.  Whatever is dropped, or was never
-announced, is fetched when it is taken: the order is a hint, and only costs time where it is wrong.
+Objects that are fetched but not yet needed take at most ``read_ahead`` bytes.  An object that was dropped, or
+never announced, is fetched when it is taken: the order is a hint, and a wrong one only costs time.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _log = logging.getLogger("fastpipe.stage")
 
 _FIRST, _LEAST, _MOST = 32, 8, 128
 _UP, _DOWN = 2.0, 0.75
-# More requests are worth it where the rate rises by this part of what they do; fewer where so much of it
-# stays.
+# Increase the requests if the rate then rises by this fraction of their increase; decrease them if this
+# fraction of the rate remains.
 _WORTH, _STAYS = 0.3, 0.96
-_REST = 6  # windows between trials; a window is as many answers as there may be requests
+_REST = 6  # windows between trials; a window has as many answers as requests are allowed
 
 
 class Pace:
-    """A limit for the number of requests under way, a number or ``"auto"`` to follow what is measured; from
-    any thread.
+    """A limit for the number of requests in flight: a number, or ``"auto"`` to adapt to measurements.
+    Thread-safe.
 
-    ``limit`` is how many there may be now, ``most`` how many there may ever be.
+    ``limit`` is the present limit, ``most`` the highest one possible.
 
     >>> pace = Pace("auto")
     >>> for _ in range(100):
@@ -59,12 +59,12 @@ class Pace:
         self.most = _MOST if connections == "auto" else self.limit
         self._lock = threading.Lock()
         self._sum, self._count, self._full = 0.0, 0, 0
-        self._trial: tuple[int, float] | None = None  # the limit before it, and the rate
+        self._trial: tuple[int, float] | None = None  # the limit before the trial, and the rate
         self._rest, self._goes_up = 0, True
-        self._is_first = False  # of the answers after a change: to requests of before
+        self._is_first = False  # True for the first answers after a change, to earlier requests
 
     def note(self, seconds: float, busy: int) -> None:
-        """Adapt to how long an answer took, and how many requests were under way."""
+        """Adapt to the duration of an answer and the number of requests in flight."""
         if not self._follows:
             return
         with self._lock:
@@ -76,7 +76,7 @@ class Pace:
                 self._sum, self._count, self._full = 0.0, 0, 0
                 if self._is_first:
                     self._is_first = False
-                elif is_full and mean > 0:  # else there is no demand for more
+                elif is_full and mean > 0:  # otherwise more requests are not needed
                     self._adapt(self.limit / mean)
 
     def _adapt(self, rate: float) -> None:
@@ -109,36 +109,36 @@ class Pace:
 
 
 _LOOK_AGAIN_S = 30.0
-# How far ahead of what is needed the order is looked at, in sizes of what may be held, also where objects are
-# near already: beyond it these may be evicted again.
+# How far the order is read ahead, in multiples of ``read_ahead``, even if objects are already near: objects
+# beyond it may be evicted again.
 _WINDOWS = 4
 _MOST_COMING = 4096
-_FEWEST = 4  # requests, where nearly all is ahead that may be
-_AT_FIRST = 64  # objects, or two for each request that there may be: ahead before any was needed
+_FEWEST = 4  # requests when nearly all allowed bytes are prefetched
+_AT_FIRST = 64  # objects, or two for each allowed request: prefetched before any was needed
 _ALL = 1 << 62
 _PART = 1024
 
 
 def in_parts(rows: Int64Array) -> Iterator[Int64Array]:
-    """Yield rows in parts of which each is soon looked at."""
+    """Yield rows in parts that are small enough to check quickly."""
     return (rows[at : at + _PART] for at in range(0, len(rows), _PART))
 
 
 class Fetches(Protocol):
-    """What a prefetcher fetches with, from many threads at a time."""
+    """The functions with which a prefetcher fetches, from many threads at a time."""
 
     def nbytes(self, rows: Int64Array) -> Int64Array: ...
 
     def are_staged(self, rows: Int64Array) -> npt.NDArray[np.bool_]:
-        """Return which objects need not be fetched."""
+        """Return which objects need not be fetched: bool (N,)."""
 
     def fetch(self, row: int, give: Callable[[bytes], None] | None = None) -> bytes:
-        """Return an object's content from wherever it is nearest; ``give`` is called with it as soon as it is
-        there, if something is done with it afterwards."""
+        """Return an object's content from the nearest place.  ``give`` is called with it as soon as it has
+        arrived, if work on it follows."""
 
 
 class _Slot:
-    """An object that is being fetched, or was and is still to be taken."""
+    """An object that is being fetched, or has been and is still to be taken."""
 
     __slots__ = (
         "coming", "data", "error", "generation", "is_done", "is_held", "is_needed", "nbytes", "waiting",
@@ -147,30 +147,30 @@ class _Slot:
 
     def __init__(self, nbytes: int, generation: int) -> None:
         self.nbytes, self.generation = nbytes, generation
-        self.coming = 0  # times that the order has it ahead
-        self.wants = 0  # times that it was needed and not taken yet
+        self.coming = 0  # number of later uses in the order
+        self.wants = 0  # number of announced needs that have not taken it
         self.is_needed = self.is_done = False
-        self.is_held = True  # its bytes are among those that are ahead, until it is needed
+        self.is_held = True  # True while its bytes count as prefetched: until it is needed
         self.data: bytes | None = None
         self.error: BaseException | None = None
         self.waiting: list[threading.Lock] = []
 
 
-_MOST_STAGING = 16  # threads beyond those of requests
+_MOST_STAGING = 16  # threads in addition to those for requests
 _NICER = 5  # a third of the weight
 
 
 class Prefetcher:
-    """Fetches ahead, in threads of this process, which start when something is to be fetched.
+    """A prefetcher with threads in this process, which start when there is something to fetch.
 
-    They end with ``close``, when the owner is collected, if there is one, and with the interpreter; in a
-    forked child there are none, and it starts again.
+    They end with ``close``, when ``owner`` (if given) is collected, and with the interpreter.  In a forked
+    child there are none at first; it starts its own.
 
     Args:
-        read_ahead: the most bytes that are fetched and not needed yet.
-        pace: how many requests there may be at a time.
-        spills: whether to go on beyond ``read_ahead``, and hold no more: what is fetched is near then.
-        owner: nothing of it may be reached from the threads.
+        read_ahead: most bytes that are fetched and not needed yet.
+        pace: limit for the number of requests.
+        spills: True to continue beyond ``read_ahead`` without holding more: the objects are then near.
+        owner: must not be reachable from the threads.
     """
 
     def __init__(
@@ -186,20 +186,20 @@ class Prefetcher:
             self._finalizer.atexit = False
 
     def _reset(self) -> None:
-        # The condition is entered by its lock, which is C's: Ctrl-C in a condition's own ``__enter__``,
-        # which is Python, would leave it taken for ever.
+        # Code enters the condition through its lock, which is implemented in C.  Ctrl-C in the condition's
+        # own ``__enter__``, which is Python, would leave it locked forever.
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
-        self.holds = True  # as of ``follow``
+        self.holds = True  # see ``follow``
         self.slots: dict[int, _Slot] = {}
         self.urgent: deque[int] = deque()
-        # Rows that are not begun yet: their bytes, and how often the order has them.
+        # Rows that have not been started: their bytes, and the number of their uses in the order.
         self.coming: OrderedDict[int, tuple[int, int]] = OrderedDict()
         self.order: Iterator[Int64Array] | None = None
         self.generation = 0
         self.is_walking = False
-        self.walked = self.begun = 0  # bytes of the order that were looked at; that were needed since
-        self.ahead = 0  # bytes of slots that are not needed yet: fetched, or being fetched
+        self.walked = self.begun = 0  # bytes of the order that were read; bytes needed since
+        self.ahead = 0  # bytes of slots not needed yet: fetched or in flight
         self.active = self.staging = 0
         self.threads: list[threading.Thread] = []  # as many as the pace has allowed so far, and for staging
         self._starting = threading.Lock()
@@ -218,7 +218,7 @@ class Prefetcher:
             _running.discard(threading.current_thread())
 
     def _grow(self) -> None:
-        """Have as many threads as the pace allows now."""
+        """Start threads up to the present pace."""
         wanted = self.pace.limit + min(_MOST_STAGING, self.staging)
         if len(self.threads) >= wanted:
             return
@@ -229,7 +229,7 @@ class Prefetcher:
                 _running.add(thread)
                 try:
                     thread.start()
-                except RuntimeError:  # no more threads to be had: fewer will do, but not none
+                except RuntimeError:  # no more threads available: fewer suffice, but not none
                     _running.discard(thread)
                     if not self.threads:
                         raise
@@ -242,7 +242,7 @@ class Prefetcher:
         def give(data: bytes) -> None:
             nonlocal is_given
             is_given = True
-            with self.lock:  # what is done with it now is no request: the next one may be made
+            with self.lock:  # the request is over: the next one may start
                 self.active -= 1
                 self.staging += 1
                 self._give(row, data, None)
@@ -253,15 +253,15 @@ class Prefetcher:
         data, error = None, None
         try:
             data = self.fetches.fetch(row, give)
-        except BaseException as raised:  # of any kind: who takes the row raises it
+        except BaseException as raised:  # any error, which is raised when the row is taken
             error = raised
         with self.lock:
-            if is_given:  # and another one may be under way already
+            if is_given:  # another fetch may be running already
                 self.staging -= 1
             else:
                 self.active -= 1
                 self._give(row, data, error)
-        del error  # whose traceback has this frame
+        del error  # its traceback refers to this frame
 
     def _next_row(self) -> int | None:
         while True:
@@ -269,8 +269,8 @@ class Prefetcher:
                 while not self.closed:
                     if self._is_due():
                         row = self._begin_next()
-                        # Threads wake each other, one at a time: all of them at once would want the
-                        # interpreter just when who has called wants to go on.
+                        # Threads wake each other one by one: all at once would compete for the interpreter
+                        # with the caller, which wants to continue.
                         if self._is_due() or self._may_walk():
                             self.changed.notify()
                         return row
@@ -284,7 +284,7 @@ class Prefetcher:
             self._walk(order, generation)
 
     def _is_due(self) -> bool:
-        """Return whether a row may be fetched now."""
+        """Return True if a row may be fetched now."""
         limit = self.pace.limit
         if self.active >= limit:
             return False
@@ -293,16 +293,16 @@ class Prefetcher:
         nbytes, _ = next(iter(self.coming.values()))
         if self.spills or not self.ahead:
             return True
-        if not self.holds:  # what is ahead is only what is under way
+        if not self.holds:  # only requests in flight count as prefetched
             return self.ahead + nbytes <= self.read_ahead
-        # As much ahead as was needed so far, and the more there is, the fewer requests: what comes next is
-        # not to wait, for processors or for the network, for all that comes later.
+        # Prefetch as much as was needed so far; with more ahead, use fewer requests: the next objects must
+        # not wait, for processors or the network, because of later ones.
         most = min(self.read_ahead, max(self.begun, max(_AT_FIRST, 2 * limit) * nbytes))
         has_room = self.ahead + nbytes <= most
         return has_room and self.active < max(_FEWEST, 2 * (1 - self.ahead / most) * limit)
 
     def _begin_next(self) -> int:
-        """Return the row to be fetched next."""
+        """Return the row to fetch next."""
         self.active += 1
         if self.urgent:
             return self.urgent.popleft()
@@ -321,7 +321,7 @@ class Prefetcher:
         )
 
     def _walk(self, order: Iterator[Int64Array] | None, generation: int) -> None:
-        """Look at the next rows of the order, for the thread that has set ``is_walking``."""
+        """Read the next rows of the order, in the thread that has set ``is_walking``."""
         rows = None
         try:
             rows = None if order is None else next(order, None)
@@ -332,7 +332,7 @@ class Prefetcher:
             _log.warning("What comes next is not known any more, and not fetched ahead: %s", str(error))
         with self.lock:
             if generation != self.generation:
-                return  # another order, and somebody else at it
+                return  # another thread reads a newer order
             self.is_walking = False
             if rows is None:
                 self.order = None
@@ -352,7 +352,7 @@ class Prefetcher:
 
     def _give(self, row: int, data: bytes | None, error: BaseException | None) -> None:
         slot = self.slots.get(row)
-        if slot is None or slot.is_done:  # it is not wanted any more
+        if slot is None or slot.is_done:  # no longer needed
             return
         slot.data, slot.error, slot.is_done = data, error, True
         if not ((self.holds and (slot.is_held or slot.wants)) or slot.waiting):
@@ -362,17 +362,17 @@ class Prefetcher:
         slot.waiting.clear()
 
     def _window(self) -> int:
-        """Return how many bytes of the order, from what was needed last, are looked at."""
+        """Return how many bytes of the order are read ahead of the last needed ones."""
         return _ALL if self.spills else self.read_ahead * (_WINDOWS if self.holds else 1)
 
     def follow(self, order: Iterator[Int64Array], *, holds: bool = True) -> None:
-        """Fetch what comes next.
+        """Prefetch an order of rows.
 
         Args:
-            order: gives rows, as int64 (N,), in the order in which they will be needed; asked from any
-                thread, one at a time, and only as far as there is room.
-            holds: whether what is fetched is kept until it is taken.  Else fetching is all: who needs it, in
-                another process, finds it near.
+            order: yields rows, int64 (N,), in the order in which they will be needed; iterated in any thread,
+                one at a time, and only as far as there is room.
+            holds: True to keep fetched objects until they are taken.  False only fetches, so that another
+                process finds them near.
         """
         self._grow()
         with self.lock:
@@ -384,7 +384,7 @@ class Prefetcher:
             self.coming.clear()
             for slot in self.slots.values():
                 slot.coming = 0
-        is_first = True  # of the order it is known at once which of those that are there come again
+        is_first = True  # the first part shows at once which existing slots are used again
         while is_first or self._begin_walk(generation):
             is_first = False
             self._walk(order, generation)
@@ -400,14 +400,14 @@ class Prefetcher:
             return begins
 
     def _is_left_over(self, slot: _Slot) -> bool:
-        """Return whether no batch will take a slot: its batch, or its order, was given up."""
+        """Return True if no batch will take a slot: its batch, or its order, was abandoned."""
         if not self.holds and slot.is_done:
             return not slot.waiting
         since = self.generation - slot.generation
         return since > 0 and not slot.coming and not slot.waiting and (since > 1 or not slot.wants)
 
     def need(self, rows: Int64Array) -> None:
-        """Announce that a batch is being made which will take these rows: they come before all others."""
+        """Announce that a batch will take these rows: they precede all others."""
         near, sizes = self.fetches.are_staged(rows), self.fetches.nbytes(rows)
         if not self.threads and near.all():
             return
@@ -435,11 +435,11 @@ class Prefetcher:
             self.changed.notify()
 
     def have(self, rows: Int64Array) -> npt.NDArray[np.bool_]:
-        """Return which rows are to be taken: they were fetched ahead, or are under way."""
+        """Return which rows can be taken: they have been prefetched, or are in flight."""
         return np.array([row in self.slots for row in rows.tolist()], np.bool_)
 
     def forgo(self, rows: Int64Array, *, were_needed: bool) -> None:
-        """Announce that rows will not be taken, of a batch that was announced, or else of the order."""
+        """Announce that rows will not be taken, of an announced batch or else of the order."""
         with self.lock:
             for row in rows.tolist():
                 slot = self.slots.get(row)
@@ -460,7 +460,7 @@ class Prefetcher:
             self.changed.notify()
 
     def _without(self, row: int, slot: _Slot) -> None:
-        """Count a row as wanted once less; drop it if it is not wanted any more."""
+        """Count a row as needed once less; drop it if it is no longer needed."""
         if slot.wants or slot.waiting or (slot.coming and not slot.is_needed):
             return
         if slot.is_done:
@@ -468,10 +468,10 @@ class Prefetcher:
             return
         if not slot.is_needed:
             self.ahead -= slot.nbytes * slot.is_held
-        slot.is_held = False  # so that it is dropped when it is there
+        slot.is_held = False  # so that it is dropped when it arrives
 
     def take(self, row: int) -> bytes:
-        """Return a row's content, waiting where it is under way; raise what fetching it raised."""
+        """Return a row's content, after waiting for it if it is in flight; raise the error of its fetch."""
         lock = None
         with self.lock:
             slot = self.slots.get(row)
@@ -494,9 +494,9 @@ class Prefetcher:
         return data
 
     def _let_go(self, row: int, slot: _Slot) -> None:
-        """Release a row that was taken for the last time; keep it if it comes again, and fits."""
+        """Release a row after its last use; keep it if it is used again later and fits."""
         self._drop(row)
-        if slot.error is not None or not slot.coming:  # who takes it the next time tries again
+        if slot.error is not None or not slot.coming:  # the next use tries again
             return
         if self.ahead + slot.nbytes <= self.read_ahead:
             slot.is_needed, slot.is_held, slot.wants = False, True, 0
@@ -511,9 +511,9 @@ class Prefetcher:
             self.ahead -= slot.nbytes * slot.is_held
 
     def close(self) -> None:
-        """Wait for the end of the threads; later calls of ``take`` fetch by themselves."""
+        """Wait for the end of the threads; later calls of ``take`` fetch in the calling thread."""
         self._end()
-        with self._starting:  # whoever has it starts its last ones
+        with self._starting:  # a thread that holds it starts its last threads
             threads = list(self.threads)
         for thread in threads:
             if thread is not threading.current_thread():
@@ -523,10 +523,10 @@ class Prefetcher:
             self._finalizer.detach()
 
     def _end(self) -> None:
-        """End the threads; who waits for a row gets an error.
+        """End the threads; waits for a row raise an error.
 
-        The garbage collector may call this in the middle of any method here, in the same thread: nothing is
-        removed.
+        The garbage collector may call this in the middle of any method here, in the same thread, so nothing
+        is removed.
         """
         with self.lock:
             self.closed = True
@@ -540,12 +540,12 @@ class Prefetcher:
 
 
 def _lower_priority() -> None:
-    """Let threads that decode come before this one, where there are too few processors for all.
+    """Let decoding threads run before this one if there are too few processors for all.
 
-    Dozens of these are awake for a moment after each answer, and each would have as much time as one that
-    decodes what a batch waits for.
+    Dozens of these threads wake for a moment after each answer, and each would get as much time as a thread
+    that decodes for a waiting batch.
     """
-    if sys.platform == "linux":  # elsewhere it would be the whole process
+    if sys.platform == "linux":  # on other systems it would affect the whole process
         thread = threading.get_native_id()
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + _NICER)
@@ -562,5 +562,5 @@ def _close_all() -> None:
         thread.join()
 
 
-# Daemon threads must not be inside a C library while the interpreter is taken down.
+# Daemon threads must not be inside a C library during the interpreter's shutdown.
 atexit.register(_close_all)

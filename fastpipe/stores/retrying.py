@@ -1,4 +1,4 @@
-"""Ask a store again where it had no answer, and give up where it has none for too long."""
+"""Retry requests to a store that did not answer, and give up after some time."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _log = logging.getLogger("fastpipe.stage")
 
 @dataclass(frozen=True)
 class Retries:
-    """How often and how long a store is asked.
+    """The limits for retries.
 
     Attributes:
-        tries, seconds: for one request, and from its first try to its last, at most.
-        base, cap: the longest wait after the first failure, which doubles with each, and the longest of all,
-            in seconds.  The wait is drawn from 0 to that, so that many clients do not come back at once.
-        quiet: seconds between two warnings, at least.
+        tries, seconds: for one request: most tries, and most seconds from the first to the last one.
+        base, cap: seconds: the longest wait after the first failure, which doubles with each, and its upper
+            limit.  The wait is drawn from 0 to that, so that many clients do not retry at the same time.
+        quiet: least seconds between two warnings.
     """
 
     tries: int = 8
@@ -39,14 +39,14 @@ class Retries:
     quiet: float = 60.0
 
 
-_DRAWS = random.Random()  # the global generator is the script's
+_DRAWS = random.Random()  # a separate generator: the global one is the script's
 
 
 class RetryingStore:
     """A ``core.types.Store`` that repeats requests that failed with ``StoreBusyError``.
 
-    ``draw`` gives a number from 0 to 1; ``wait`` waits for so many seconds and returns whether the store has
-    been closed meanwhile, and None waits for either.
+    ``draw`` returns a number from 0 to 1.  ``wait`` waits for a number of seconds and returns True if the
+    store was closed meanwhile, and None after either.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class RetryingStore:
 
     @property
     def objects_after(self) -> Callable[[str, str], Iterator[Sequence[StoredObject]]] | None:
-        """List from behind a key on; None where the store cannot begin there."""
+        """The function that lists from a key on; None if the store cannot start there."""
         return None if self._store.objects_after is None else self._pages
 
     def _pages(self, prefix: str, after: str) -> Iterator[Sequence[StoredObject]]:
@@ -97,7 +97,7 @@ class RetryingStore:
             try:
                 return next(pages, None)
             except StoreBusyError as error:
-                if after and resume is None:  # what follows cannot be told from what was there
+                if after and resume is None:  # new objects could not be distinguished from earlier ones
                     raise StoreError(f"{error}, in the middle of a list") from None
                 pages = None
                 raise
@@ -151,7 +151,7 @@ _stores: weakref.WeakSet[RetryingStore] = weakref.WeakSet()
 
 
 def _end_waits() -> None:
-    """End all waits for stores when the interpreter ends, as it waits for its threads."""
+    """End all waits for stores at the interpreter's exit, which waits for its threads."""
     for store in list(_stores):
         store._closed.get().set()
 

@@ -1,4 +1,4 @@
-"""S3 buckets, read by obstore without the GIL, or by s3fs, which knows every option and every key."""
+"""S3 buckets, read by obstore without the GIL, or by s3fs, which supports all options and keys."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fastpipe.stores.locations import Location
 
 _CONNECT = timedelta(seconds=10)
 _READ = timedelta(seconds=30)
-_WHOLE = timedelta(minutes=10)  # obstore's own limit is 30 s, in which a slow line carries no large object
+_WHOLE = timedelta(minutes=10)  # obstore's own limit is 30 s, too short for a large object over a slow line
 _KNOWN = {
     "anon", "client_kwargs", "endpoint_url", "key", "password", "profile", "requester_pays", "secret",
     "token", "username",
@@ -46,8 +46,8 @@ _CONNECTIONS = 128
 
 @dataclass(frozen=True)
 class S3Settings:
-    """An S3 store's options, with what the environment adds to them: the endpoint, empty for Amazon's own,
-    and the region, empty if it is not given, and whether it is the options' own, not one for all buckets."""
+    """An S3 store's options, completed from the environment: the endpoint, empty for Amazon's own; the
+    region, empty if not given, and True if it is from the options, not one for all buckets."""
 
     options: StorageOptions
     endpoint: str
@@ -56,11 +56,11 @@ class S3Settings:
 
     @classmethod
     def of(cls, options: StorageOptions) -> S3Settings:
-        """Read options and environment."""
+        """Read the options and the environment."""
         client: Mapping[str, Any] = options.get("client_kwargs") or {}
         config = _configured(options)
         endpoint = options.get("endpoint_url") or client.get("endpoint_url") or _endpoint(config)
-        if endpoint and not _ENDPOINT.fullmatch(str(endpoint)):  # over which obstore panics
+        if endpoint and not _ENDPOINT.fullmatch(str(endpoint)):  # obstore would panic
             raise OptionError("storage_options' endpoint_url must be a URL, such as 'http://localhost:9000'")
         if "@" in str(endpoint).partition("://")[2].partition("/")[0]:
             raise OptionError("storage_options' endpoint_url has credentials: pass them as key and secret")
@@ -75,15 +75,15 @@ class S3Settings:
 
     @property
     def unknown(self) -> list[str]:
-        """Return the names of options that only s3fs knows."""
+        """Return the names of options that only s3fs supports."""
         client = self.options.get("client_kwargs") or {}
         services = ["a profile's services"] if "services" in _configured(self.options) else []
         return sorted({*self.options} - _KNOWN) + sorted({*client} - _KNOWN_CLIENT) + services
 
     def obstore(self, region: str) -> dict[str, Any]:
-        """Return the arguments of ``obstore.store.S3Store`` beside the bucket.
+        """Return the arguments of ``obstore.store.S3Store`` in addition to the bucket.
 
-        All are set that obstore would take from the environment otherwise, where it reads others than s3fs.
+        They include all that obstore would read from the environment, as it reads others than s3fs.
         """
         anon = bool(self.options.get("anon"))
         arguments: dict[str, Any] = {
@@ -116,7 +116,7 @@ class S3Settings:
         }
 
     def _credentials(self) -> Any:
-        """Return what obstore asks for credentials, so that it looks for none itself."""
+        """Return a provider of credentials for obstore, so that it does not search for any itself."""
         key, secret = _first(self.options, "key", "username"), _first(self.options, "secret", "password")
         if key:
             given = {"access_key_id": key, "secret_access_key": secret, "token": self.options.get("token")}
@@ -160,7 +160,7 @@ def _configured(options: StorageOptions) -> Mapping[str, Any]:
 
 @contextmanager
 def _readable() -> Iterator[None]:
-    """Raise a ``StoreAccessError`` where botocore finds no profile, or cannot read credentials."""
+    """Raise a ``StoreAccessError`` if botocore finds no profile, or cannot read credentials."""
     try:
         yield
     except require("botocore.exceptions", extra="s3").BotoCoreError as error:
@@ -182,7 +182,7 @@ _AFTER_THE_END = 416
 
 
 class S3fsStore:
-    """A ``core.types.Store`` of a bucket, by s3fs: every option and key, with the work done in Python."""
+    """A ``core.types.Store`` of a bucket, by s3fs: all options and keys, but the work is done in Python."""
 
     def __init__(self, location: Location, options: StorageOptions) -> None:
         self._location, self._options = location, options
@@ -226,14 +226,14 @@ class S3fsStore:
         return self._fetch(key, version, (start, stop)).data if stop > start else b""
 
     def region(self) -> str:
-        """Return the bucket's region; empty where the server has no word for it."""
+        """Return the bucket's region; empty if the server has none."""
         path = self._location.store
         fs = self._opened.get()
         with store_errors(path, self.name, self._options):
             try:
                 answer = fs.call_s3("head_bucket", Bucket=self._location.bucket)
             except Exception as error:
-                # It is in the answer too to those who may not do this.
+                # Users without this permission find it in the answer, too.
                 answer = getattr(error.__cause__, "response", None)
                 if not isinstance(answer, Mapping) or answered(error)[0] not in _REFUSALS:
                     raise
@@ -258,7 +258,7 @@ class S3fsStore:
             "skip_instance_cache": True,
         }
         fs = require("s3fs", extra="s3").S3FileSystem(**options)
-        fs.retries = 1  # who asks again, and when, is not decided here
+        fs.retries = 1  # retries are decided elsewhere
         return fs
 
     def _fetch(self, key: str, version: str, part: tuple[int, int] | None) -> FetchedObject:
@@ -304,7 +304,7 @@ class S3fsStore:
 
     @staticmethod
     def _do(fs: Any, work: Callable[[], Awaitable[Any]]) -> Any:
-        """Run on the event loop that s3fs's clients belong to."""
+        """Run on the event loop to which s3fs's clients belong."""
         return require("fsspec.asyn", extra="s3").sync(fs.loop, work)
 
 
@@ -317,8 +317,8 @@ _URL = re.compile(r"\S+://\S+")
 class ObjectStore(S3fsStore):
     """A ``core.types.Store`` of a bucket, by obstore, which requests and lists without the GIL.
 
-    What obstore cannot do goes through s3fs: keys that are no paths for it (``../x``, ``a//b``), lists that
-    have such keys, and everything in a process that was forked from one in which obstore was used.
+    s3fs handles what obstore cannot: keys that it does not accept as paths (``../x``, ``a//b``), lists with
+    such keys, and everything in a process forked from one in which obstore was used.
     """
 
     def __init__(self, location: Location, options: StorageOptions) -> None:
@@ -367,8 +367,8 @@ class ObjectStore(S3fsStore):
     def _open_client(self) -> Any:
         path = self._location.store
         self._options.require(path)
-        # Amazon's buckets are asked for by their region; s3fs learns it when it is sent elsewhere, and so it
-        # is asked.  Other servers have one for all.
+        # Amazon's buckets require their region; s3fs learns it from a redirect, and so it is requested from
+        # s3fs.  Other servers have one region for all.
         settings = self._settings
         region = "" if settings.endpoint or settings.region_is_given else self.region()
         arguments = settings.obstore(region)
@@ -380,11 +380,11 @@ class ObjectStore(S3fsStore):
             raise OptionError(f"{path} with storage_options={self._options!r}: {said}") from None
 
     def _can_list(self, prefix: str) -> bool:
-        """Return whether obstore can list a prefix: a folder, and a path."""
+        """Return True if obstore can list a prefix: it must be a folder and a valid path."""
         return may_use_obstore() and prefix[:1] != "/" and (not prefix or prefix[-1] == "/")
 
     def _fetch(self, key: str, version: str, part: tuple[int, int] | None) -> FetchedObject:
-        # Slashes at the ends would silently be taken away.
+        # Leading and final slashes would be removed silently.
         if not may_use_obstore() or not key or key[0] == "/" or key[-1] == "/":
             return super()._fetch(key, version, part)
         options: dict[str, Any] | None = None
@@ -454,5 +454,5 @@ class ObjectStore(S3fsStore):
 
 
 def _is_odd(error: Exception) -> bool:
-    """Whether obstore does not take a key for one."""
+    """Return True if obstore rejects a key."""
     return type(error) is ValueError or type(error).__name__ == "InvalidPathError"

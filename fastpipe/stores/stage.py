@@ -3,14 +3,14 @@
 ::
 
     fastpipe-stage/           mode 0700
-      objects/ab/cdef…        an object, whole; its name says which object and which version
-      writing/12              one that is being written
+      objects/ab/cdef…        an object, whole; its name identifies the object and its version
+      writing/12              an object that is being written
       tables/<listing>        for each row of a listing the name under which it is staged, or zeros
-      locks                   bytes of it are locked: by who uses the folder, who counts, who downloads an
-                              object; and it says how many bytes are there or reserved
+      locks                   its bytes are locked by users of the folder, for counting, and for downloading
+                              an object; it also contains the number of bytes present or reserved
 
-The objects are what counts; a table says without looking whether one is there, and where it is wrong, in
-either direction, that shows when the object is read.
+Only the objects are authoritative.  A table tells without checking if one is present; if it is wrong, in
+either direction, this is detected when the object is read.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ Int64Array = npt.NDArray[np.int64]
 
 _FOLDER = "fastpipe-stage"
 _PARTS = ("objects", "writing", "tables")
-_USERS = 1  # the byte that everybody has locked who uses the folder
-_OPENING = 2  # the byte of who becomes one; others wait, so that after its end the next does what it did not
-_CLAIMS = 1 << 20  # where the bytes of objects begin
+_USERS = 1  # the byte on which all users of the folder have a lock
+_OPENING = 2  # locked while becoming a user; others wait, and the next one does what an ended one did not
+_CLAIMS = 1 << 20  # the bytes of objects start here
 _SHARE = 0.9  # of a disk's free bytes
 
 
@@ -51,10 +51,9 @@ _LOCK = 0
 
 
 class _Count(NamedTuple):
-    """The numbers in the file: that it is counted at all; since which start of the machine, as one that fell
-    may have lost what was written last; bytes that are there or reserved; files that are being written or
-    removed; files that were begun so far, which names them while they are written; tables that were opened so
-    far."""
+    """The numbers in the file: if it is counted; the boot of the machine, as a crash may have lost the last
+    writes; bytes present or reserved; files being written or removed; files started so far, which gives their
+    names while they are written; tables opened so far."""
 
     form: int = 0
     boot: int = 0
@@ -65,13 +64,13 @@ class _Count(NamedTuple):
 
 
 class Ledger:
-    """Counts what is reserved and freed, at the beginning of the file whose first byte, locked, guards the
+    """The counts of reserved and freed bytes, at the start of the file, whose locked first byte guards the
     numbers.
 
-    Bytes are reserved before a file is written and freed after it is gone: who is killed between the two
-    leaves too large a number, and never a file that was not counted; and it shows that it is too large.
+    Bytes are reserved before a file is written and freed after it is removed.  A process killed in between
+    leaves too large a number, which is detectable, but never a file that was not counted.
 
-    The numbers are read and written, not mapped to memory: a process lives on when the file was cut or the
+    The numbers are read and written, not mapped: a process survives if the file was truncated or the
     disk is full.
     """
 
@@ -80,27 +79,27 @@ class Ledger:
 
     @property
     def is_reliable(self) -> bool:
-        """Return whether everything was counted to the end; only for the only user of the stage."""
+        """Return True if everything was counted completely; only for the only user of the stage."""
         count = self._read()
         return count.form == _FORM and count.boot == _boot() and count.nbytes >= 0 and count.under_way == 0
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes that are there or are being written."""
+        """Return the bytes that are present or being written."""
         return max(0, self._read().nbytes)
 
     @property
     def tables(self) -> int:
-        """Return how many tables were opened so far."""
+        """Return the number of tables opened so far."""
         return self._read().tables
 
     def reset(self, nbytes: int) -> None:
-        """Begin again with what was counted; no file may be in writing."""
+        """Restart with a counted number of bytes; no file may be in writing."""
         with self._lock.alone(_LOCK):
             self._write(self._read()._replace(form=_FORM, boot=_boot(), nbytes=nbytes, under_way=0))
 
     def reserve(self, nbytes: int, limit: int) -> int:
-        """Begin to write a file: return a number of its own, or -1 where there is no room."""
+        """Begin to write a file: return its own number, or -1 if there is no room."""
         with self._lock.alone(_LOCK):
             count = self._read()
             if count.form != _FORM or count.nbytes + nbytes > limit:
@@ -110,8 +109,8 @@ class Ledger:
         return count.files
 
     def written(self, freed: int = 0) -> None:
-        """Note that a file that was begun is there, or is not, and its bytes are free."""
-        with contextlib.suppress(OSError):  # closed meanwhile: it shows that too much is counted
+        """Record that a file is completely written; or, with its bytes as ``freed``, that it was not."""
+        with contextlib.suppress(OSError):  # closed meanwhile: the count is too large, detectably
             self._add(-freed, -1)
 
     def remove(self) -> None:
@@ -119,11 +118,11 @@ class Ledger:
         self._add(0, 1)
 
     def removed(self, nbytes: int) -> None:
-        """Note that a file is gone."""
+        """Record that a file is gone."""
         self._add(-nbytes, -1)
 
     def mark_uncertain(self) -> None:
-        """Have the next sole user count again: a file is gone that was not removed here."""
+        """Make the next sole user count again: a file disappeared that was not removed here."""
         self._add(0, 1)
 
     def note_table(self) -> None:
@@ -146,7 +145,7 @@ class Ledger:
 
 @functools.cache
 def _boot() -> int:
-    """Return what tells this start of the machine from others."""
+    """Return an identifier of this boot of the machine."""
     try:
         with open("/proc/sys/kernel/random/boot_id", "rb") as file:
             return int.from_bytes(hashlib.blake2b(file.read(), digest_size=8).digest(), "little")
@@ -170,7 +169,7 @@ class StageFolder:
             raise StageError(
                 "a stage needs the locks of 64-bit Linux, and /proc; leave stage= out on this system"
             )
-        # All paths lead by way of the open folder: who may rename a folder above it cannot put another there.
+        # All paths start at the open folder: replacing a folder above it has no effect.
         self._folder = PrivateFolder(self.path, called="stage", error=StageError)
         try:
             for part in _PARTS:
@@ -181,7 +180,7 @@ class StageFolder:
             try:
                 self.max_bytes = self._begin_use(stage)
             except BaseException:
-                self.locks.close()  # an error may live on, and its locks must not
+                self.locks.close()  # the error may be kept, but its locks must not be
                 raise
         except BaseException as error:
             self._folder.close()
@@ -199,11 +198,11 @@ class StageFolder:
         return os.path.isdir(os.path.join(folder, _FOLDER))
 
     def open_table(self, digest: bytes, sizes: Int64Array, name_of: Callable[[int], bytes]) -> StageTable:
-        """Return the objects of a listing (its digest, and int64 (N,) sizes in bytes) that are staged.
+        """Return the table of staged objects of a listing: its digest, and int64 (N,) sizes in bytes.
 
-        ``name_of`` gives the name of a row's object, 16 bytes.
+        ``name_of`` returns the name of a row's object, 16 bytes.
         """
-        # The same listing of two stores has two tables: names tell stores from each other.
+        # Equal listings of two stores have separate tables: names identify the store.
         which = hashlib.blake2b(digest + (name_of(0) if len(sizes) else b""), digest_size=16).hexdigest()
         try:
             table = StageTable(self, self._folder.here(f"tables/{which}"), sizes, name_of)
@@ -214,17 +213,17 @@ class StageFolder:
         return table
 
     def object_path(self, name: bytes) -> str:
-        """Return where an object is, or would be: a path for this process, while this is open."""
+        """Return the path of an object, present or not: valid in this process while this is open."""
         text = name.hex()
         return self._folder.here(f"objects/{text[:2]}/{text[2:]}")
 
     def unfinished_path(self, number: int) -> str:
-        """Return where an object is while it is being written."""
+        """Return the path of an object while it is being written."""
         return self._folder.here(f"writing/{number}")
 
     @staticmethod
     def claim_byte(name: bytes) -> int:
-        """Return the byte whose lock is for being alone with an object."""
+        """Return the byte whose lock gives exclusive access to an object."""
         return _CLAIMS + (int.from_bytes(name[:8], "little") >> 2)
 
     def usage(self) -> Usage:
@@ -232,7 +231,7 @@ class StageFolder:
         return Usage(self.ledger.nbytes, count, not self.locks.is_free(_USERS))
 
     def objects(self) -> Iterator[tuple[str, os.stat_result]]:
-        """Yield the paths of all objects, and what the file system says of them."""
+        """Yield the paths of all objects, and their file status."""
         for folder in _entries(self._folder.here("objects")):
             for entry in _entries(folder.path):
                 with contextlib.suppress(FileNotFoundError):  # another process has removed it
@@ -241,9 +240,9 @@ class StageFolder:
     def unlisted(self) -> list[tuple[str, int]]:
         """Return objects that no living process has listed, oldest first: paths, and beginnings of names.
 
-        Tables of processes that are gone are removed, as they would name objects that are not there any more.
+        Tables of ended processes are removed, as they would list objects that no longer exist.
         """
-        # Objects before tables: what is new is listed before it is there.
+        # Objects before tables: a new object is listed before it is present.
         found = [
             (max(status.st_mtime_ns, status.st_atime_ns), path, begin)
             for path, status in self.objects()
@@ -263,7 +262,7 @@ class StageFolder:
         return np.sort(np.concatenate(found))
 
     def remove(self, path: str, nbytes: int | None = None) -> bool:
-        """Remove an object, for which at most ``nbytes`` were counted; return whether this process did it."""
+        """Remove an object, counted with at most ``nbytes``; return True if this process removed it."""
         self.ledger.remove()
         freed = 0
         try:
@@ -271,7 +270,7 @@ class StageFolder:
             os.unlink(path)
             if status.st_nlink == 1:
                 freed = status.st_size if nbytes is None else min(status.st_size, nbytes)
-            else:  # its writer was killed just then: it is in writing/ as well, until that is cleaned
+            else:  # its writer was killed just then: until the cleanup it is in writing/ as well
                 self.ledger.mark_uncertain()
         except FileNotFoundError:
             return False
@@ -280,7 +279,7 @@ class StageFolder:
         return True
 
     def clear(self) -> None:
-        """Remove everything that is staged; a StageError if processes use it, or it cannot be removed."""
+        """Remove everything that is staged; raise a StageError if it is in use, or cannot be removed."""
         self.locks.take(_OPENING, waits=True)
         self.locks.release(_USERS)
         try:
@@ -302,7 +301,7 @@ class StageFolder:
             self.locks.release(_OPENING)
 
     def warn_once(self, error: OSError) -> None:
-        """Log once what has gone wrong with the folder; training goes on without it."""
+        """Log the first error of the folder; training continues without it."""
         if not self.is_broken and not self.locks.is_closed:
             self.is_broken = True
             _log.warning(
@@ -315,7 +314,7 @@ class StageFolder:
         self._folder.close()
 
     def _begin_use(self, stage: Stage) -> int:
-        """Become a user, and return the limit; the only user puts right what killed processes have left."""
+        """Become a user, and return the limit; the only user repairs what killed processes have left."""
         self.locks.take(_OPENING, waits=True)
         if self.locks.take(_USERS):
             for entry in _entries(self._folder.here("writing")):
@@ -330,7 +329,7 @@ class StageFolder:
         return self._limit(stage)
 
     def _shrink(self, limit: int) -> None:
-        """Remove objects beyond a limit that was lowered; what was used last stays."""
+        """Remove objects beyond a limit that was lowered; recently used ones stay."""
         found = sorted((max(status.st_mtime_ns, status.st_atime_ns), path) for path, status in self.objects())
         for _, path in found:
             if self.ledger.nbytes <= limit:
@@ -345,7 +344,7 @@ class StageFolder:
 
 
 def _begin_of(path: str) -> int | None:
-    """Return the beginning of an object's name, as tables have it; None for a file of somebody else's."""
+    """Return the beginning of an object's name, as in tables; None for any other file."""
     text = "".join(path.rsplit("/", 2)[1:])
     try:
         return int.from_bytes(bytes.fromhex(text[:16]), "little") if len(text) == 32 else None

@@ -1,4 +1,4 @@
-"""Whole files of stores, for datasets that read them in places: copied to a stage, and local from then on."""
+"""Whole files of stores, for datasets that read parts of them: copied to a stage, then local."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from fastpipe.stores.table import StageTable, new_file
 _log = logging.getLogger("fastpipe.stage")
 
 
-PART = 8 << 20  # bytes of a request: with the next ones on their way, its latency does not count
+PART = 8 << 20  # bytes of a request: with the next ones in flight, its latency does not matter
 _AT_A_TIME = 16
-_FOREVER_S = 1e8  # wait for another process that copies the file for as long as it lives
+_FOREVER_S = 1e8  # wait for another process that copies the file as long as it lives
 
 
 def copy_whole(
     store: Store, listing: Listing, staged: StageTable, row: int, connections: int | str = "auto"
 ) -> tuple[str, bool]:
-    """Return an object's file in the stage, and whether it was downloaded: by one process at a time."""
+    """Return an object's file in the stage, and True if this call downloaded it; one process at a time."""
     found = staged.path(row)
     if found is not None:
         return found, False
@@ -50,7 +50,7 @@ def copy_whole(
             descriptor = new_file(path)
             try:
                 if size:
-                    os.posix_fallocate(descriptor, 0, size)  # a disk without room for it is found now
+                    os.posix_fallocate(descriptor, 0, size)  # fails now if the disk has no room
                 _copy(store, key, version, size, descriptor, at_a_time)
             finally:
                 os.close(descriptor)
@@ -82,10 +82,10 @@ def _copy(store: Store, key: str, version: str, size: int, descriptor: int, at_a
 
 
 class StagedFiles:
-    """Files of one dataset in a stage; they stay there while this lives, or a copy of it that was asked.
+    """Files of one dataset in a stage; they stay there while this object lives, or a used copy of it.
 
-    ``far`` says which of the paths are to be staged.  ``shown`` are URLs and files, as they were given, and
-    ``local`` their paths for this process.
+    ``far`` says which of the paths are to be staged.  ``shown`` has the URLs and files as given, ``local``
+    their paths for this process.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class StagedFiles:
     ) -> None:
         self.shown = [os.fsdecode(path) for path in paths]
         self.local = list(self.shown)
-        StageFolder(stage).close()  # whether it can be used shows before anything is asked for
+        StageFolder(stage).close()  # check now that it is usable, before any request
         stores: dict[tuple[str, str], _Files] = {}
         for number, path in enumerate(self.shown):
             if far[number]:
@@ -116,7 +116,7 @@ class StagedFiles:
         self._pid = os.getpid()
 
     def reopen(self) -> bool:
-        """Have files staged again in this process; return whether they, or their paths, are others now."""
+        """Stage the files in this process; return True if they, or their paths, have changed."""
         if all(files.table is not None for files in self._stores) and (
             self._pid == os.getpid() or self._seen() == self._states
         ):
@@ -128,7 +128,7 @@ class StagedFiles:
         return before != (self._states, self.local)
 
     def close(self) -> None:
-        """Release the stage; ``reopen`` has it again."""
+        """Release the stage; ``reopen`` acquires it again."""
         for files in self._stores:
             files.close()
 
@@ -142,7 +142,7 @@ class StagedFiles:
 class _Files:
     def __init__(self, bare: Store, location: Location, stage: Stage) -> None:
         self._bare, self._location, self._stage = bare, location, stage
-        self._keys: dict[str, list[int]] = {}  # and which paths they are
+        self._keys: dict[str, list[int]] = {}  # keys, with the indices of their paths
         self._listing: Listing | None = None
         self.table: StageTable | None = None
 
@@ -153,7 +153,7 @@ class _Files:
         self._keys.setdefault(key, []).append(number)
 
     def stage(self, local: list[str], *, lists: bool) -> None:
-        """Copy files to the stage, and put their paths into ``local``; ``lists`` asks for new versions."""
+        """Copy files to the stage, and put their paths into ``local``; ``lists`` looks for new versions."""
         store = RetryingStore(self._bare)
         try:
             try:
@@ -161,7 +161,7 @@ class _Files:
             except ObjectChangedError:
                 if not lists:
                     raise
-                self._stage_all(store, local, lists)  # it was replaced just then
+                self._stage_all(store, local, lists)  # it was replaced at that moment
         except BaseException:
             self.close()
             raise
@@ -212,7 +212,7 @@ def staged_files(
     storage_options: Mapping[str, Any] | None,
     stage: Stage | None,
 ) -> StagedFiles | None:
-    """Return what brings URLs and files here; None where all of them are local."""
+    """Return a stage of URLs and files; None if all of them are local."""
     urls = [isinstance(path, str) and is_url(path) for path in paths]
     first = next(
         (path for path, is_far in zip(paths, urls, strict=True) if is_far), paths[0] if paths else ""
@@ -228,7 +228,7 @@ def staged_files(
                 "on a local disk"
             )
         return None
-    # Beside a URL a path is one of this machine; else it is a file of a network, or a mount.
+    # Beside URLs a path is local; without URLs it is a file on a network or a mount.
     return StagedFiles(paths, urls if any(urls) else [True] * len(paths), storage_options, stage)
 
 

@@ -1,4 +1,4 @@
-"""The objects of one listing in a stage, and which of them make room for others."""
+"""The objects of one listing in a stage, and the choice of those to evict."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ Int64Array = npt.NDArray[np.int64]
 
 
 NAME = np.dtype([("first", "<u8"), ("second", "<u8")])
-HEAD = 16  # bytes before the names: which order those follow who may make room
-_USERS = 1 << 60  # a byte that is locked, far behind those that there are: by who uses the table
+HEAD = 16  # bytes before the names: the order followed by processes that may evict
+_USERS = 1 << 60  # a byte, far beyond the existing ones, that users of the table lock
 
 
 def open_table_file(path: str, nbytes: int) -> LockFile:
-    """Open a table's file, of at least a length, and mark it as in use."""
+    """Open a table's file with a minimum length, and mark it as in use."""
     while True:
         locks = LockFile(path)
         try:
             is_alone = locks.take(_USERS)
-            if is_alone and os.fstat(locks.descriptor).st_size != nbytes:  # new; or of no use
+            if is_alone and os.fstat(locks.descriptor).st_size != nbytes:  # new, or unusable
                 os.ftruncate(locks.descriptor, 0)
             locks.stay(_USERS)
             if os.fstat(locks.descriptor).st_size < nbytes:
-                # With its blocks: where a full disk has none, writing to the memory would end the process.
+                # With its blocks: on a full disk, a write to mapped memory would kill the process.
                 os.posix_fallocate(locks.descriptor, 0, nbytes)
             if locks.is_at_its_path():  # it was not removed between opening and locking
                 return locks
@@ -54,7 +54,7 @@ def open_table_file(path: str, nbytes: int) -> LockFile:
 
 
 def names_in_use(path: str) -> npt.NDArray[np.uint64]:
-    """Return beginnings of the names in a table that processes use; remove any other table."""
+    """Return beginnings of the names in a table that processes use; remove an unused table."""
     none = np.zeros(0, np.uint64)
     try:
         locks = LockFile(path, makes=False)
@@ -75,7 +75,7 @@ def names_in_use(path: str) -> npt.NDArray[np.uint64]:
 
 
 def read_file(path: str, size: int) -> bytes:
-    """Return a file's content; of one longer than ``size`` a byte more, of a shorter one what there is."""
+    """Return a file's content: one byte more than ``size`` if it is longer, all of it if it is shorter."""
     descriptor = open_regular(path)
     try:
         data = os.read(descriptor, size + 1)
@@ -101,9 +101,9 @@ def write_file(path: str, data: bytes) -> None:
 
 
 def move_file(path: str, name: str) -> bool:
-    """Give a file another name, and return True, unless there is a file of that name.
+    """Rename a file and return True, unless a file of that name exists.
 
-    The last folder of the name is made where it is missing, and none above it.
+    The last folder of the name is created if missing, but none above it.
     """
     try:
         try:
@@ -118,17 +118,17 @@ def move_file(path: str, name: str) -> bool:
 
 
 def _rename(path: str, name: str) -> None:
-    """Rename a file, but never over another one."""
+    """Rename a file, but never overwrite another one."""
     if not rename_anew(path, name):
         os.unlink(path)
 
 
-_ROWS = 1 << 40  # more than there are in any listing
-_GLANCES = 1 << 10  # questions that one look at the tables of others answers, at least
+_ROWS = 1 << 40  # more than any listing has
+_GLANCES = 1 << 10  # least number of lookups before the tables of others are read again
 
 
 class EvictionOrder:
-    """Finds the staged row that is needed last, among those that ``staged`` gives.  From any thread.
+    """A thread-safe way to find the staged row that is needed last, among the rows of ``staged``.
 
     It is Belady's rule ("A study of replacement algorithms for a virtual-storage computer", 1966).
     """
@@ -138,14 +138,14 @@ class EvictionOrder:
     ) -> None:
         self._uses, self._staged, self._is_staged = uses, staged, is_staged
         self._lock = threading.Lock()
-        # Once it is asked: a heap of rows, by their use as it was then or was noted since, the last first.
+        # Created on first use: a heap of rows by their next use, the last first, when inserted or noted.
         self._heap: list[int] | None = None
 
     def use_of(self, row: int) -> int:
         return int(self._uses.next_uses(np.array([row], np.int64))[0])
 
     def note(self, rows: Int64Array) -> None:
-        """Note that rows were used or staged just now: they are needed at another time."""
+        """Record that rows were just used or staged: their next use has changed."""
         if self._heap is None or not len(rows):
             return
         entries = self._entries(rows)
@@ -154,10 +154,10 @@ class EvictionOrder:
                 heapq.heappush(self._heap, entry)
 
     def take(self, after: int) -> int | None:
-        """Return the row that is needed last, if it is needed after ``after``; it is to be removed."""
+        """Return the row that is needed last, if that is later than ``after``; the caller removes it."""
         with self._lock:
             if self._heap is None:
-                self._heap = []  # what is noted from now on waits for the lock
+                self._heap = []  # from now on notes wait for the lock
                 self._heap += self._entries(self._staged())
                 heapq.heapify(self._heap)
             while self._heap:
@@ -179,17 +179,17 @@ class EvictionOrder:
 
 
 class UnlistedObjects:
-    """The objects in a stage beside one table: unused ones, and those of others.  From any thread."""
+    """The objects in a stage beside one table: unused ones, and those of other tables.  Thread-safe."""
 
     def __init__(self, folder: StageFolder, table: str, adopt: Callable[[set[int]], set[int]]) -> None:
         self._folder, self._table, self._adopt = folder, table, adopt
         self._lock = threading.Lock()
-        self._free: list[tuple[str, int]] | None = None  # as of ``unlisted``, the oldest at the end
+        self._free: list[tuple[str, int]] | None = None  # from ``unlisted``, the oldest last
         self._listed = np.zeros(0, np.uint64)
         self._tables, self._glances = -1, 0
 
     def remove_one(self) -> bool:
-        """Remove the oldest object that no living process has listed; return whether there was any."""
+        """Remove the oldest object that no living process has listed; return True if there was one."""
         with self._lock:
             if self._free is None:
                 self._free = self._find()
@@ -200,7 +200,7 @@ class UnlistedObjects:
         return False
 
     def is_used_elsewhere(self, begin: int) -> bool:
-        """Return whether another table in use has a name that begins so."""
+        """Return True if another table in use has a name with this beginning."""
         with self._lock:
             return self._is_listed(begin)
 
@@ -213,23 +213,23 @@ class UnlistedObjects:
         tables = self._folder.ledger.tables
         if tables != self._tables or self._glances <= 0:
             self._tables, self._listed = tables, self._folder.listed(self._table)
-            # What others stage meanwhile is seen the next time; looking costs with what they have.
+            # Later objects of others are seen the next time; the cost of reading grows with their number.
             self._glances = _GLANCES + len(self._listed) // 64
         self._glances -= 1
         at = int(np.searchsorted(self._listed, np.uint64(begin)))
         return at < len(self._listed) and int(self._listed[at]) == begin
 
 
-_FOLLOWERS = (1 << 60) + 1  # a byte that is locked by who follows the table's order
-_SHORTEST_S, _LONGEST_S = 0.002, 0.05  # between looks at a claim
+_FOLLOWERS = (1 << 60) + 1  # a byte that processes lock while they follow the table's order
+_SHORTEST_S, _LONGEST_S = 0.002, 0.05  # interval of checks of a claim
 _MOST_PASSED = 1 << 10
 
 
 class StageTable:
-    """The objects of a listing that are staged; rows are the listing's.  May be called from any thread.
+    """The staged objects of a listing; rows are the listing's.  Thread-safe.
 
-    Whether an object is there is told without looking.  ``sizes``, int64 (N,), are the objects' bytes;
-    ``name_of`` gives the name of a row's object, 16 bytes.
+    It tells without checking if an object is present.  ``sizes``, int64 (N,), are the objects' bytes;
+    ``name_of`` returns the name of a row's object, 16 bytes.
     """
 
     def __init__(
@@ -240,7 +240,7 @@ class StageTable:
         self._map()
         self._lock = threading.Lock()
         self._changed = threading.Condition()
-        self._claimed: set[int] = set()  # rows, by threads of this process
+        self._claimed: set[int] = set()  # rows claimed by threads of this process
         self._order: EvictionOrder | None = None
         self._follows = False
         self._unlisted = UnlistedObjects(folder, path, self._adopt)
@@ -248,7 +248,7 @@ class StageTable:
         renew_in_children(self)
 
     def _map(self) -> None:
-        # By a descriptor of its own: that of the locks would stay open as long as the memory.
+        # With its own descriptor: that of the locks would stay open as long as the memory.
         descriptor = open_regular(self._path, os.O_RDWR)
         try:
             if not os.path.samestat(os.fstat(descriptor), os.fstat(self._locks.descriptor)):
@@ -272,7 +272,7 @@ class StageTable:
         return self._folder.object_path(self._names[row].tobytes())
 
     def read(self, row: int) -> bytes | None:
-        """Return an object's content; None where it is not there, or not whole."""
+        """Return an object's content; None if it is missing or incomplete."""
         name = self._names[row].tobytes()
         known = name[:8] != bytes(8)
         name = name if known else self._name_of(row)
@@ -289,19 +289,19 @@ class StageTable:
                 self._note(row, name)
             return data
         with contextlib.suppress(OSError):
-            if data is not None:  # cut short, by a crash of the machine
+            if data is not None:  # truncated by a crash of the machine
                 self._folder.remove(path, size)
-            elif known and self._first[row]:  # who makes room forgets first: somebody has removed a file
+            elif known and self._first[row]:  # an eviction forgets it first: others removed the file
                 self._folder.ledger.mark_uncertain()
         if known:
             self._forget(row)
         return None
 
     def keep(self, row: int, data: bytes) -> bool:
-        """Put an object there; return whether there was room for it, or is now."""
+        """Store an object; return True if there was room for it, or is now."""
         if len(data) != self._sizes[row] or self._locks.is_closed:
             return False
-        if self._to_pass:  # after a failure not every object tries again
+        if self._to_pass:  # after a failure only some objects try again
             self._to_pass -= 1
             return False
         try:
@@ -319,10 +319,10 @@ class StageTable:
         return True
 
     def path(self, row: int) -> str | None:
-        """Return an object's file, which stays while this is open; None if it is not there, or not whole."""
+        """Return an object's file, which stays while this is open; None if it is missing or incomplete."""
         name = self._name_of(row)
         path, size = self._folder.object_path(name), int(self._sizes[row])
-        self._note(row, name)  # before looking: who makes room leaves it then
+        self._note(row, name)  # before checking: then it is not evicted
         try:
             found = os.lstat(path).st_size
         except FileNotFoundError:
@@ -330,12 +330,12 @@ class StageTable:
         if found == size:
             return path
         self._forget(row)
-        if found >= 0:  # cut short, by a crash of the machine
+        if found >= 0:  # truncated by a crash of the machine
             self._folder.remove(path, size)
         return None
 
     def put(self, row: int, write: Callable[[str], None]) -> str:
-        """Put an object there that ``write`` makes at a path; return where it is then."""
+        """Store an object that ``write`` creates at a path; return its final path."""
         name, nbytes, where = self._name_of(row), int(self._sizes[row]), self._folder.path
         try:
             number = self._reserve(row, name, nbytes)
@@ -343,7 +343,7 @@ class StageTable:
                 self._write(row, name, write, nbytes, number)
             path = self.path(row)
         except OSError as error:
-            if error.errno is None:  # a store's
+            if error.errno is None:  # an error of a store
                 raise
             raise StageError(
                 f"the stage {where!r} cannot be written to: {error.strerror}. Free the disk, or name a "
@@ -366,10 +366,10 @@ class StageTable:
 
     @contextlib.contextmanager
     def claim(self, row: int, wait_s: float) -> Iterator[bool]:
-        """Be alone with an object among threads and processes.
+        """Get exclusive access to an object among threads and processes.
 
-        Yields False when the object is there now, as another one has put it there; else True, also when
-        another one is still at it after ``wait_s`` seconds.
+        Yields False if another holder has stored the object meanwhile; else True, also if another holder is
+        still at it after ``wait_s`` seconds.
         """
         name = self._name_of(row)
         byte, locks = self._folder.claim_byte(name), self._folder.locks
@@ -395,11 +395,11 @@ class StageTable:
                 time.sleep(pause)
                 pause = min(_LONGEST_S, pause * 1.5)
             try:
-                # The holder before has put the object there, or failed.
+                # The previous holder has stored the object, or failed.
                 yield is_first or not os.path.exists(self._folder.object_path(name))
             finally:
                 if is_locked:
-                    with contextlib.suppress(OSError):  # it was closed, which unlocks as well
+                    with contextlib.suppress(OSError):  # it was closed, which releases the lock, too
                         locks.release(byte)
         finally:
             if is_mine:
@@ -408,7 +408,7 @@ class StageTable:
                     self._changed.notify_all()
 
     def follow(self, uses: NextUses | None) -> None:
-        """Hear when objects are needed, by which room is made; None where nobody knows."""
+        """Set the next uses of objects, which determine evictions; None if unknown."""
         self._order = None
         with self._lock:
             try:
@@ -420,22 +420,22 @@ class StageTable:
                 self._order = EvictionOrder(uses, lambda: np.flatnonzero(self._first), self.has)
 
     def used(self, rows: Int64Array) -> None:
-        """Hear that objects are being used: they are needed at another time then."""
+        """Record that objects are being used: their next use has changed."""
         if self._order is not None:
             self._order.note(rows)
 
     def close(self) -> None:
-        """Release it and the folder; there is nothing in it then."""
+        """Release the table and the folder; it then contains nothing."""
         self._order = None
         self._locks.close()
         self._folder.close()
-        # Who is reading them has the memory as long as it takes.
+        # A thread that is reading them keeps the memory alive.
         self._names = np.broadcast_to(np.zeros((), NAME), len(self._sizes))
         self._first = self._names["first"]
         self._memory = None
 
     def _reserve(self, row: int, name: bytes, nbytes: int) -> int:
-        """Reserve bytes for a row, if need be by removing others: a number, -1 where there is no room."""
+        """Reserve bytes for a row, if necessary by evicting others: a number, or -1 if there is no room."""
         ledger, limit = self._folder.ledger, self._folder.max_bytes
         number = ledger.reserve(nbytes, limit)
         if number >= 0 or nbytes > limit:
@@ -443,14 +443,14 @@ class StageTable:
         if os.path.exists(self._folder.object_path(name)):
             self._note(row, name)
             return -1
-        # Above the limit it is where another process has a larger one: what that one has is its own affair.
-        # None, where there is no room, says that the count was lost.
+        # Above this limit, another process has a higher one, which is that process's concern.  A count of 0
+        # despite a lack of room means that the count was lost.
         while number < 0 < ledger.nbytes <= limit and self._make_room(row):
             number = ledger.reserve(nbytes, limit)
         return number
 
     def _make_room(self, row: int) -> bool:
-        """Remove an object for the sake of a row; return False where all others are worth more."""
+        """Evict an object for a row; return False if all others are needed more."""
         if self._unlisted.remove_one():
             return True
         order = self._order
@@ -468,7 +468,7 @@ class StageTable:
         return False
 
     def _adopt(self, begins: set[int]) -> set[int]:
-        """Note objects staged under another table that are rows of this one, and return which."""
+        """Record objects staged under another table that are rows of this one; return them."""
         own = set()
         for row in np.flatnonzero(self._first == 0).tolist():
             name = self._name_of(row)
@@ -479,7 +479,7 @@ class StageTable:
         return own
 
     def _may_follow(self, uses: NextUses | None) -> bool:
-        """Return whether this process may make room: all who do follow the same order."""
+        """Return True if this process may evict: all processes that do follow the same order."""
         locks, memory = self._locks, self._memory
         if uses is None or memory is None:
             locks.release(_FOLLOWERS)
@@ -489,7 +489,7 @@ class StageTable:
             return True
         if locks.take(_FOLLOWERS):  # no other process follows an order
             memory[:HEAD] = tag
-        locks.take(_FOLLOWERS, shared=True, waits=True)  # for those who are writing a tag just now
+        locks.take(_FOLLOWERS, shared=True, waits=True)  # wait for a process that is writing a tag
         if memory[:HEAD] == tag:
             return True
         locks.release(_FOLLOWERS)
@@ -499,7 +499,7 @@ class StageTable:
         """Write an object whose bytes are reserved."""
         folder, path = self._folder, self._folder.object_path(name)
         temporary = folder.unfinished_path(number)
-        # Before it is there, so that no process takes it for one that no table has.
+        # Before it is present, so that no process considers it unlisted.
         self._note(row, name)
         is_new = False
         try:
@@ -515,14 +515,14 @@ class StageTable:
             raise
         finally:
             folder.ledger.written(0 if is_new else nbytes)
-        self._note(row, name)  # a reader that looked too early has forgotten it
+        self._note(row, name)  # a reader that checked too early has forgotten it
         if is_new and self._order is not None:
             self._order.note(np.array([row], np.int64))
 
     def _note(self, row: int, name: bytes) -> None:
         names = self._names
-        if names.flags.writeable:  # else it was closed
-            # The first half last: it is what says that the row is there.
+        if names.flags.writeable:  # otherwise it was closed
+            # The first half last: it marks the row as present.
             names["second"][row] = int.from_bytes(name[8:], "little")
             names["first"][row] = int.from_bytes(name[:8], "little")
 
@@ -532,7 +532,7 @@ class StageTable:
             first[row] = 0
 
     def _after_fork(self) -> None:
-        # What other threads of the parent were at is not this process's affair.
+        # The activity of the parent's other threads does not concern this process.
         self._lock, self._changed, self._claimed = threading.Lock(), threading.Condition(), set()
         self._order, self._follows = None, False
         self._unlisted = UnlistedObjects(self._folder, self._path, self._adopt)

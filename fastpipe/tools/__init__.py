@@ -1,4 +1,4 @@
-"""Tools beside a training: profile, watch, autotune, and commands such as doctor, verify and scan."""
+"""Tools around a training: profile, watch, autotune, and commands such as doctor, verify and scan."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LAZY = {
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'fastpipe.tools' has no attribute {name!r}")
-    load_rich()  # an error that names the command, before modules that show tables
+    load_rich()  # first, as its error names the command; the modules show tables
     value = getattr(load_part(_LAZY[name]), name)
     globals()[name] = value
     return value

@@ -1,4 +1,4 @@
-"""``autotune_batch_size``: which batch sizes fit, and which one is fastest."""
+"""``autotune_batch_size``: find the batch sizes that fit, and the fastest one."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from fastpipe.tools.batches import Replay, resized, size_of
 from fastpipe.tools.steps import DeviceMemory, learning_rate_rule
 
 _ROUNDS, _ROUND_S = 3, 0.1
-_EQUAL = 0.05  # of the samples a second: no reason for larger batches
-_REFINED = 2  # sizes between the largest that fits and the smallest that does not
+_EQUAL = 0.05  # a smaller gain in samples a second is no reason for larger batches
+_REFINED = 2  # number of sizes tried between the largest that fits and the smallest that does not
 
 
 @dataclass(frozen=True)
 class SizeTrial:
-    """One size: seconds of a step, peak bytes, and why it does not fit; None where unknown."""
+    """One batch size: seconds of a step, peak bytes, and why it does not fit; None if unknown."""
 
     size: int
     step_s: float | None = None
@@ -37,15 +37,15 @@ class SizeTrial:
 
 @dataclass(frozen=True, repr=False)
 class BatchSizes(TextReport):
-    """What :func:`fastpipe.autotune_batch_size` has found; ``print`` it.
+    """The result of :func:`fastpipe.autotune_batch_size`; ``print`` it.
 
     Attributes:
-        now: the loader's.
-        best: the smallest that has nearly the most samples a second.
-        largest: that was seen to fit.
-        target: samples that one update of the weights is to see.
-        trials: by size.
-        notes: why nothing larger was tried.
+        now: the loader's batch size.
+        best: the smallest size with nearly the most samples a second.
+        largest: the largest size found to fit.
+        target: samples for one update of the weights.
+        trials: the tried sizes, in increasing order.
+        notes: why no larger size was tried.
     """
 
     now: int
@@ -57,16 +57,16 @@ class BatchSizes(TextReport):
 
     @property
     def accumulation(self) -> tuple[int, int]:
-        """Batch size, and the number of batches whose gradients are added up for one update.
+        """Batch size, and number of batches whose gradients are accumulated for one update.
 
-        Together they make ``target``.  Of the sizes that do so and fit, it is the largest that is no larger
-        than ``best``.
+        Their product is ``target``.  The batch size is the largest one that divides ``target``, fits, and is
+        at most ``best``.
         """
         size = max(one for one in range(1, min(self.best, self.target) + 1) if self.target % one == 0)
         return size, self.target // size
 
     def show(self, console: Console) -> None:
-        """Print it on a console."""
+        """Print the result on a console."""
         rates = {one.size: one.rate for one in self.trials}
         gain = rates[self.best] / rates[self.now] if rates.get(self.now) else None
         more = "" if gain is None else f", {gain:.2f}× as many samples a second as with {self.now}"
@@ -89,7 +89,7 @@ class BatchSizes(TextReport):
         console.print(table)
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, as plain numbers, texts, lists and dictionaries."""
+        """Return the whole result as JSON-compatible values."""
         return {**asdict(self), "accumulation": list(self.accumulation)}
 
 
@@ -97,29 +97,28 @@ def autotune_batch_size(
     step: Callable[[Any], object], loader: Iterable[Any], *, target: int | None = None,
     largest: int | None = None, memory_budget: int | None = None, seconds: float = 30.0,
 ) -> BatchSizes:  # fmt: skip
-    """Find out which batch sizes fit into memory, and which one trains on most samples a second.
+    """Find the batch sizes that fit into memory, and the one with which training is fastest.
 
-    The loader's first batch is made twice as large by repeating its samples, again and again, until that does
-    not fit, is no faster any more, or the time is over; then sizes between are tried.  The loader is not part
-    of what is measured.
+    The loader's first batch is doubled by repeating its samples, again and again, until it no longer fits, is
+    no faster, or the time is over; then sizes in between are tried.  The loader's own time is not measured.
 
-    A step that fails for want of memory ends the search at its size, and what it held is given back.  Where
-    there is no device, the system would end the process: so sizes whose memory, by those before, will not
-    do are not tried.
+    A step that fails for lack of memory ends the search at its size, and its memory is released.  Without a
+    device the system would kill the process instead; so a size is skipped if, judging by the smaller ones,
+    its memory will not suffice.
 
     Args:
-        step: trains on a batch: forwards, backwards, and the update.  What it trains is not worth keeping.
+        step: trains on a batch: forward, backward, and the update.  Discard the model that it trains.
         loader: an iterable of batches: arrays and tensors (N, …), in tuples, lists and dictionaries.
-        target: samples that one update is to see, from several batches if need be.  Default: the loader's
+        target: samples for one update, accumulated over several batches if necessary.  Default: the loader's
             batch size.
-        largest: no size above is tried.
-        memory_budget: bytes that may be taken at the most, of the device's memory, or this process's.
-            Default: nine tenths of what is there.
-        seconds: after which no other size is tried.
+        largest: largest size to try.
+        memory_budget: most bytes to use, of the device's memory or of this process's.  Default: nine tenths
+            of the available memory.
+        seconds: time after which no further size is tried.
 
     Raises:
-        OptionError: an option cannot work, the loader has no batch or one without arrays, or no size fits.
-        Exception: what ``step`` raises for other reasons than memory.
+        OptionError: an option is invalid, the loader has no batch or one without arrays, or no size fits.
+        Exception: an error of ``step`` other than lack of memory.
 
     >>> import torch
     >>> model = torch.nn.Linear(8, 1)

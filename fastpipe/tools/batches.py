@@ -12,7 +12,7 @@ import numpy as np
 
 from fastpipe.errors import OptionError
 
-_MANY = 64  # samples or words: they are not taken apart in place, and it must cost microseconds
+_MANY = 64  # samples or words; more are not traversed in place, as that must take microseconds
 
 
 def leaves(value: Any) -> list[Any]:
@@ -50,7 +50,7 @@ def same_form(one: Any, other: Any) -> bool:
 def rebuilt(value: Any, leaf: Callable[[Any], Any] = lambda one: one) -> Any:
     try:
         return _rebuilt(value, leaf)
-    except Exception:  # of a class of the script's
+    except Exception:  # raised by a class of the script
         return value
 
 
@@ -84,18 +84,18 @@ class Replay(Iterator[Any]):
 
     def __init__(self, batch: Any) -> None:
         self._batch = rebuilt(batch)
-        self._versions: dict[int, int] = {}  # of tensors as they were handed out
-        self._kept: dict[int, Any] = {}  # copies of those that are changed
+        self._versions: dict[int, int] = {}  # versions of tensors when they were returned
+        self._kept: dict[int, Any] = {}  # copies of the tensors that are changed
 
     def __next__(self) -> Any:
         return rebuilt(self._batch, self._leaf)
 
     def _leaf(self, value: Any) -> Any:
         try:
-            version = int(value._version)  # how often a tensor of torch's was changed in place
+            version = int(value._version)  # torch's count of changes in place
         except (AttributeError, RuntimeError, TypeError, ValueError):
             return value
-        key = id(value)  # of one that the batch keeps
+        key = id(value)  # the batch keeps the tensor, so the id stays valid
         if key not in self._kept and version != self._versions.setdefault(key, version):
             self._kept[key] = value.detach().clone()
         return self._kept[key].clone() if key in self._kept else value
@@ -111,7 +111,7 @@ def _resized(value: Any, count: int, indices: list[int]) -> Any:
     if shape is not None:
         if not len(shape) or shape[0] != count:
             return value
-        if type(value).__module__.partition(".")[0] == "tensorflow":  # which takes no arrays of indices
+        if type(value).__module__.partition(".")[0] == "tensorflow":  # accepts no arrays as indices
             return sys.modules["tensorflow"].gather(value, indices)
         return value[np.asarray(indices)]
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Every sample by torchvision's dataset and by fastpipe's: equal, different, or not readable."""
+"""Every sample from torchvision's dataset and from fastpipe's: equal, different, or not readable."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Chain(NamedTuple):
     is_own: bool = False
 
 
-# Name → steps in words, the transform, samples in a batch.
+# Name → description of the steps, the transform, samples in a batch.
 NAMED: dict[str, tuple[str, Callable[[], Any], int]] = {
     "eval": ("Resize(256), CenterCrop(224), PILToTensor()", check_transform, 32),
     "train": (
         "RandomResizedCrop(224), RandomHorizontalFlip(), PILToTensor(), with the same draws in both",
         partial(train_transform, "uint8"), 32,
     ),
-    # Without a transform fastpipe, too, hands out Pillow's own image.  As a tensor it is the fast decoder's.
+    # Without a transform fastpipe returns Pillow's own image, too.  The fast decoder makes tensors only.
     "none": (
         "PILToTensor(): every pixel at full size",
         lambda: require("torchvision", extra="torch").transforms.PILToTensor(), 1,
@@ -52,7 +52,7 @@ def chain_of(name: str) -> Chain:
         return Chain(name, about, make(), batch)
     transform = _own(name)
     about = " ".join(repr(transform).split())
-    # Fewer at a time: they may give whole images.
+    # Small batches, as the samples may be whole images.
     return Chain(name, about if len(about) <= 200 else f"{about[:199]}…", transform, 8, is_own=True)
 
 
@@ -61,11 +61,11 @@ def _own(name: str) -> Any:
     if not (colon and module_name and attribute):
         known = ", ".join(NAMED)
         raise OptionError(f"--transform must be {known} or module:name for one of your own, got {name!r}")
-    if os.getcwd() not in sys.path:  # as ``python -m`` has it
+    if os.getcwd() not in sys.path:  # as ``python -m`` does
         sys.path.insert(0, os.getcwd())
     try:
         found: Any = importlib.import_module(module_name)
-    except Exception as error:  # whatever the user's code raises
+    except Exception as error:  # the user's code may raise anything
         raise OptionError(
             f"--transform {name}: importing {module_name!r} failed: {_words(error)}; modules are looked for "
             "in this folder and where Python finds them"
@@ -78,7 +78,7 @@ def _own(name: str) -> Any:
     if _needs_no_arguments(found):
         try:
             found = found()
-        except Exception as error:  # whatever the user's code raises
+        except Exception as error:  # the user's code may raise anything
             raise OptionError(f"--transform {name}: calling it failed: {_words(error)}") from error
     if inspect.isclass(found) or not callable(found):
         kind = "class that needs arguments" if inspect.isclass(found) else type(found).__name__
@@ -87,12 +87,12 @@ def _own(name: str) -> Any:
 
 
 def _needs_no_arguments(found: Any) -> bool:
-    # Not any callable: a torch module's call takes whatever it is given.
+    # Not just any callable: a torch module's call accepts any arguments.
     if not (inspect.isroutine(found) or inspect.isclass(found) or isinstance(found, partial)):
         return False
     try:
         inspect.signature(found).bind()
-    except (TypeError, ValueError):  # it needs some, or does not say
+    except (TypeError, ValueError):  # it requires arguments, or has no signature
         return False
     return True
 
@@ -109,7 +109,7 @@ class UnlikeError(Exception):
 
 
 def array_pairs(expected: Any, got: Any) -> Iterator[Arrays]:
-    """Yield pairs of arrays, of equal shape and dtype, that two values consist of; else raise UnlikeError."""
+    """Yield the pairs of arrays, of equal shape and dtype, in two values; raise UnlikeError otherwise."""
     if type(expected) is not type(got):
         raise UnlikeError(f"a {type(got).__name__} instead of a {type(expected).__name__}")
     if isinstance(expected, Mapping):
@@ -128,7 +128,7 @@ def _leaves(expected: Any, got: Any) -> Iterator[Arrays]:
     torch, kind = require("torch", extra="torch"), cast(Any, type(expected))
     if isinstance(expected, torch.Tensor):
         _check_like("tensor", *(f"{one.dtype} {tuple(one.shape)}" for one in (expected, got)))
-        # NumPy has no bfloat16; every value of a small float type is one of float32.
+        # NumPy has no bfloat16; float32 represents every value of the small float types.
         small = expected.is_floating_point() and expected.element_size() <= 2
         left, right = (one.detach().cpu().float() if small else one.detach().cpu() for one in (expected, got))
         yield left.numpy(), right.numpy()
@@ -141,7 +141,7 @@ def _leaves(expected: Any, got: Any) -> Iterator[Arrays]:
         if pair[0].dtype.kind not in "biufc":
             raise _cannot_be_compared(expected, f" of {pair[0].dtype}")
         yield pair
-    elif expected is not None and kind.__eq__ is object.__eq__:  # which compares identity
+    elif expected is not None and kind.__eq__ is object.__eq__:  # it compares only identity
         raise _cannot_be_compared(expected)
     elif not bool(expected == got):
         raise UnlikeError(f"{got!r} instead of {expected!r}")
@@ -159,9 +159,9 @@ def _cannot_be_compared(value: Any, more: str = "") -> OptionError:
     )
 
 
-# A transform of the user's is called twice for so many images, to see that it gives the same.
+# The user's transform is called twice for this many images, to check that it is deterministic.
 TRIED_TWICE = 8
-# Of more failures only the number is kept: a disk that is gone makes one for every sample.
+# Further failures are only counted: a failed disk causes one for every sample.
 MOST_KEPT = 1000
 
 
@@ -224,7 +224,7 @@ def compare_folder(
     outcome = Outcome(
         len(stock), len(stock.classes), len(indices), index_problems(stock, fast), plan=str(fast.plan)
     )
-    if outcome.index_problems:  # an index would not mean the same file in both
+    if outcome.index_problems:  # an index would refer to different files in the two datasets
         return outcome
     if not fast.plan.draws:
         stock.transform = chain.transform
@@ -262,18 +262,18 @@ def _add(outcome: Outcome, path: str, index: int, expected: _Try, made: _Try) ->
 def _expected(stock: Any, fast: Any, index: int, draws: Any) -> _Try:
     path = stock.samples[index][0]
     try:
-        require_regular(path, os.stat(path))  # torchvision would wait for who writes to a fifo
+        require_regular(path, os.stat(path))  # torchvision would wait for a writer of a fifo
         value, target = stock[index]
         return _Try((fast.plan.reference(value, draws) if fast.plan.draws else value, target))
-    except (MemoryError, ImportError):  # the machine's trouble, not the file's
+    except (MemoryError, ImportError):  # a failure of the machine, not of the file
         raise
-    except Exception as error:  # whatever Pillow or the user's code raises
+    except Exception as error:  # Pillow or the user's code may raise anything
         return _Try.failed(error)
 
 
 def _made(fast: Any, indices: Sequence[int], size: int, seed: int) -> Iterator[tuple[int, _Try, Any]]:
     chunks = [indices[first : first + size] for first in range(0, len(indices), size)]
-    # It goes on after an error.  Few are made ahead, as they may be large.
+    # Continues after an error.  Prefetches few batches, as they may be large.
     batches = iter(
         fastpipe.FastLoader(fast, batch_sampler=chunks, collate_fn=list, seed=seed, prefetch_batches=1)
     )
@@ -283,13 +283,13 @@ def _made(fast: Any, indices: Sequence[int], size: int, seed: int) -> Iterator[t
         position += len(chunk)
         try:
             samples = next(batches)
-        except (MemoryError, ImportError, StopIteration):  # the machine's trouble, or a defect
+        except (MemoryError, ImportError, StopIteration):  # a failure of the machine, or a defect
             raise
         except Exception as error:
             if len(chunk) == 1 and size == 1:
                 yield chunk[0], _Try.failed(error), fast.plan.draw(Key(seed, 0, places)).tolist()[0]
                 continue
-            for index in chunk:  # one of them failed: which one is found by asking for each alone
+            for index in chunk:  # one sample failed; read each alone to find it
                 yield from _made(fast, [index], 1, seed + 1 + index)
         else:
             drawn = fast.plan.draw(Key(seed, 0, places)).tolist()

@@ -1,4 +1,4 @@
-"""What a loader's batch costs, stage by stage, and how long a step takes with a loader of given costs."""
+"""The costs of a loader's batch, by stage, and the time of a step with a loader of given costs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from fastpipe.tools.thread_times import NOTHING, Spent, processes_cpu_ns
 from fastpipe.tools.witness import Account
 
 _LINES, _LEAST_SHARE = 6, 0.02
-# Rounds of all workers, the first of which is not counted: it matters little then how many come at once.
+# Rounds of all workers.  The first is not counted; then it matters little how many batches arrive together.
 _TURNS = 4
-_PATIENCE_S = 30.0  # for a batch of workers
+_PATIENCE_S = 30.0  # wait for a worker's batch at most so long
 _ROUNDS = 5  # of copies
 
 
@@ -83,10 +83,10 @@ def costs_of(accounts: Iterable[Account]) -> LoaderCosts:
         for key, spent in account.tally.items():
             tally.add(*key, spent)
         seen = account.tally.stages("collate").get(COLLATE, NOTHING)
-        # How long it took is known exactly, and of what kind that time was from samples.
+        # The total time is known exactly; its split into kinds comes from samples.
         factor = account.collate_ns / seen.wall if seen.wall else 0.0
         collate = collate.plus(Spent(account.collate_ns, int(seen.cpu * factor), int(seen.delay * factor)))
-        if account.worker >= 0:  # another thread there sends what was made
+        if account.worker >= 0:  # another thread of the worker sends the batch
             in_main = sum(spent.cpu for spent in account.tally.values())
             rest = max(0, account.cpu_ns - in_main)
             sent = sent.plus(Spent(rest, rest, 0))
@@ -121,7 +121,7 @@ class Alone:
     taken: int = 0
 
     def with_more(self, rest: Spent | None, is_beside: bool = False) -> Alone:
-        """Return the same, if a batch took so much more: after it is made, or beside that."""
+        """Return the costs with more work for each batch: after it is made or, ``is_beside``, meanwhile."""
         if rest is None:
             return self
         cpu = None if self.cpu_s is None else self.cpu_s + rest.cpu / 1e9
@@ -148,7 +148,7 @@ def alone(begin: Callable[[], Iterator[Any]], skipped: int, seconds: float) -> A
 
 
 def step_with(instant_s: float, step_cpu_s: float | None, loader: Alone, cores: int) -> float:
-    """Return the time of a step beside a loader: the slowest of both, and of the processors for both."""
+    """Return the time of a step with a loader: the longest of the step, the batch, and both on all cores."""
     wanted = [instant_s, loader.batch_s]
     if step_cpu_s is not None and loader.cpu_s is not None:
         wanted.append((step_cpu_s + loader.cpu_s) / cores)
@@ -157,7 +157,7 @@ def step_with(instant_s: float, step_cpu_s: float | None, loader: Alone, cores: 
 
 @dataclass(frozen=True)
 class Epoch:
-    """Batches of one iterator; ``seconds`` from the request for the first that counts."""
+    """Batches of one iterator; ``seconds`` since the request for the first that counts."""
 
     batches: int
     seconds: float
@@ -172,16 +172,16 @@ def epochs(
     step: Callable[[Any], object] | None = None, look: Callable[[], Any] = lambda: None,
     limit: float = 4.0, counts_start: bool = False,
 ) -> Iterator[Epoch]:  # fmt: skip
-    """Take batches in as many epochs as it takes; an iterator lives until the next is asked for.
+    """Iterate batches in as many epochs as necessary; an iterator lives until the next one is requested.
 
-    The loader is never ahead when it begins.  The first ``skipped`` do not count; ``look`` is called before
-    the iterator begins and before the first that counts; ``counts_start`` counts a short epoch as a whole.
+    It never starts with prefetched batches.  ``skipped`` batches do not count.  ``look`` is called before the
+    iterator is created and before the first batch that counts; ``counts_start`` counts a short epoch fully.
     """
     took, taken, deadline = 0.0, 0, perf_counter() + limit * seconds
     while took < seconds and perf_counter() < deadline:
         first = last = look()
         opened, is_over = perf_counter(), True
-        moments = array("d")  # of each batch: when it was asked for, and when it was there
+        moments = array("d")  # two for each batch: the times of its request and of its arrival
         iterator = begin()
         limit_waiting(iterator, _PATIENCE_S)
         while True:
@@ -195,7 +195,7 @@ def epochs(
                 step(batch)
             del batch
             now, count = perf_counter(), len(moments) // 2
-            if not taken and count == 1:  # workers that were slow to start are not slow
+            if not taken and count == 1:  # the time limit excludes a slow start of workers
                 deadline = now + limit * seconds
             if count == skipped:
                 last = look()
@@ -226,7 +226,7 @@ class Copies(NamedTuple):
 
 
 def copies_of(batch: Any) -> Copies | None:
-    """Copy a batch's tensors to the GPU a few times; None without CUDA in use or tensors in main memory."""
+    """Copy a batch's tensors to the GPU a few times; return None without CUDA or tensors in main memory."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None
@@ -243,7 +243,7 @@ def copies_of(batch: Any) -> Copies | None:
             _copy_s(torch.cuda, lambda: [one.to("cuda") for one in tensors]),
             _copy_s(torch.cuda, lambda: [one.to("cuda", non_blocking=True) for one in pinned]),
         )
-    except RuntimeError:  # no room for it there, or none that can be pinned
+    except RuntimeError:  # the GPU has no room, or no memory can be pinned
         return None
 
 

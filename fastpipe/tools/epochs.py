@@ -1,4 +1,4 @@
-"""``watch``: how long the epochs of a training take, and how much of it is waiting for data."""
+"""``watch``: measure how long the epochs of a training take, and how long they wait for data."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def watch(
     warn_waiting: float | None = None, log_every: int | None = None, progress: bool = False,
     samples: Callable[[Any], int] | None = None, gpu: bool = True,
 ) -> WatchedLoader[_T_co]:  # fmt: skip
-    """Return the same loader, which logs how long each epoch took and waited for data.
+    """Return the same loader with a log of how long each epoch took and how long it waited for data.
 
-    It may stay in a script.  Each epoch is a line of the log ``fastpipe`` (INFO) and an entry of ``epochs``.
-    A step takes one to two microseconds more, and 16 bytes until the epoch ends.
+    It can stay in a script.  Each epoch adds a line to the log ``fastpipe`` (INFO) and an entry to
+    ``epochs``.  The overhead of a step is one to two microseconds, and 16 bytes until the epoch ends.
 
     >>> import fastpipe
     >>> from torch.utils.data import DataLoader
@@ -63,26 +63,26 @@ def watch(
 
     Args:
         loader: any iterable of batches: a ``DataLoader``, a ``FastLoader``, a ``tf.data.Dataset``, a list.
-        name: before the word epoch, where a script has several: ``"validation"``.
-        warn_after: seconds; once an epoch a warning says how many batches took longer.  The first batch,
-            for which workers start, is not counted.
-        warn_waiting: a part of an epoch, 0 to 1; a warning says if more of it was waiting for data.  For a
-            ``FastLoader`` with threads both warnings say what those were at.
-        log_every: steps after which a line of the log says how far the epoch is.
-        progress: shows a bar with images/s, what is left and the part that was waiting; where standard error
+        name: prefix of the word epoch, for scripts with several loaders: ``"validation"``.
+        warn_after: seconds; once an epoch a warning counts the batches that took longer.  The first batch is
+            ignored, as it includes the start of workers.
+        warn_waiting: fraction of an epoch, 0 to 1; a warning appears if waiting for data takes more of it.
+            For a ``FastLoader`` with threads both warnings say what the threads were doing.
+        log_every: number of steps after which a line of the log shows the progress of the epoch.
+        progress: show a bar with images/s, the remaining time and the fraction of waiting; if standard error
             is no terminal, a line every ten seconds.
-        samples: how many samples a batch has.  By default the first dimension of the first array in it.
-        gpu: whether the GPU's utilisation is sampled meanwhile, in a thread, twice a second; that needs
-            ``pip install nvidia-ml-py`` and a device, and is left out otherwise.
+        samples: returns the number of samples in a batch.  Default: the first dimension of its first array.
+        gpu: sample the GPU's utilisation twice a second, in a thread; this needs
+            ``pip install nvidia-ml-py`` and a device, and is skipped otherwise.
 
     Returns:
-        A loader with the batches, the length and the attributes of the given one.  It is no ``DataLoader``,
-        which trainers of Lightning and Accelerate look for: there, give them the loader itself, and Lightning
-        :class:`fastpipe.torch.EpochTimer` as a callback; with Accelerate watch what ``accelerator.prepare``
-        returns; Keras has :class:`fastpipe.tf.EpochTimer`.
+        A loader with the batches, the length and the attributes of the given one.  It is not a
+        ``DataLoader``, which the trainers of Lightning and Accelerate require.  For Lightning pass the loader
+        itself, and :class:`fastpipe.torch.EpochTimer` as a callback; for Accelerate watch the result of
+        ``accelerator.prepare``; for Keras use :class:`fastpipe.tf.EpochTimer`.
 
     Raises:
-        OptionError: an option cannot work, or the loader cannot be iterated.
+        OptionError: an option is invalid, or the loader cannot be iterated.
     """
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         raise OptionError(f"watch(loader) needs an iterable of batches, got a {type(loader).__name__}")
@@ -97,13 +97,13 @@ def watch(
 
 
 class WatchedLoader(Generic[_T_co]):
-    """A loader whose epochs are measured; :func:`watch` makes it.
+    """A loader whose epochs are measured, as returned by :func:`watch`.
 
-    A loop that is left early has an entry for the steps that it finished.  An iterator of which one batch is
-    taken to look at it is no epoch.
+    If a loop ends early, its entry covers the steps that it finished.  An iterator from which only one batch
+    is taken does not count as an epoch.
 
     Attributes:
-        loader: the script's.
+        loader: the script's own loader.
         epochs: :class:`~fastpipe.tools.EpochTimes` of each epoch, oldest first.
 
     >>> loader = watch([[1, 2], [3, 4]])
@@ -128,7 +128,7 @@ class WatchedLoader(Generic[_T_co]):
         return f"watch({self.loader!r})"
 
     def __getattr__(self, name: str) -> Any:
-        if name in _OWN:  # while it is unpickled
+        if name in _OWN:  # while it is being unpickled
             raise AttributeError(name)
         return getattr(self.loader, name)
 
@@ -156,25 +156,25 @@ def _again(loader: Any, options: _Options, epochs: list[EpochTimes]) -> WatchedL
 
 class _Epoch(Iterator[_T_co]):
     def __init__(self, watched: WatchedLoader[_T_co], options: _Options) -> None:
-        self._is_over = True  # until there is something to end
+        self._is_over = True  # until there is an epoch to end
         self._watched, self._options = watched, options
         self._process = os.getpid()
-        self._moments = array("d")  # of each batch: when it was asked for, and when it was there
+        self._moments = array("d")  # two for each batch: the times of its request and of its arrival
         self._note = self._moments.extend
         self._samples, self._last = 0.0, 0.0
         self._count = options.samples
         self._every = options.log_every
-        self._waited, self._summed = 0.0, 0  # of the first moments
+        self._waited, self._summed = 0.0, 0  # totals of the first moments
         self._bar: Bar | None = None
         self._stages = _stages_of(watched.loader)
-        self._next_show = 0.0 if options.progress else math.inf  # with the first batch
+        self._next_show = 0.0 if options.progress else math.inf  # show the progress with the first batch
         self._began = perf_counter()
         self._inner = iter(watched.loader)
         self._take = self._inner.__next__
-        # Its thread begins when worker processes have been forked.
+        # The sampling thread starts after worker processes have been forked.
         self._gpu = GPUSampler.begin() if options.gpu else None
         if self._gpu is not None:
-            weakref.finalize(self, self._gpu.stop)  # also at the end of the interpreter
+            weakref.finalize(self, self._gpu.stop)  # also runs at the exit of the interpreter
         self._is_over = False
 
     def __iter__(self) -> _Epoch[_T_co]:
@@ -191,7 +191,7 @@ class _Epoch(Iterator[_T_co]):
             self._hide()
             raise
         got = perf_counter()
-        self._note((asked, got))  # in one call, which a signal's handler cannot come into
+        self._note((asked, got))  # a single call, which no signal handler interrupts
         self._last = count = self._count(batch)
         self._samples += count
         if got >= self._next_show:
@@ -201,7 +201,7 @@ class _Epoch(Iterator[_T_co]):
         return batch
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # At the interpreter's end this module's own names are gone already.
+        # At the interpreter's exit the names of this module are gone.
         if not self._is_over and not is_finalizing():
             self._end(None)
 
@@ -212,7 +212,7 @@ class _Epoch(Iterator[_T_co]):
         return bool(self._inner)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_inner") or name == "_is_over":  # of one that was not made
+        if name.startswith("_inner") or name == "_is_over":  # it was not initialised
             raise AttributeError(name)
         return getattr(self._inner, name)
 
@@ -224,7 +224,7 @@ class _Epoch(Iterator[_T_co]):
         if self._bar is None:
             self._bar = _BARS.begin(self._title, _length_of(self._watched.loader))
             self._next_show = now + self._bar.interval_s
-            if self._bar.interval_s > 1:  # a line: there is nothing to say yet
+            if self._bar.interval_s > 1:  # for lines: there is nothing to show yet
                 return
         self._next_show = now + self._bar.interval_s
         _BARS.show(self._bar, len(self._moments) // 2, self._so_far(now, with_steps=False))
@@ -246,7 +246,7 @@ class _Epoch(Iterator[_T_co]):
             said.append(f"{self._samples / seconds:.0f} images/s")
         said.append(f"{self._waited / seconds:.0%} waiting for data")
         if total is not None and steps > 1:
-            # Without the first batch, which may have waited for workers to start.
+            # Without the first batch, which may have included the start of workers.
             left = (total - steps) * (now - self._moments[1]) / (steps - 1)
             said.append(f"{int(left) // 3600}:{int(left) // 60 % 60:02}:{int(left) % 60:02} left")
         return ", ".join(said)
@@ -259,7 +259,7 @@ class _Epoch(Iterator[_T_co]):
         samples, is_complete = self._samples, ended is not None
         moments = np.array(self._moments).reshape(-1, 2)
         if ended is None:
-            if len(moments) < 2:  # somebody had a look at a batch
+            if len(moments) < 2:  # only one batch was taken
                 self._hide()
                 return
             ended, samples, moments = float(moments[-1, 0]), samples - self._last, moments[:-1]
@@ -296,7 +296,7 @@ def _stages_of(loader: Any) -> dict[str, float]:
 
 
 class LastingFile:
-    """Standard error, or nothing where that is gone: a training outlives its terminal."""
+    """Standard error, or nothing if it is closed: a training may outlive its terminal."""
 
     def write(self, text: str) -> int:
         self._try("write", text)
@@ -314,7 +314,7 @@ class LastingFile:
 
     @property
     def _target(self) -> Any:
-        # While bars move, rich has replaced standard error by a file that writes above them.
+        # While bars are shown, rich replaces standard error by a file that writes above them.
         return getattr(sys.stderr, "rich_proxied_file", sys.stderr)
 
     def _try(self, name: str, *arguments: str) -> Any:
@@ -332,7 +332,7 @@ class Bar:
 
 
 class Bars:
-    """The bars of all epochs that run now, on one console; drawn when a step is reported, by no thread."""
+    """Bars of all running epochs, on one console; drawn when a step is reported, without a thread."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = Console(file=cast(IO[str], LastingFile())) if console is None else console
@@ -348,7 +348,7 @@ class Bars:
                     TextColumn("{task.fields[said]}", markup=False),
                 )  # fmt: skip
                 self._progress = Progress(*columns, console=self._console, auto_refresh=False, transient=True)
-                # Whatever ends the script, the terminal gets its cursor back.
+                # The terminal's cursor is restored however the script ends.
                 atexit.register(self.close)
                 self._progress.start()
             bar = Bar(name, total, None, _LINE_S)
@@ -360,7 +360,7 @@ class Bars:
 
     def show(self, bar: Bar, steps: int, said: str) -> None:
         said = f"{steps}{'' if bar.total is None else f'/{bar.total}'}, {said}"
-        progress = self._progress  # which another thread may end now
+        progress = self._progress  # another thread may end it meanwhile
         if progress is None or bar.task is None:
             print_line(self._console, f"{bar.name}: {said}")
         elif bar.task in progress.task_ids:

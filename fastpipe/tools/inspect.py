@@ -1,4 +1,4 @@
-"""``fastpipe inspect FILE``: how an HDF5 file's datasets, or a volume, are stored, and what that costs."""
+"""``fastpipe inspect FILE``: show how an HDF5 file's datasets, or a volume, are stored, and the cost."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def is_volume(path: str) -> bool:
         return True
     if os.path.isfile(path):
         return not is_hdf5(path)
-    # A file's path may be followed by a name within the file.
+    # The path of a file may be followed by a name within it.
     parent = os.path.dirname(path.rstrip("/"))
     while parent and parent != os.path.dirname(parent) and not os.path.lexists(parent):
         parent = os.path.dirname(parent)

@@ -1,8 +1,8 @@
-"""The loaders that a script iterates, watched by what ``iter(loader)`` returns; the script is not changed.
+"""The loaders that a script iterates, watched through ``iter(loader)``; the script is not changed.
 
-Private parts of torch's ``DataLoader`` that are used here, and nowhere else in this folder: its
-``_iterator``, which has workers that persist; its ``__dict__``, as ``DataLoader.__setattr__`` refuses another
-dataset or number of workers; and ``_workers`` and ``_timeout`` of its iterators.
+This is the only module of this folder that uses private parts of torch's ``DataLoader``: its ``_iterator``,
+which has the persistent workers; its ``__dict__``, as ``DataLoader.__setattr__`` rejects a change of dataset
+or number of workers; and ``_workers`` and ``_timeout`` of its iterators.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def view_of(loader: Any, **attributes: Any) -> Any:
 
 
 class _EndsAtOnce:
-    """Has workers exit without finalizing, at which three in a hundred of torch's abort."""
+    """A mark that makes workers exit without finalizing, in which three in a hundred of torch's abort."""
 
     def __init__(self, function: Callable[[int], object] | None) -> None:
         self._function = function
@@ -63,22 +63,22 @@ class _EndsAtOnce:
 
 
 def limit_waiting(iterator: Any, seconds: float) -> None:
-    """Have an iterator of torch's raise if its workers, which may hold locks of a parent, answer nothing."""
+    """Set a timeout for an iterator of torch's, as its workers may inherit held locks and never respond."""
     if getattr(iterator, "_workers", None) and vars(iterator).get("_timeout") == 0:
         iterator._timeout = seconds
 
 
 class Watched:
-    """A loader that was iterated: the last one, and the first, of those that a script makes anew.
+    """A loader that was iterated: the first and the last, if a script makes it again and again.
 
-    ``view`` is the loader with a dataset that is witnessed; ``is_opaque`` if waiting cannot be told from
-    work.
+    ``view`` is the loader with a witnessed dataset; ``is_opaque`` is True if waiting cannot be distinguished
+    from work.
     """
 
     def __init__(self, loader: Any, made_at: Line | None, used_at: Line, loop: Loop) -> None:
         self.loader, self.made_at, self.used_at, self.loop = loader, made_at, used_at, loop
         self.first = loader
-        # With workers that persist an epoch's first batch is waited for as long as they take to make it.
+        # With persistent workers the first batch of each epoch takes as long as it takes them to make it.
         loop.counts_starts = bool(processes_of(loader) and getattr(loader, "persistent_workers", False))
         self.witness: Any = None
         self.view: Any = None
@@ -94,7 +94,7 @@ class Watched:
 
     @property
     def batch_size(self) -> int | None:
-        # Accelerate's loaders have the second only.
+        # Accelerate's loaders have only the second.
         holders = (self.loader, getattr(self.loader, "batch_sampler", None))
         sizes = (getattr(one, "batch_size", None) for one in holders)
         return next((size for size in sizes if isinstance(size, int)), None)
@@ -109,10 +109,10 @@ class Watched:
         return hasattr(self.loader, "element_spec")
 
     def is_made_anew(self, loader: Any, made_at: Line | None, used_at: Line) -> bool:
-        # One function may make, and another use, several.
+        # One function may create several loaders, and another may iterate them.
         if self.used_at != used_at or _form_of(loader) != _form_of(self.loader):
             return False
-        if self.is_graph:  # whose line is not known
+        if self.is_graph:  # the line that created it is unknown
             return bool(loader.element_spec == self.loader.element_spec)
         return made_at is not None and bool(made_at.file) and made_at == self.made_at
 
@@ -121,26 +121,26 @@ def _form_of(loader: Any) -> tuple[Any, ...]:
     dataset: Any = getattr(loader, "dataset", None)
     try:
         count = len(dataset)
-    except Exception:  # of a stream, or of whatever the script has made
+    except Exception:  # a stream, or any object of the script
         count = None
     settings = (getattr(loader, name, None) for name in ("batch_size", "num_workers", "drop_last"))
     return type(loader), type(dataset), count, type(getattr(loader, "sampler", None)), *settings
 
 
 class Watch:
-    """While it is open, torch's loaders are watched; ``also`` patches other modules when imported."""
+    """A context in which torch's loaders are watched; ``also`` patches other modules when imported."""
 
     def __init__(self, make_loop: Callable[[Any], Loop], also: Mapping[str, Patch] | None = None) -> None:
         self._make_loop, self._also = make_loop, also or {}
-        self.found: list[Watched] = []  # in the order in which they were first iterated
-        self._loops: list[Loop] = []  # theirs
+        self.found: list[Watched] = []  # in the order of their first iteration
+        self._loops: list[Loop] = []  # the loops of these
         self._made_at: weakref.WeakKeyDictionary[Any, Line] = weakref.WeakKeyDictionary()
         self._stacks = Stacks({})
         self._closers: list[Callable[[], object]] = []
         self.recorder: Recorder | None = None
-        self.is_paused = False  # whether nothing is watched for a while
+        self.is_paused = False  # True while watching is suspended
         self._pid = os.getpid()
-        self._wrapped: set[int] = set()  # loaders whose iterators are watched from outside
+        self._wrapped: set[int] = set()  # loaders whose iterators are wrapped by the caller
 
     def __enter__(self) -> Watch:
         try:
@@ -168,7 +168,7 @@ class Watch:
         self._closers.append(patch(module, self))
 
     def __exit__(self, *_: object) -> None:
-        # Twice, as an exception of a signal's handler ends the first: torch's raises for a killed worker.
+        # Twice, as a signal handler's exception may end the first: torch raises one for a killed worker.
         try:
             self.close()
         finally:
@@ -180,9 +180,9 @@ class Watch:
             self._closers.pop()
 
     def _close_found(self) -> None:
-        self._make_loop = _no_loop  # it refers to this
+        self._make_loop = _no_loop  # it refers to this object
         for one in self.found:
-            # Now: when garbage is collected torch cannot tell workers any more that they are to end.
+            # Now, as torch cannot stop workers from within garbage collection.
             one.view = one.data = None
             one.loop.close()
             if one.witness is not None:
@@ -198,7 +198,7 @@ class Watch:
 
     def _kind(self) -> str:
         if self.is_paused:
-            return "measuring"  # is nothing of the script's
+            return "measuring"  # not created by the script
         return "step" if any(one.loop.is_in_step for one in self.found) else OUTSIDE
 
     def of(self, loader: Any) -> Watched | None:
@@ -214,10 +214,10 @@ class Watch:
         witness: Callable[[Loop], Any] | None = None,
     ) -> Iterator[Any]:  # fmt: skip
         if begin is iter:
-            self._wrapped.add(id(loader))  # of torch's it may be one whose class iterates in its own way
+            self._wrapped.add(id(loader))  # torch subclasses with their own __iter__ come here, too
         elif id(loader) in self._wrapped or any(one.view is loader for one in self.found):
             return begin(loader)
-        if self.is_paused or os.getpid() != self._pid:  # a forked child's own training goes on
+        if self.is_paused or os.getpid() != self._pid:  # a forked child's own training continues
             return begin(loader)
         known = self.known(loader)
         if known.view is None and hasattr(loader, "collate_fn") and not is_fast(loader):
@@ -237,7 +237,7 @@ class Watch:
         used_at = self._line()
         try:
             made_at = self._made_at.get(loader)
-        except TypeError:  # it cannot be referred to weakly
+        except TypeError:  # it does not support weak references
             made_at = None
         for one in self.found:
             if one.is_made_anew(loader, made_at, used_at):
@@ -251,7 +251,7 @@ class Watch:
 
     def made(self, loader: Any) -> None:
         if not self.is_paused:
-            with contextlib.suppress(TypeError):  # one that cannot be referred to weakly
+            with contextlib.suppress(TypeError):  # it does not support weak references
                 self._made_at[loader] = self._line()
 
     def _line(self) -> Line:
@@ -259,7 +259,7 @@ class Watch:
 
     def _instrument(self, known: Watched) -> None:
         loader = known.loader
-        if getattr(loader, "_iterator", None) is not None:  # workers that persist run already, without it
+        if getattr(loader, "_iterator", None) is not None:  # persistent workers run without a witness
             return
         witness = known.witness
         if not isinstance(witness, Witness):

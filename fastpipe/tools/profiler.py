@@ -1,4 +1,4 @@
-"""``profile`` and ``fastpipe profile SCRIPT``: where the time of a training's steps goes."""
+"""``profile`` and ``fastpipe profile SCRIPT``: find where the time of training steps goes."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ from fastpipe.tools.thread_times import processes_cpu_ns
 
 _LEAST_OUTSIDE_S = 0.5
 _GRACE_S = 8.0
-_AGAIN_S, _MOST_ENDS = 4.0, 3  # a script that goes on after its end is ended again
-_END_S = 5.0  # for a terminated process to end
-_CALLS = 0.9  # of a function's time, in one that it calls
-_RUNNING = (str(Path(fastpipe.__file__).parent), contextlib.__file__)  # what runs a script
+_AGAIN_S, _MOST_ENDS = 4.0, 3  # a script that continues after its end is ended again
+_END_S = 5.0  # time for a terminated process to end
+_CALLS = 0.9  # fraction of a function's time spent in one that it calls
+_RUNNING = (str(Path(fastpipe.__file__).parent), contextlib.__file__)  # code that runs a script
 
 
 class Profiling:
-    """Watches the loaders that are iterated while it is open; it changes nothing of what they give.
+    """A recording of the loaders iterated while it is open; their batches are not changed.
 
     Attributes:
-        report: of the loader that took most of the time; while it is open, of what was seen so far.
+        report: about the loader that took the most time; while it is open, of the data so far.
 
     >>> import fastpipe
     >>> from torch.utils.data import DataLoader
@@ -70,12 +70,12 @@ class Profiling:
         )
 
     def watch(self, loader: Iterable[Any]) -> Iterable[Any]:
-        """Return what is to be iterated instead of a loader that is none of torch's."""
+        """Return an object to iterate instead of a loader that is not torch's."""
         return _Iterable(self._watch, loader)
 
     @property
     def report(self) -> Report:
-        """What was found."""
+        """The report of what was measured."""
         return self._report if self._report is not None else _report_of(self._watch)
 
     def __enter__(self) -> Profiling:
@@ -100,28 +100,28 @@ def profile(
     loader: Iterable[Any] | None = None, step: Callable[[Any], object] | None = None, *,
     seconds: float = 6.0, try_advice: bool = False,
 ) -> Report | Profiling:  # fmt: skip
-    """Find out whether training waits for data, for what, and what would help.
+    """Find out if training waits for data, for which stage, and what would help.
 
-    With a loader it is iterated here, and ``step`` is called with each batch: as it is, then with one batch
-    again and again, which shows how long a step takes that has its data at once.  After that the loader is
-    measured alone, and so is what might take its place.  What ``step`` trains is not worth keeping.
+    With a loader, the loader is iterated here and ``step`` is called with each batch; then with one repeated
+    batch, which gives the time of a step with instant data.  After that the loader is measured alone, and so
+    are possible replacements.  Discard the model that ``step`` trains.
 
-    Without one, a ``with`` block in which the script's own loops run: what they get is left as it is, and so
-    only what can be seen from beside it is reported.
+    Without a loader, it returns a context for a ``with`` block in which the script's own loops run.  Their
+    batches stay as they are, so only what an observer can see is reported.
 
     Args:
-        loader: any iterable of batches that can be iterated again: a ``DataLoader``, a ``FastLoader``, a
-            ``tf.data.Dataset``, a list.  Torch's are recorded in detail, also in their workers.
-        step: trains on a batch.  None for nothing: then the loader alone is measured.
-        seconds: for which the loop is measured as it is; the other measurements take about as long together.
-        try_advice: whether the best advice is tried: ``step`` gets batches of the loader that it names.
+        loader: an iterable of batches that can be iterated repeatedly: a ``DataLoader``, a ``FastLoader``, a
+            ``tf.data.Dataset``, a list.  Torch's loaders are recorded in detail, including their workers.
+        step: trains on a batch.  None measures the loader alone.
+        seconds: how long the loop is measured as it is; all other measurements together take about as long.
+        try_advice: also try the best advice: ``step`` gets batches of the loader that it recommends.
 
     Returns:
-        With a loader a :class:`Report`; ``print`` it.  Without one a :class:`Profiling`, which has it as
-        ``report``.
+        With a loader a :class:`Report`; ``print`` it.  Without a loader a :class:`Profiling` with an
+        attribute ``report``.
 
     Raises:
-        OptionError: the loader has no batch, or an option cannot work.
+        OptionError: the loader has no batch, or an option is invalid.
 
     >>> import fastpipe
     >>> from torch.utils.data import DataLoader
@@ -151,7 +151,7 @@ def profile(
             return Loop(float("inf"), is_replayed=False)
         return Loop(seconds, step is not None, next_phase=lambda: diagnosis.next_phase(watch, one))
 
-    # Closed by both: what a signal's handler raises may end the inner one before it has begun.
+    # Closed twice: an exception of a signal handler may end the inner context before it begins.
     with closing(diagnosis), closing(Watch(make_loop, also=WATCHED)) as watch, watch:
         try:
             _iterate(watch, loader, step)
@@ -197,7 +197,7 @@ def profile_script(
     limit_s: float = 50.0, try_advice: bool = False, is_module: bool = False,
     leave: Callable[[Report], NoReturn] | None = None,
 ) -> Report:  # fmt: skip
-    """Run a script until enough is known of it; ``leave`` ends the process if it goes on."""
+    """Run a script until it is measured; ``leave`` ends the process if the script continues."""
     if not is_module and not os.path.isfile(path):
         raise OptionError(f"there is no script {os.fspath(path)!r}")
     if os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1"):
@@ -226,9 +226,9 @@ class _Run:
     ) -> None:
         self._diagnosis, self._watch, self._leave = diagnosis, watch, leave
         self._began, self._elsewhere_ns = perf_counter(), _elsewhere_ns()
-        self._took: float | None = None  # until its own end
+        self._took: float | None = None  # None until its own end
         self._children = set(multiprocessing.active_children())
-        self.is_cut_short = False  # by the limit
+        self.is_cut_short = False  # by the time limit
 
     @property
     def was_ended(self) -> bool:
@@ -251,12 +251,12 @@ class _Run:
                 self._took = perf_counter() - self._began
                 longest = None if self._diagnosis.is_known else _longest(self._watch)
                 if longest is not None and longest.loop.total_s and not longest.is_opaque:
-                    with self._watch.paused(), suppress(Enough):  # which the limit raises, not the script
+                    with self._watch.paused(), suppress(Enough):  # raised by the limit, not by the script
                         self._diagnosis.look(longest)
         except Enough:
             self.is_cut_short = True
         except Exception as error:
-            # TensorFlow, which has asked for the batch, makes an error of its own of the end.
+            # TensorFlow, which requested the batch, turns the end into its own error.
             if not (self._diagnosis.excuses(error) or self.was_ended):
                 raise
             self.is_cut_short = True
@@ -268,7 +268,7 @@ class _Run:
     def report(self) -> Report:
         diagnosis, watch = self._diagnosis, self._watch
         longest = _longest(watch)
-        if not diagnosis.is_known and longest is not None:  # over before enough was known of it
+        if not diagnosis.is_known and longest is not None:  # it ended before it was measured completely
             diagnosis.see(longest)
         found = replace(
             diagnosis.report() if diagnosis.is_known else Report(None),
@@ -336,7 +336,7 @@ def _outside(watch: Watch) -> tuple[tuple[str, float], ...]:
     found = sorted(watch.recorder.outside.items(), key=lambda item: item[1])
     kept: list[tuple[str, float]] = []
     for at, ((file, function), spent) in enumerate(found):
-        # A function that took hardly longer than another one has called that.
+        # A function that takes hardly longer than another one is its caller.
         inner = [other for _, other in found[:at] if other > _CALLS * spent]
         if spent > _LEAST_OUTSIDE_S * 1e9 and not inner:
             kept.append((f"{os.path.basename(file)} {function}", spent / 1e9))
@@ -345,7 +345,7 @@ def _outside(watch: Watch) -> tuple[tuple[str, float], ...]:
 
 @contextmanager
 def _as_main(name: str, arguments: Sequence[str], is_module: bool) -> Iterator[ModuleType]:
-    """Set up ``sys`` as for a script, with ``__mp_main__`` for what it spawns; restore it afterwards."""
+    """Set up ``sys`` as for a script, and ``__mp_main__`` for processes that it spawns; restore it after."""
     argv, path, folder = sys.argv, list(sys.path), os.getcwd()
     names = ("__main__", "__mp_main__")
     before = {one: sys.modules.get(one) for one in names}
@@ -357,7 +357,7 @@ def _as_main(name: str, arguments: Sequence[str], is_module: bool) -> Iterator[M
             spec = _spec_of(name)
             module.__spec__, module.__package__, module.__file__ = spec, spec.parent, spec.origin
         else:
-            module.__file__ = os.path.abspath(name)  # also where the script goes to another folder
+            module.__file__ = os.path.abspath(name)  # also valid after the script changes its folder
             sys.path.insert(0, os.path.dirname(os.path.realpath(name)))
         sys.argv = [str(module.__file__) if is_module else name, *arguments]
         sys.modules.update(dict.fromkeys(names, module))
@@ -378,7 +378,7 @@ def _spec_of(name: str) -> ModuleSpec:
             spec = find_spec(f"{name}.__main__")
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # a package of the script's does not find what it imports
+            raise  # the script's package cannot import something
         spec = None
     if spec is None or not spec.has_location:
         raise OptionError(f"there is no module {name!r} to run: -m takes a name such as package.train")
@@ -408,7 +408,7 @@ def _limited(seconds: float, run: _Run) -> Iterator[None]:
         if not issubclass(args.exc_type, Enough):
             hook(args)
             return
-        with lock:  # a thread that takes batches has ended, for which the main one may wait for ever
+        with lock:  # a thread that takes batches has ended; the main thread may wait for it forever
             if threading.excepthook is on_thread_error and not ends:
                 signal.pthread_kill(main, signal.SIGALRM)
 
@@ -419,7 +419,7 @@ def _limited(seconds: float, run: _Run) -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGALRM, signal.SIG_IGN)  # one that comes now is to end nothing
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)  # a late alarm must end nothing
         signal.setitimer(signal.ITIMER_REAL, 0)
         with lock:
             threading.excepthook = hook
@@ -460,8 +460,8 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     try:
         return _profile_and_show(args, console, progress)
     finally:
-        # What the script has left, in circles too, while there is an interpreter: TensorFlow's threads may
-        # have to run Python before what they prepare is freed; who frees it later waits for them for ever.
+        # Collect the script's objects, also cycles, while there is an interpreter: TensorFlow's threads may
+        # need Python before what they prefetch is freed.  Later, freeing it would wait for them forever.
         gc.collect()
 
 
@@ -475,7 +475,7 @@ def _profile_and_show(args: argparse.Namespace, console: Console, progress: Prog
         trace = _within_script(error.__traceback__)
         if trace is None and not isinstance(error, SyntaxError):
             raise
-        sys.excepthook(type(error), error.with_traceback(trace), trace)  # as Python shows it
+        sys.excepthook(type(error), error.with_traceback(trace), trace)  # as Python prints it
         return 1
     _tell(report, args, console, progress)
     return 0

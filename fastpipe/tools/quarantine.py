@@ -27,15 +27,15 @@ from fastpipe.tools import scan_images
 from fastpipe.tools.scan_images import Findings, Verdict, check_is_the_same
 
 LIST = "bad_samples.jsonl"
-_MODE = 0o644  # of the list
+_MODE = 0o644  # permissions of the list
 _LEFT = re.compile(r"\.\d+\.[0-9a-f]{8}\.unfinished$")
 
 
 def move(source: str, target: str) -> None:
     """Move a file, or a link itself, also to another file system.
 
-    At every moment it is whole under one of its names: a copy to another file system is complete, and on the
-    disk, before the source goes.  If it is ended in between both are there, and the same call goes on.
+    At any moment the whole file has one of its names: a copy to another file system is complete and on the
+    disk before the source is removed.  After an interruption both may exist; the same call then continues.
     """
     check_free(source, target)
     is_moved = False
@@ -105,10 +105,10 @@ def check_apart(folder: str, root: str) -> None:
 
 
 class Quarantine:
-    """A folder for corrupt files, with a list by which they can be put back; for this process alone.
+    """A folder for corrupt files, with a list for restoring them; locked for this process.
 
-    A file's line is on the disk before the file moves.  As files go where the list says, nobody else may have
-    written to it or to the folder; no link is followed in it, or below the one to which files go back.
+    A file's line is on the disk before the file moves.  As the list says where files go, only this user may
+    have written to it or to the folder.  Links in it, and below the target of a restore, are not followed.
     """
 
     def __init__(self, folder: str, *, make: bool = True) -> None:
@@ -120,12 +120,12 @@ class Quarantine:
         self._descriptor = -1
         self._opened = contextlib.ExitStack()
         try:
-            # By this path it is the folder that is looked at now, whatever is put in its place.
+            # This path refers to the folder that was checked, even if another one replaces it.
             self._here = self._opened.enter_context(folder_below(self.folder, ""))
             self._list = os.path.join(self._here, LIST)
             self._open()
             self._records = self._read()
-            if self._records:  # else nothing has begun to come here
+            if self._records:  # otherwise no file has been moved here
                 for inside, _, _ in os.walk(os.path.join(self._here, ".")):
                     remove_unfinished(inside)
         except BaseException:
@@ -151,9 +151,9 @@ class Quarantine:
             source, target = os.path.join(old, name), os.path.join(new, name)
             check_is_the_same(source, verdict)
             is_ours = before is not None and before["root"] == root
-            if not is_ours and os.path.lexists(target):  # another folder's, say
+            if not is_ours and os.path.lexists(target):  # for instance another folder's file
                 raise FileExistsError(errno.EEXIST, "a file of this name is there already", target)
-            check_free(source, target)  # it may be this one's, of a move that was ended
+            check_free(source, target)  # the target may be left from an interrupted move
             record = {"path": path, "root": root, "nbytes": verdict.nbytes, "reason": verdict.reason}
             if before != record:
                 self._write(json.dumps(record).encode() + b"\n")
@@ -164,11 +164,11 @@ class Quarantine:
         back: list[str] = []
         left: list[tuple[str, str]] = []
         cleaned: set[str] = set()
-        named = None if root is None else os.path.realpath(root)  # a link stands for its target
+        named = None if root is None else os.path.realpath(root)  # resolved if it is a link
         for path, record in list(self._records.items()):
             inside, name = os.path.split(path)
             target = os.path.join(root or record["root"], path)
-            if not os.path.lexists(os.path.join(self._here, path)):  # it never came here, or is back already
+            if not os.path.lexists(os.path.join(self._here, path)):  # never moved here, or back already
                 del self._records[path]
                 continue
             try:
@@ -193,7 +193,7 @@ class Quarantine:
         return back, left
 
     def _open(self) -> None:
-        while self._descriptor < 0:  # another process may just replace it
+        while self._descriptor < 0:  # another process may be replacing it
             path = os.path.join(self.folder, LIST)
             try:
                 descriptor = files.open_regular(self._list, os.O_RDWR | os.O_CREAT | os.O_APPEND, _MODE)
@@ -212,10 +212,10 @@ class Quarantine:
                         closing.pop_all()
 
     def _read(self) -> dict[str, dict[str, Any]]:
-        # Closing another descriptor of it would end the lock.
+        # Closing another descriptor of it would release the lock.
         os.lseek(self._descriptor, 0, os.SEEK_SET)
         text = b"".join(iter(lambda: os.read(self._descriptor, 1 << 20), b""))
-        if text and not text.endswith(b"\n"):  # a write that was cut off: the file was not moved then
+        if text and not text.endswith(b"\n"):  # a line that was cut off: its file was not moved
             self._write(b"\n")
         found: dict[str, dict[str, Any]] = {}
         for line in text.split(b"\n"):
@@ -224,7 +224,7 @@ class Quarantine:
                 path = os.path.normpath(record["path"])
                 is_outside = os.path.isabs(path) or path.split(os.sep)[0] == os.pardir
                 is_a_file = path not in (os.curdir, LIST) and "\0" not in path
-                root = record["root"]  # as a folder's is recorded
+                root = record["root"]  # the form in which folders are recorded
                 is_whole = os.path.isabs(root) and os.path.normpath(root) == root and "\0" not in root
                 if is_a_file and not is_outside and is_whole:
                     found[path] = record
@@ -240,7 +240,7 @@ class Quarantine:
     def _finish(self) -> None:
         if not self._records:
             os.unlink(self._list)
-            with contextlib.suppress(OSError):  # there is something else
+            with contextlib.suppress(OSError):  # the folder is not empty
                 os.rmdir(self.folder)
             return
         lines = [json.dumps(record).encode() + b"\n" for record in self._records.values()]
@@ -289,7 +289,7 @@ def move_corrupt(found: Findings, folder: str, progress: Progress) -> Done:
             name = os.path.relpath(verdict.path, found.root)
             try:
                 path = _place(root, verdict)
-                if path in seen:  # by way of a link to its folder
+                if path in seen:  # seen before through a link to its folder
                     done.moved.append(name)
                     continue
                 quarantine.take(root, os.path.relpath(path, root), verdict)
@@ -306,7 +306,7 @@ def move_corrupt(found: Findings, folder: str, progress: Progress) -> Done:
 
 
 def rename(found: Findings, progress: Progress) -> Done:
-    """Give readable files whose name says another kind than they are the extension of their kind."""
+    """Give readable files with a wrong extension the extension of their actual kind."""
     root, done = os.path.realpath(found.root), Done()
     wrong = [one for one in found.noted if not scan_images.name_fits(one.path, one.kind)]
     targets = _linked_to(root) if wrong else set()
@@ -319,7 +319,7 @@ def rename(found: Findings, progress: Progress) -> Done:
             if not endings:
                 raise OSError(f"ImageFolder takes no name of a {verdict.kind}, and would lose it")
             path = _place(root, verdict)
-            if path in seen:  # by way of a link to its folder
+            if path in seen:  # seen before through a link to its folder
                 continue
             seen.add(path)
             if not os.path.islink(path) and os.path.realpath(path) in targets:

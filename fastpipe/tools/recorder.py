@@ -1,4 +1,4 @@
-"""Threads that sample what other threads, and the GPU, are doing."""
+"""Threads that sample the activity of other threads and of the GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from fastpipe.tools.stacks import Boundary, Line, Stacks, current_stacks, native_ids
 from fastpipe.tools.thread_times import NOTHING, Spent, ThreadClock
 
-OUTSIDE = "outside"  # the kind of what is in no loop over a loader
+OUTSIDE = "outside"  # the kind of samples outside of loops over loaders
 
 _INTERVAL_S = 0.005  # a sample costs about 30 µs
 _GPU_INTERVAL_S = 0.5
@@ -32,7 +32,7 @@ class SamplingThread:
         self._interval_s = interval_s
         self._sample: Callable[[bool], object] | None = sample
         self._close: Callable[[], object] | None = close
-        # An exception of a signal's handler may end `stop` anywhere.  Queues stay usable; an event does not.
+        # A signal handler's exception may end `stop` anywhere.  A queue stays usable then; an event does not.
         self._ending: SimpleQueue[None] = SimpleQueue()
         self._ended: SimpleQueue[None] = SimpleQueue()
         self._is_over = False
@@ -42,16 +42,16 @@ class SamplingThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """End after a last sample, or go on with that; in the thread itself it waits for nothing."""
+        """End after a last sample; a repeated call continues; a call in the thread itself does not wait."""
         self._ending.put(None)
         if self._thread.ident is None or self._thread is threading.current_thread():
             return
         if not self._is_over:
             self._ended.get()
-        # A thread that is still there when the interpreter ends may abort it.  It is about to end, so the
-        # timeout matters only where a handler's exception has left the thread's own lock taken.
+        # A thread that is alive at the interpreter's exit may abort it.  It ends soon, so the timeout matters
+        # only if a handler's exception has left the thread's own lock held.
         self._thread.join(_END_S)
-        self._sample = self._close = None  # which refer to whoever has this
+        self._sample = self._close = None  # these refer to the owner of this object
 
     def _run(self) -> None:
         sample, close = self._sample, self._close
@@ -89,9 +89,9 @@ class Tally(dict[tuple[str, str, Line], Spent]):
 
 
 class Recorder:
-    """Samples threads of this process, all but its own or those of ``threads``, while it is open.
+    """A sampler of this process's threads, all but its own or only ``threads``, while it is open.
 
-    ``kind`` returns the kind of what is below no boundary, ``counts`` whether present samples count.
+    ``kind`` classifies samples below no boundary; ``counts`` returns True if present samples count.
     """
 
     def __init__(
@@ -113,12 +113,12 @@ class Recorder:
 
     def stop(self) -> None:
         self._thread.stop()
-        self._kind, self._tell, self._counts = str, None, bool  # which refer to whoever has this recorder
+        self._kind, self._tell, self._counts = str, None, bool  # these refer to the owner of this recorder
 
     def _tell_now(self, is_last: bool) -> None:
         self._sample()
         self.own_cpu_ns = time.thread_time_ns()
-        now = time.monotonic()  # where cores are taken, samples are rare
+        now = time.monotonic()  # with busy cores samples are rare
         if self._tell is not None and (is_last or now >= self._told_s + _TELL_S):
             self._told_s = now
             self._tell()
@@ -128,7 +128,7 @@ class Recorder:
             clock.close()
 
     def _sample(self) -> None:
-        # All stacks first: reading clocks lets the threads go on.
+        # All stacks first: reading clocks lets the threads continue.
         stacks = current_stacks(self._threads)
         natives = native_ids()
         for ident, stack in stacks.items():
@@ -148,7 +148,7 @@ class Recorder:
 
     def _clock(self, ident: int, native: int) -> tuple[ThreadClock, Spent]:
         found = self._clocks.get(ident)
-        if found is not None and found[0].native_id != native:  # of a thread that has ended, used again
+        if found is not None and found[0].native_id != native:  # the ident of an ended thread is reused
             found[0].close()
             found = None
         if found is None:
@@ -175,7 +175,7 @@ class GPUSampler:
         try:
             nvml = importlib.import_module("pynvml")
             nvml.nvmlInit()
-        except Exception:  # it is not installed, or there is no driver
+        except Exception:  # the package is not installed, or there is no driver
             return None
         with contextlib.ExitStack() as undo:
             undo.callback(nvml.nvmlShutdown)
@@ -199,13 +199,13 @@ class GPUSampler:
             self._nvml.nvmlShutdown()
 
     def _sample(self, is_last: bool) -> None:
-        # With a last one at the end: NVML's figures are of the moments before.
+        # With a last sample at the end: NVML's figures are about the moments before it.
         nvml = self._nvml
-        with contextlib.suppress(nvml.NVMLError):  # of what this device does not support
+        with contextlib.suppress(nvml.NVMLError):  # this device does not support the figure
             rates = nvml.nvmlDeviceGetUtilizationRates(self._handle)
             self._rates.append((rates.gpu / 100, rates.memory / 100))
         with contextlib.suppress(nvml.NVMLError):
-            # KB/s over 20 ms, which the call takes.
+            # KB/s over 20 ms, the duration of the call.
             received = nvml.nvmlDeviceGetPcieThroughput(self._handle, nvml.NVML_PCIE_UTIL_RX_BYTES)
             self._received.append(received * 1024.0)
 

@@ -27,10 +27,10 @@ from fastpipe.tools.stacks import COLLATE, DECODE, OTHER, READ, STAGES, TRANSFER
 from fastpipe.tools.thread_times import Spent
 
 _FORMAT = 1
-_MOST = 0.5  # of a script's time
-_TOLD = 0.1  # of a script's time: what goes outside of loops is reported if it is more
-_LEAST_S = 0.5  # of processors, in other processes
-_SMALL = 0.05  # of a step: waiting for data that does not matter
+_MOST = 0.5  # fraction of a script's time
+_TOLD = 0.1  # fraction of a script's time: more time outside of loops is reported
+_LEAST_S = 0.5  # processor seconds, in other processes
+_SMALL = 0.05  # fraction of a step: less waiting for data does not matter
 _PREFIX = "fastpipe/profile"
 
 
@@ -52,13 +52,13 @@ class Part:
 
 @dataclass(frozen=True)
 class Advice:
-    """Something to change.
+    """A suggested change.
 
     Attributes:
-        what: in words, with the line.
-        why: the measurement that it comes from.
-        predicted_s: seconds of a step with it; None where no time is predicted.
-        tried_s: the same, measured with the script's own step; None where it was not tried.
+        what: the change, in words, with the line of the script.
+        why: the measurement on which it is based.
+        predicted_s: predicted seconds of a step with the change; None if not predicted.
+        tried_s: measured seconds of the script's own step with the change; None if not tried.
     """
 
     what: str
@@ -69,34 +69,33 @@ class Advice:
 
 @dataclass(frozen=True, repr=False)
 class Report(TextReport):
-    """What a profile has found; ``print`` it.
+    """The result of a profile; ``print`` it.
 
     Attributes:
-        loader: whose loop it is about; None if no loader was iterated.
-        steps: that were measured.
-        step_s, wait_s, busy_s: seconds of a step, of those until its batch was there, and with the batch.
-        instant_s: of a step whose batch is there at once; None if not measured.
+        loader: the loader of the loop; None if no loader was iterated.
+        steps: number of measured steps.
+        step_s, wait_s, busy_s: seconds of a step, of its wait for its batch, and of its work with the batch.
+        instant_s: seconds of a step whose batch is available at once; None if not measured.
         step_cpu_s: processor seconds of such a step.
-        step_delay_s: seconds for which threads of a step as it is, all together, wait longer for cores than
-            those of such a step; None if not measured.
-        epoch_start_s: until the first batch of an epoch.
+        step_delay_s: how many seconds longer all threads together wait for cores in a step as it is than in
+            such a step; None if not measured.
+        epoch_start_s: seconds until the first batch of an epoch.
         alone: the loader without a training that uses its batches; None if not measured.
-        costs: of a batch, by stage.
-        stall: the time that a step loses, by stage, the largest part first.
+        costs: costs of a batch, by stage.
+        stall: lost time of a step, by stage, the largest part first.
         cases: seconds of a step: with instant data, without decoding, without waiting for storage, as it is.
-        advice: the most useful first.
-        cores: that this process may use.
-        device_wait_s, device_busy_s: seconds that a GPU has nothing to do before a step, and takes for one;
-            None without a GPU.
-        copies: of a batch to the GPU; None without one.
-        is_tried: whether advice was tried on the script's own step.
-        is_opaque: whether a step's waiting cannot be told from its work.
-        outside: lines of the script between its loops that took long: the line, and seconds.
+        advice: suggested changes, the most useful first.
+        cores: number of cores that this process may use.
+        device_wait_s, device_busy_s: seconds that a GPU is idle before a step, and busy; None without.
+        copies: copies of a batch to the GPU; None without one.
+        is_tried: True if advice was tried on the script's own step.
+        is_opaque: True if a step's waiting cannot be distinguished from its work.
+        outside: lines of the script outside of its loops that took long: the line, and seconds.
         elsewhere_s: processor seconds of processes that the script has started.
-        seconds: that the script ran.
-        is_cut_short: whether it was ended before its own end.
-        spans: of steps: phase, and nanoseconds when a batch was asked for, came, and was done with.
-        worker_spans: of batches, by worker: when the first sample was asked for, the last came, it was whole.
+        seconds: duration of the script.
+        is_cut_short: True if it was ended early.
+        spans: for each step the phase, and nanoseconds when its batch was requested, came, was done.
+        worker_spans: by worker, the same of batches: first sample requested, last one here, all done.
     """
 
     loader: LoaderNote | None
@@ -128,12 +127,12 @@ class Report(TextReport):
 
     @property
     def lost_s(self) -> float:
-        """Seconds of a step that are lost for want of data.
+        """Seconds of a step that are lost for lack of data.
 
-        It waits for its batch; and with that it is slower than with data at once, if other threads or
-        processes make the next batches on the same cores: by what these take of them, or, where its threads
-        wait for each other and so for the one that has lost its core, for as long as threads wait for cores.
-        A step that is slower by more than that has other causes.
+        These are its wait for the batch, and its slowdown, compared to instant data, while other threads or
+        processes make the next batches on the same cores.  The slowdown counts up to the share of the cores
+        that these take; or, if the step's threads wait for each other and so for one that has lost its core,
+        up to the time that threads wait for cores.  A larger slowdown has other causes.
         """
         if self.is_opaque:
             return 0.0 if self.instant_s is None else max(0.0, self.step_s - self.instant_s)
@@ -146,27 +145,27 @@ class Report(TextReport):
 
     @property
     def base_s(self) -> float:
-        """Seconds of a step whose batch is there at once."""
+        """Seconds of a step whose batch is available at once."""
         return max(0.0, self.step_s - self.lost_s)
 
     @property
     def stall_share(self) -> float:
-        """The part of a step that is lost for want of data, from 0 to 1."""
+        """Fraction of a step that is lost for lack of data, from 0 to 1."""
         return self.lost_s / self.step_s if self.step_s else 0.0
 
     @property
     def is_loader_bound(self) -> bool:
-        """Whether another loader would make a difference."""
+        """True if another loader would make a difference."""
         return self.stall_share > _SMALL
 
     @property
     def is_outside_bound(self) -> bool:
-        """Whether most of a script's time goes where no loader is iterated."""
+        """True if most of a script's time is spent outside of loops over loaders."""
         return bool(self.outside) and self.outside[0][1] > _MOST * self.seconds
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether a script without a loop that was seen does its work in processes that it starts."""
+        """True if no loop was seen, and the script does its work in processes that it starts."""
         return self.loader is None and self.elsewhere_s > max(_LEAST_S, _MOST * self.seconds)
 
     @property
@@ -201,7 +200,7 @@ class Report(TextReport):
 
     @property
     def without_advice(self) -> str:
-        """A sentence instead of advice, where a loop loses time and there is none."""
+        """A sentence that replaces advice if a loop loses time and there is none."""
         if self.advice or self.alone is None or not self.is_loader_bound:
             return ""
         return (
@@ -210,7 +209,7 @@ class Report(TextReport):
         )
 
     def effect(self, advice: Advice) -> str:
-        """Return what a change will do to a step, and did when it was tried; empty if unknown."""
+        """Return a change's predicted effect on a step, and the measured one if tried; "" if unknown."""
         if advice.predicted_s is None or not self.step_s:
             return ""
         now, then = self.step_s, advice.predicted_s
@@ -220,7 +219,7 @@ class Report(TextReport):
         return text
 
     def lines(self) -> Iterator[str]:
-        """The figures of the step, in words, and what a script does outside of its loops."""
+        """Yield the figures of a step, in words, and the time that a script spends outside of its loops."""
         if self.loader is not None:
             yield from self._loop_lines(self.loader)
         for name, seconds in self.outside:
@@ -264,7 +263,7 @@ class Report(TextReport):
             )
 
     def show(self, console: Console) -> None:
-        """Print it on a console, in its width and colours."""
+        """Print the report on a console, in its width and colours."""
         print_line(console, self.verdict, style="bold")
         for text in self.lines():
             print_line(console, text)
@@ -287,16 +286,16 @@ class Report(TextReport):
             print_line(console, self.without_advice)
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, as plain numbers, texts, lists and dictionaries."""
+        """Return the whole report as JSON-compatible values."""
         plain: Any = _plain(self)
         return {"format": _FORMAT, "verdict": self.verdict, "stall_share": self.stall_share, **plain}
 
     def trace(self) -> str:
-        """A timeline as JSON, to be opened in https://ui.perfetto.dev."""
+        """Return a timeline as JSON, for https://ui.perfetto.dev."""
         return json.dumps({"traceEvents": list(_trace_events(self)), "displayTimeUnit": "ms"})
 
     def html(self) -> str:
-        """A page that needs nothing but itself."""
+        """Return a self-contained HTML page."""
         parts = [
             f"<h1>{escape(self.verdict)}</h1>",
             *(f'<div class="quiet">{escape(line)}</div>' for line in self.lines()),
@@ -305,15 +304,15 @@ class Report(TextReport):
         return document("fastpipe profile", parts)
 
     def to_tensorboard(self, log_dir: str | os.PathLike[str], *, step: int = 0) -> None:
-        """Write its numbers and its text as events of TensorBoard.
+        """Write the report's numbers and its text as TensorBoard events.
 
         Scalars are ``fastpipe/profile/…``: ``step_seconds``, ``wait_seconds``, ``busy_seconds``,
-        ``stall_share``; by stage ``stall_seconds/…`` and ``batch_seconds/…``; ``case_seconds/…``; and of each
-        advice, by its number in the text, ``predicted_seconds/1`` and ``tried_seconds/1``.
+        ``stall_share``; by stage ``stall_seconds/…`` and ``batch_seconds/…``; ``case_seconds/…``; and for
+        each advice, by its number in the text, ``predicted_seconds/1`` and ``tried_seconds/1``.
 
         Args:
-            log_dir: the folder that TensorBoard is started with, or one below it.
-            step: of the events; several profiles have different ones.
+            log_dir: the log folder of TensorBoard, or one below it.
+            step: step of the events; use a different one for each profile.
 
         Raises:
             MissingDependencyError: neither torch with the package tensorboard nor TensorFlow is installed.
@@ -325,9 +324,9 @@ class Report(TextReport):
         if not scalars:
             raise OptionError(f"there is nothing to write to {os.fspath(log_dir)!r}: {self.verdict}")
         write = _writer()
-        text = str(self).replace("\n", "\n    ")  # as code: in columns
+        text = str(self).replace("\n", "\n    ")  # as code, to keep the columns
         write(os.fspath(log_dir), scalars, f"    {text}", step)
-        load_triton_apart()  # TensorBoard's writer, too, may have loaded TensorFlow
+        load_triton_apart()  # TensorBoard's writer may also have imported TensorFlow
 
 
 def _plain(value: Any) -> Any:
@@ -411,7 +410,7 @@ def _cases(report: Report) -> Iterator[str]:
 
 def _timeline(report: Report) -> Iterator[str]:
     spans = [span for span in report.spans if span[0] in _OWN_BATCHES][-40:]
-    if not spans or report.is_opaque:  # a step's waiting is not known apart
+    if not spans or report.is_opaque:  # the waiting of a step is unknown
         return
     first, last = spans[0][1], max(span[3] for span in spans)
     scale = _WIDTH / max(1, last - first)
@@ -462,7 +461,7 @@ def _scalars_of(report: Report) -> dict[str, float]:
     found |= {f"stall_seconds/{part.name}": part.seconds for part in report.stall}
     found |= {f"batch_seconds/{stage}": spent.wall / 1e9 for stage, spent in report.costs.stages.items()}
     found |= {f"case_seconds/{case.name}": case.seconds for case in report.cases}
-    for number, advice in enumerate(report.advice, start=1):  # as they are numbered in the text
+    for number, advice in enumerate(report.advice, start=1):  # the numbers of the text
         for name, seconds in (("predicted", advice.predicted_s), ("tried", advice.tried_s)):
             if seconds is not None:
                 found[f"{name}_seconds/{number}"] = seconds
@@ -493,7 +492,7 @@ def _write_with_torch(
 
 def _write_with_tensorflow(tf: Any, log_dir: str, scalars: Mapping[str, float], text: str, step: int) -> None:
     def metadata(plugin: str) -> Any:
-        # tf.summary.scalar would need the package tensorboard.
+        # tf.summary.scalar would require the package tensorboard.
         made = tf.compat.v1.SummaryMetadata()
         made.plugin_data.plugin_name = plugin
         return made

@@ -1,4 +1,4 @@
-"""``fastpipe scan``: which samples a training could not read, and what can be done about them."""
+"""``fastpipe scan``: find the samples that a training could not read, and repair or move them."""
 
 from __future__ import annotations
 

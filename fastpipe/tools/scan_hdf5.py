@@ -1,4 +1,4 @@
-"""Judge an HDF5 file: every chunk of every dataset is read and decoded, in threads."""
+"""Check an HDF5 file by reading and decoding every chunk of every dataset, in threads."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from fastpipe.hdf5.library import require_filters
 from fastpipe.hdf5.opening import DamagedError, dtype_of, library_errors, name_of, opened, walk_datasets
 from fastpipe.tools.scan_images import Findings, Verdict, in_threads
 
-_BLOCK_NBYTES = 1 << 22  # that are read together where there are no chunks
-_SPARSE = 64  # if there are more chunks than this for each that was written, only those are read
+_BLOCK_NBYTES = 1 << 22  # bytes read together if there are no chunks
+_SPARSE = 64  # with more chunks than this for each written one, only the written ones are read
 
 
 def scan_hdf5(path: str, threads: int, progress: Progress) -> Findings:
@@ -83,7 +83,7 @@ def _by_threads(
             found.add(Verdict(found.root), reader.nbytes)
 
     in_threads(judge_one, len(numbers), threads)
-    for number in sorted(doubted):  # the library decides, as it does in the script
+    for number in sorted(doubted):  # the library decides, as it would in the script
         _by_library(dataset, _box(layout, number), found)
 
 
@@ -120,7 +120,7 @@ def _part(shape: Sequence[int], chunk: Sequence[int], place: Iterable[int]) -> t
 def _blocks(dataset: Any) -> tuple[int, Iterator[tuple[slice, ...]]]:
     shape, chunk = dataset.shape, dataset.chunks
     if not dataset.is_virtual and not dataset.id.get_storage_size():
-        return 0, iter(())  # nothing was written
+        return 0, iter(())  # no chunk was written
     if chunk is None:
         row = max(1, math.prod(shape[1:]) * max(1, dataset.id.get_type().get_size()))
         chunk = (max(1, min(shape[0], _BLOCK_NBYTES // row)), *shape[1:]) if shape else ()

@@ -1,4 +1,4 @@
-"""What ``fastpipe scan`` does, prints and writes, once its arguments are read."""
+"""The actions, the output and the files of ``fastpipe scan``, after its arguments are parsed."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from fastpipe.tools.quarantine import Done, Quarantine, check_apart, move_corrup
 from fastpipe.tools.scan_hdf5 import scan_hdf5
 from fastpipe.tools.scan_images import Findings, Judge, Verdict, group_of, scan_images
 
-_FORMAT = 1  # of the JSON file
-_NAMED_AT_MOST = 20  # files of a group that are printed; --json has all
+_FORMAT = 1  # version of the JSON file
+_NAMED_AT_MOST = 20  # most files of a group that are printed; --json has all
 
 
 def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
                 done = move_corrupt(found, args.quarantine, progress)
             elif args.fix:
                 done = rename(found, progress)
-        except (FastpipeError, OSError) as error:  # what was found is printed all the same
+        except (FastpipeError, OSError) as error:  # the findings are still printed
             failed = error
     progress.stop()
     _show(found, done, decoders, console)

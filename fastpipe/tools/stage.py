@@ -1,4 +1,4 @@
-"""``fastpipe stage URL DIR``: fill a stage, check it, report what it holds, clear it."""
+"""``fastpipe stage URL DIR``: fill a stage, check it, list its content, clear it."""
 
 from __future__ import annotations
 

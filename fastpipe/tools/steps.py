@@ -1,6 +1,6 @@
-"""Faster steps: other ways to compute a model, and larger batches where memory allows.
+"""Faster steps: other ways to compute a model, and larger batches if memory allows.
 
-Each is done to the models that a step calls, in place, for as long as it is tried, and undone.
+Each is applied in place to the models that a step calls, tried, and then undone.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from fastpipe.tools.loaders import Watched
 from fastpipe.tools.report import Advice
 
 _log = logging.getLogger("fastpipe.profile")
-_MODEL_GAIN = 1.1  # less is not worth other rounding, or the time to compile
-_BATCH_GAIN = 1.25  # of samples a second with twice the batch: less is not worth other results
+_MODEL_GAIN = 1.1  # a smaller gain is not worth other rounding, or compile time
+_BATCH_GAIN = 1.25  # samples a second with twice the batch: a smaller gain is not worth other results
 _FACTORS = (2, 4)
-_BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}  # flags of processors, as Linux has them
-_PART = 0.9  # of the memory that is free
+_BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}  # flags of processors, as in Linux
+_PART = 0.9  # fraction of the free memory
 _SELF = Path("/proc/self")
 _SHORTAGES = (
     "out of memory", "can't allocate memory", "cublas_status_alloc_failed", "cudnn_status_alloc_failed",
@@ -40,7 +40,7 @@ _SHORTAGE_OF_TENSORFLOW = "ResourceExhaustedError"
 
 
 def torch_of(batch: Any) -> Any:
-    torch = sys.modules.get("torch")  # what a batch is made of is loaded
+    torch = sys.modules.get("torch")  # loaded if a batch contains tensors
     has_tensors = torch is not None and any(isinstance(one, torch.Tensor) for one in leaves(batch))
     return torch if has_tensors else None
 
@@ -79,15 +79,15 @@ class _Change(NamedTuple):
 class ModelChanges:
     def __init__(self, batch: Any) -> None:
         self._batch = batch
-        self._now: _Change | None = None  # None while the step is as it is
+        self._now: _Change | None = None  # None while the step is unchanged
         self._base_s = 0.0
         self._seconds: list[tuple[_Change, float]] = []
 
     def phases(self, measured: Callable[[], float]) -> Iterator[Iterator[Any]]:
-        """Yield the batch, for steps as they are and then with each change; ``measured`` tells of those."""
+        """Yield batches for unchanged steps, then for each change; ``measured`` returns its step time."""
         seen = SeenModels()
         try:
-            yield Replay(self._batch)  # once more: what is tried is compared with now
+            yield Replay(self._batch)  # again, as the comparison is with the present speed
         finally:
             seen.end()
         self._base_s = measured()
@@ -97,7 +97,7 @@ class ModelChanges:
             with ExitStack() as undo:
                 try:
                     undo.enter_context(change.begin(seen.outermost()))
-                except Exception as error:  # whatever it is: the script's own model works
+                except Exception as error:  # ignore any error: the script's own model works
                     _log.warning("not tried: %s: %s: %s", change.what, type(error).__name__, error)
                     continue
                 self._now = change
@@ -110,7 +110,7 @@ class ModelChanges:
         return self._now is not None
 
     def advice(self, watched: Watched, step_s: Callable[[float], float]) -> Iterator[Advice]:
-        """Yield what is worth it; ``step_s`` makes the time of a step beside the loader of one."""
+        """Yield changes worth making; ``step_s`` converts a step's time alone to that with the loader."""
         for change, seconds in self._seconds:
             if self._base_s < _MODEL_GAIN * seconds:
                 continue
@@ -160,7 +160,7 @@ def _may_be_channels_last(seen: SeenModels) -> bool:
     weights = [
         part.weight for model in seen.outermost() for part in model.modules()
         if isinstance(part, convolution) and part.weight.dim() in _formats()
-        and part.weight.shape[1] > 1 and max(part.weight.shape[2:]) > 1  # others are alike in both
+        and part.weight.shape[1] > 1 and max(part.weight.shape[2:]) > 1  # others are alike in both formats
     ]  # fmt: skip
     return bool(weights) and all(weight.is_contiguous() for weight in weights)
 
@@ -208,8 +208,8 @@ def _words(path: Path, *starts: str) -> list[str]:
 
 @contextmanager
 def _compiled(models: Sequence[Any]) -> Iterator[None]:
-    """The models are compiled, in this process: compiler processes would stay."""
-    from torch._inductor import config  # takes seconds, and few get here
+    """Compile the models, in this process: compiler processes would remain."""
+    from torch._inductor import config  # a slow import, rarely needed
 
     with config.patch(compile_threads=1):
         try:
@@ -320,7 +320,7 @@ class Growth:
             self._factor = factor
             yield Replay(larger)
             now = self._seconds[factor] = measured()
-            if 2 * before / now <= _BATCH_GAIN:  # it does not do more samples a second than the one before
+            if 2 * before / now <= _BATCH_GAIN:  # no more samples a second than the size before
                 return
             before = now
 

@@ -1,4 +1,4 @@
-"""fastpipe's datasets and loaders instead of a script's own."""
+"""fastpipe's datasets and loaders as replacements of a script's own."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from fastpipe.tools.thread_times import NOTHING, Spent
 from fastpipe.tools.witness import Account, ArrayRead, ImageRead, OpenVolume, Reads
 
 _log = logging.getLogger("fastpipe.profile")
-GAIN = 1.05  # by which a step has to be faster: less is not worth a change
-_MUCH = 0.1  # of a batch's time
-_MOST_OF_VOLUME = 0.25  # that a patch is: of more, reading parts is not the point
-_MOST_SAMPLES = 1 << 16  # of which a measurement takes a few thousand
-_FEW, _MANY = 0.9, 1.1  # images for a sample, where each has one
-_WAITS = 0.1  # a local copy is worth it if more of a batch's time is waiting for files
-_BATCHES, _MOST_BYTES = 8, 256 << 20  # that are copied to be measured
+GAIN = 1.05  # least speed-up of a step that is worth a change
+_MUCH = 0.1  # fraction of a batch's time
+_MOST_OF_VOLUME = 0.25  # fraction of a volume: for larger patches partial reads do not help
+_MOST_SAMPLES = 1 << 16  # a measurement takes a few thousand
+_FEW, _MANY = 0.9, 1.1  # images for each sample, if each sample has one
+_WAITS = 0.1  # fraction of a batch's time: more waiting for files makes a local copy worthwhile
+_BATCHES, _MOST_BYTES = 8, 256 << 20  # most batches and bytes that are copied for a measurement
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A loader instead of another: what is to be changed, why, and an iterator of it.
+    """A loader that may replace another: the change, the reason, and a way to iterate it.
 
-    ``rest`` is what else a batch needs that is done as before, in the same process or beside it.
+    ``rest`` is the remaining cost of a batch, unchanged by the loader, in the same process or beside it.
     """
 
     what: str
@@ -76,7 +76,7 @@ def of_folders(watched: Watched, costs: LoaderCosts) -> Iterator[Candidate]:
         ways.append((way, note, {**split, "device": "cuda"}))
     for way, note, options in ways:
         fast = accelerated(watched.loader, options)
-        if fast is None or not hasattr(fast, "clock"):  # which it has where fastpipe makes the batches
+        if fast is None or not hasattr(fast, "clock"):  # it has a clock if fastpipe makes the batches
             return
         yield Candidate(
             f"let fastpipe make the batches of {dataset}: {way}{watched.place}",
@@ -108,7 +108,7 @@ def of_volumes(watched: Watched, costs: LoaderCosts, volumes: Sequence[OpenVolum
     if not volumes or size is None:
         return
     whole = volumes[0].shape
-    while len(shape) > len(whole) and shape[0] == 1:  # a channel that the script has put in front
+    while len(shape) > len(whole) and shape[0] == 1:  # a channel dimension that the script has added
         shape = shape[1:]
     if not shape or len(shape) > len(whole) or _MOST_OF_VOLUME * math.prod(whole) < math.prod(shape):
         return
@@ -159,7 +159,7 @@ def _with_rest(costs: LoaderCosts, what: str, source: str, fast: Any) -> Iterato
 
 
 def of_images(watched: Watched, costs: LoaderCosts, accounts: Sequence[Account]) -> Iterator[Candidate]:
-    """``FastImageFolder.from_samples``, where each sample is an image of Pillow's, transformed."""
+    """Yield ``FastImageFolder.from_samples`` if each sample is a transformed Pillow image."""
     dataset, size = watched.loader.dataset, watched.batch_size
     files = list(dict.fromkeys(file for account in accounts for file in account.images))
     opened = sum(account.opened for account in accounts) / max(1, sum(one.samples for one in accounts))
@@ -179,7 +179,7 @@ def of_images(watched: Watched, costs: LoaderCosts, accounts: Sequence[Account])
         fast: Any = fastpipe.FastLoader(ours, size, shuffle=True, drop_last=True)
         batch = watched.loop.batch
         theirs = _images_in(batch, ours[0][0])
-    except Exception as error:  # the transform is the script's, and may need what its dataset alone gives
+    except Exception as error:  # the script's transform may need its own dataset
         _log.info("not measured: FastImageFolder.from_samples: %s: %s", type(error).__name__, error)
         return
     if theirs is None:
@@ -191,7 +191,7 @@ def of_images(watched: Watched, costs: LoaderCosts, accounts: Sequence[Account])
 
     shares = costs.shares()
     share = sum(shares.get(stage, 0.0) for stage in (READ, DECODE, TRANSFORM))
-    # What the dataset does besides, and its waiting for storage, as these images are in memory by now.
+    # Other work of the dataset, and its waiting for storage, as the images are in memory by now.
     rest = costs.stages.get(OTHER, NOTHING).plus(Spent(int(costs.read_idle_s * 1e9), 0, 0))
     yield Candidate(
         "read images by fastpipe: FastImageFolder.from_samples([(file, target), …], transform) and FastLoader"
@@ -217,7 +217,7 @@ def _images_in(batch: Any, sample: Any) -> Any:
 
     def look(leaf: Any) -> Any:
         found.append(leaf)
-        return leaf  # a container of the script's may take nothing else
+        return leaf  # the script's own container may accept nothing else
 
     if hasattr(sample, "shape"):
         rebuilt(batch, look)
@@ -239,7 +239,7 @@ def of_tables(watched: Watched, costs: LoaderCosts, seen: Reads, batches: int) -
         return
     each = max(1, round(seen.opened / batches))  # images of a batch, of all modalities
     tf = fastpipe.tf
-    outside = "pad" if any(map(_reaches_outside, reads)) else "error"  # Pillow has black there
+    outside = "pad" if any(map(_reaches_outside, reads)) else "error"  # Pillow pads with black there
     arguments = ["table", *(["boxes=…"] if known else []), *(['outside="pad"'] if outside == "pad" else []),
             f"image_size=({height}, {width})"]  # fmt: skip
 
@@ -320,5 +320,5 @@ def _copied(watched: Watched, count: int, folder: str) -> Any:
         dataset, size, shuffle=True, drop_last=True, collate_fn=loader.collate_fn,
         num_workers=loader.num_workers, worker_init_fn=loader.worker_init_fn,
     )  # fmt: skip
-    # Where it makes the images itself it would keep them, of which there are few.
+    # If it makes the images itself, it would cache all of them, as there are few.
     return accelerated(stock, {"cache": "off"}) or accelerated(stock, {})

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 from fastpipe.core.processes import process_tree
 
 _TASKS = Path("/proc/self/task")
-_INTERVAL_NS = 20_000_000  # between two readings of a meter, each of which takes some hundred microseconds
-_EVERY = 4  # steps of which one is measured on the device
-_MOST_PENDING = 64  # measurements that the device has not come to: more than it lets Python be ahead
+_INTERVAL_NS = 20_000_000  # between two readings of a meter, which take some hundred microseconds each
+_EVERY = 4  # one of so many steps is measured on the device
+_MOST_PENDING = 64  # measurements that the device has not reached; more than its queue lets Python be ahead
 
 
 class Spent(NamedTuple):
-    """Nanoseconds of a thread: that went by, in which it ran, and in which it waited for a core."""
+    """Nanoseconds of a thread: elapsed, running, and waiting for a core."""
 
     wall: int
     cpu: int
@@ -53,7 +53,7 @@ class ThreadClock:
             self._descriptor = -1
 
     def read(self) -> Spent:
-        """Return the times since the thread began; of ``wall``, only differences have a meaning."""
+        """Return the times since the thread's start; for ``wall`` only differences are meaningful."""
         now = time.perf_counter_ns()
         if self._descriptor < 0:
             return Spent(now, now, 0)
@@ -70,7 +70,7 @@ class ThreadClock:
 
 
 def processes_cpu_ns() -> int | None:
-    """Return the processor time, in ticks, of this process and its descendants, ended ones too, if known."""
+    """Return the processor time, in ticks, of this process and all its descendants; None if unknown."""
     ticks: dict[int, int] = {}
     tree = process_tree(os.getpid(), ticks)
     if os.getpid() not in ticks:
@@ -83,14 +83,14 @@ def threads_delay_ns() -> int | None:
     for path in _TASKS.glob("*/schedstat"):
         try:
             delay = int(path.read_bytes().split()[1])
-        except (OSError, IndexError):  # it has just ended; a kernel without these figures
+        except (OSError, IndexError):  # it has just ended, or the kernel lacks these figures
             continue
         total = delay + (total or 0)
     return total
 
 
 class Meter:
-    """The growth of a counter in a step, without what happens between epochs."""
+    """The growth of a counter during steps, excluding the time between epochs."""
 
     def __init__(self, read: Callable[[], int | None]) -> None:
         self._read = read
@@ -139,7 +139,7 @@ def synchronized() -> bool:
         return False
     try:
         cuda.synchronize()
-    except RuntimeError:  # while a graph is captured, or of a device that failed: the script's own error
+    except RuntimeError:  # a graph is being captured, or the device failed: the script meets its own error
         return False
     return True
 
@@ -150,11 +150,11 @@ class DeviceTimes(NamedTuple):
 
 
 class DeviceClock:
-    """Measures every fourth step on a CUDA device by three events, without waiting."""
+    """A clock that measures every fourth step on a CUDA device with three events, without waiting."""
 
     def __init__(self) -> None:
         self._steps = 0
-        self._events: list[Any] = []  # of the step that is being measured
+        self._events: list[Any] = []  # of the step being measured
         self._pending: deque[list[Any]] = deque()
         self._milliseconds: list[tuple[float, float]] = []
         self._is_over = False
@@ -195,7 +195,7 @@ class DeviceClock:
         try:
             event = cuda.Event(enable_timing=True)
             event.record()
-        except RuntimeError:  # where it may not be done: the script's own work goes on
+        except RuntimeError:  # not allowed at present: the script's own work continues
             self.close()
             return
         self._events.append(event)
@@ -205,5 +205,5 @@ class DeviceClock:
             while self._pending and self._pending[0][-1].query():
                 asked, got, ended = self._pending.popleft()
                 self._milliseconds.append((asked.elapsed_time(got), got.elapsed_time(ended)))
-        except RuntimeError:  # of events of two devices
+        except RuntimeError:  # events of two devices
             self.close()

@@ -1,4 +1,4 @@
-"""``autotune``: a loader with the settings that are best here, found by measuring."""
+"""``autotune``: find a loader's best settings for this machine by measuring."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from fastpipe.tools.trials import (
     warm_up,
 )
 
-_PART = 0.5  # of the memory that is free
+_PART = 0.5  # fraction of the free memory
 _log = logging.getLogger("fastpipe")
-_HOPELESS, _CLOSE = 1.25, 1.12  # times the best's time: measured once, and no more; measured more often
+_HOPELESS, _CLOSE = 1.25, 1.12  # multiples of the best time: measured only once; measured more often
 _ROUNDS, _MOST_ROUNDS = 3, 5
-_SAME, _MOST_NOISE = 0.03, 0.05  # of a batch's time: no reason for more processes or memory
+_SAME, _MOST_NOISE = 0.03, 0.05  # of a batch's time: a smaller gain is not worth processes or memory
 _NO_STALL = 0.02
 _MOST_WORKERS, _MOST_AHEAD, _MOST_THREADS = 32, 16, 64
-_SHARE = 1 / 60  # of all the time there is, for one measurement
+_SHARE = 1 / 60  # fraction of the total time for one measurement
 _LEAST_S, _MOST_S = 0.2, 2.0
 
 
@@ -101,12 +101,12 @@ class Search:
     def _ahead(self, best: Trial) -> Trial:
         now = best.settings
         if not now.workers and not self._base.is_threaded:
-            return best  # a batch is made when it is asked for
+            return best  # a batch is made on request
         return self._climb(best, lambda one, ahead: replace(one, ahead=ahead), [1, 4], _MOST_AHEAD)
 
     def _threads(self, best: Trial) -> Trial:
         if best.settings.threads != "auto":
-            return best  # there are none, or the script says how many
+            return best  # there are none, or the script sets their number
         each = max(1, self._cores // max(1, best.settings.workers))
         values = sorted({1, each // 2, 2 * each} - {0, each})
         return self._climb(best, lambda one, threads: replace(one, threads=threads), values, _MOST_THREADS)
@@ -179,7 +179,7 @@ class Search:
         margin = min(_MOST_NOISE, max(_SAME, 2 * best.spread, 2 * fastest.spread))
         if fastest is best or fastest.batch_s < best.batch_s / (1 + margin):
             return fastest
-        # As good with fewer processes, and so with less memory.
+        # Equally fast with fewer processes, and so with less memory.
         equal = [one for one in rivals if one.batch_s <= fastest.batch_s * (1 + margin)]
         return min(equal, key=lambda one: (one.settings.workers, one is not best))
 
@@ -195,14 +195,14 @@ class Search:
         try:
             with self._base.dataset_with(settings), self._noted_warnings():
                 loader = self._base.made(settings, for_trial=True)
-                if not self._is_warm:  # what is imported and compiled once is no fault of the first settings
+                if not self._is_warm:  # the first settings must not pay for imports and compilation
                     warm_up(loader)
                     self._is_warm = True
                 skipped = max(2, settings.workers)
                 found = measure(loader, self._step, self._each_s, skipped, self._budget)
         except OverBudgetError as error:
             trial.why = str(error)
-        except Exception as error:  # whatever it is: the script's own settings work
+        except Exception as error:  # ignore any error: the script's own settings work
             if not any(one.measured for one in self.trials):
                 raise
             trial.why = f"{type(error).__name__}: {error}"
@@ -238,15 +238,15 @@ class Search:
 
 @dataclass(frozen=True, repr=False)
 class Tuning(TextReport):
-    """What :func:`fastpipe.autotune` has found; ``print`` it.
+    """The result of :func:`fastpipe.autotune`; ``print`` it.
 
     Attributes:
-        loader: a ``FastLoader`` with the best settings, ready.
-        best, before: settings, measured.
-        trials: all that was tried.
+        loader: a ``FastLoader`` with the best settings, ready to use.
+        best, before: settings, with their measurements.
+        trials: all tried settings.
         notes: why nothing else was tried.
         config: the best settings, as arguments to paste.
-        seconds: that it took.
+        seconds: duration of the search.
     """
 
     loader: Any
@@ -259,11 +259,11 @@ class Tuning(TextReport):
 
     @property
     def gain(self) -> float:
-        """How many times as fast a batch, with its step if there is one, comes as before."""
+        """Speed-up of a batch, with its step if there is one, over the settings before."""
         return self.before.batch_s / self.best.batch_s
 
     def show(self, console: Console) -> None:
-        """Print it on a console."""
+        """Print the result on a console."""
         print_line(console, self._verdict, style="bold")
         print_line(console, f"    {self.config}")
         for note in self.notes:
@@ -292,7 +292,7 @@ class Tuning(TextReport):
         return said, in_duration(trial.batch_s), *rest
 
     def as_json(self) -> dict[str, Any]:
-        """Everything but the loader, as plain numbers, texts, lists and dictionaries."""
+        """Return everything except the loader as JSON-compatible values."""
         return {
             "config": self.config, "gain": self.gain, "seconds": self.seconds, "notes": list(self.notes),
             "trials": [
@@ -308,33 +308,33 @@ def autotune(
     loader: Any, *, batch_size: int | None = None, step: Callable[[Any], object] | None = None,
     memory_budget: int | None = None, seconds: float = 30.0,
 ) -> Tuning:  # fmt: skip
-    """Find the settings with which a loader is fastest here: workers, batches ahead, threads, decoder, cache.
+    """Find the fastest settings of a loader on this machine: workers, prefetch, threads, decoder, cache.
 
-    One setting after the other is changed, then those around the best; each is measured on the loader's own
-    data, those that are close several times in turns.  Of settings that are equally good it takes those with
-    the fewest processes.  What a batch holds, and the order of batches, stays the same.  A cache is measured
-    as later epochs find it, on a part of the data, where it can hold all that a dataset decodes.
+    It changes one setting after another, then tries the settings around the best.  Each is measured on the
+    loader's own data; close ones are measured several times in turns.  Of equally fast settings it takes
+    those with the fewest processes.  The content and the order of batches stay the same.  A cache is measured
+    as in later epochs, on a part of the data, if it can hold everything that a dataset decodes.
 
-    It draws nothing from the global random generators, nor from the loader's.
+    It does not draw from the global random generators, nor from the loader's.
 
     Args:
         loader: a ``DataLoader`` or ``FastLoader``; or a dataset, together with ``batch_size``, which is
             shuffled.
-        batch_size: of the loader that a dataset gets.
-        step: trains on a batch, so that the loader is measured beside what it is for.  What it trains is not
-            worth keeping.  As soon as it hardly waits for data the search ends.  None for the loader alone.
-        memory_budget: bytes that a loader may take beyond what this process has: its worker processes,
-            the batches that are made ahead, and a cache.  Settings that took more, or would, are left out.
+        batch_size: batch size of the loader for a dataset.
+        step: trains on a batch, so that the loader is measured together with its use.  Discard the model that
+            it trains.  The search ends as soon as it hardly waits for data.  None measures the loader alone.
+        memory_budget: bytes that a loader may use beyond the present memory of this process: for its worker
+            processes, prefetched batches, and a cache.  Settings that need more are rejected or skipped.
             Default: half of the memory that is free to this process.
-        seconds: after which nothing more is tried.
+        seconds: time after which nothing more is tried.
 
     Returns:
-        A :class:`Tuning`: its ``loader`` is ready, its ``config`` is to be pasted.  Where ``threads``,
-        decoder or cache of a dataset of fastpipe's were changed, they are set on that dataset.
+        A :class:`Tuning` with a ready ``loader`` and a ``config`` to paste.  If ``threads``, the decoder or
+        the cache of one of fastpipe's datasets changed, they are set on that dataset.
 
     Raises:
-        OptionError: an option cannot work, or the loader has no batch.
-        Exception: what the loader raises with the settings that it has.
+        OptionError: an option is invalid, or the loader has no batch.
+        Exception: an error of the loader with its own settings.
 
     >>> from torch.utils.data import DataLoader
     >>> tuning = autotune(DataLoader(range(640), batch_size=64), seconds=1)
@@ -404,7 +404,7 @@ def _config(base: Base, settings: Settings, is_dataset: bool) -> str:
 def _generators_kept(loader: Any) -> Iterator[None]:
     torch = require("torch", extra="torch")
     holders = [loader, loader.sampler, loader.batch_sampler]
-    for holder in holders:  # samplers of samplers
+    for holder in holders:  # samplers may contain samplers
         inner = getattr(holder, "sampler", None)
         if inner is not None and all(inner is not one for one in holders):
             holders.append(inner)
@@ -420,7 +420,7 @@ def _generators_kept(loader: Any) -> Iterator[None]:
             restore.append(functools.partial(one.setstate, one.getstate()))
         elif isinstance(one, (np.random.RandomState, torch.Generator)):
             restore.append(functools.partial(one.set_state, one.get_state()))
-    # A step may draw on a GPU, as dropout does.
+    # A step may draw on a GPU, for instance for dropout.
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices):
         try:

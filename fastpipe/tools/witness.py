@@ -1,4 +1,4 @@
-"""What a loader's dataset does, in whichever process: its time by stage, and the files that it reads."""
+"""The activity of a loader's dataset, in any process: its time by stage, and the files that it reads."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from fastpipe.tools.recorder import Recorder, Tally
 from fastpipe.tools.stacks import COLLATE, Boundary
 
 _log = logging.getLogger("fastpipe.profile")
-_LAST = 100  # of a process's finalizers this is among the first
-_SPANS = 400  # batches of which begin and end are kept, for a trace
+_LAST = 100  # priority that runs it among the first finalizers of a process
+_SPANS = 400  # batches whose begin and end are kept, for a trace
 _OBSERVERS = "_fastpipe_observers"
-_MOST_ARRAY_READS, _MOST_IMAGE_READS = 256, 512  # a dataset does the same for each sample
+_MOST_ARRAY_READS, _MOST_IMAGE_READS = 256, 512  # enough, as a dataset does the same for each sample
 _FORMATS = ("zarr", "zarr3", "n5")
-_LOADERS = {"nibabel": "load", "tifffile": "imread", "zarr": "open", "numpy": "load"}  # of volumes
+_LOADERS = {"nibabel": "load", "tifffile": "imread", "zarr": "open", "numpy": "load"}  # for volumes
 _LEAST_DIMENSIONS = 3
 _MOST_LOADS, _MOST_VOLUMES = 512, 64
 
@@ -49,14 +49,14 @@ class Account:
     spans: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=_SPANS))
 
     def __getstate__(self) -> dict[str, Any]:
-        # For pickles and copies, during which other threads go on.
+        # For pickles and copies, during which other threads continue.
         return {**vars(self), "spans": self.spans.copy(), "tally": Tally(self.tally)}
 
 
 class Witness:
-    """Sees what a loader's dataset does, in whichever process; each writes an account to the folder."""
+    """An observer of a loader's dataset, in any process; each process writes its account to the folder."""
 
-    # Whose loader makes a batch in this process: a thread may iterate several, and their datasets look alike.
+    # The witness of the loader that makes a batch in this process; a thread may iterate several, all similar.
     _active: Witness | None = None
 
     def __init__(self, folder: str) -> None:
@@ -70,21 +70,21 @@ class Witness:
     def begin(self) -> None:
         if self._pid == os.getpid():
             return
-        from torch.utils.data import get_worker_info  # who calls this has loaded it
+        from torch.utils.data import get_worker_info  # imported already by the caller
 
         worker = get_worker_info()
         self._account = Account(-1 if worker is None else worker.id)
         self._pid, self._cpu = os.getpid(), time.process_time_ns()
         self._reads = Reads()
         self._account.arrays = self._reads.arrays
-        # Where this process makes the batches, one thread may do so after another: TensorFlow's, for Keras.
+        # If this process makes the batches, several threads may take turns: TensorFlow's, for Keras.
         threads = None if worker is None else [threading.get_ident()]
         self._recorder = Recorder(
             BOUNDARIES, threads, self.tell, counts=lambda: Witness._active in (None, self)
         )
         self._recorder.tally = self._account.tally
         self._recorder.start()
-        if worker is not None:  # whose main thread ends before other threads run again
+        if worker is not None:  # its main thread ends before other threads run again
             Finalize(None, self.close, exitpriority=_LAST)
 
     def close(self) -> None:
@@ -150,7 +150,7 @@ class TimedDataset:
         return len(self.dataset)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("dataset", "_witness"):  # while it is unpickled
+        if name in ("dataset", "_witness"):  # while it is being unpickled
             raise AttributeError(name)
         return getattr(self.dataset, name)
 
@@ -228,7 +228,7 @@ BOUNDARIES: dict[CodeType, Boundary] = {
 
 
 def observe(owner: Any, name: str, see: Callable[..., object]) -> Callable[[], None]:
-    """Call ``see`` after each call of a function; return what ends it, in any order of several."""
+    """Call ``see`` after each call of a function; return a function that undoes it, in any order."""
     function = getattr(owner, name)
     observers = getattr(function, _OBSERVERS, None)
     if observers is None:
@@ -240,7 +240,7 @@ def observe(owner: Any, name: str, see: Callable[..., object]) -> Callable[[], N
     def end() -> None:
         if see in observers:
             observers.remove(see)
-        # Where somebody else has put another function over it, it stays, and does nothing.
+        # If other code has replaced the function since, this one stays, and does nothing.
         if not observers and getattr(owner, name) is function:
             setattr(owner, name, function.__wrapped__)
 
@@ -255,7 +255,7 @@ def _observed(function: Any) -> Any:
         for see in tuple(observers):
             try:
                 see(value, *args, **kwargs)
-            except Exception:  # whatever it is: the caller's own work goes on
+            except Exception:  # ignore any error: the caller's own work continues
                 _log.warning("no more is seen of %s", function, exc_info=True)
                 observers.remove(see)
         return value
@@ -307,8 +307,8 @@ class Reads:
             self._observe(sys.modules["h5py"].Dataset, "__getitem__", self._read, "h5py")
         module = sys.modules.get("PIL.Image")
         if module is not None:
-            # Threads may be reading: what happens to an image last is observed first, and first no more, so
-            # that the box was seen of an image whose size was.
+            # Other threads may be reading.  The last operation on an image is observed first and removed
+            # first, so that an observed box always belongs to an image whose size was observed.
             self._observe(module.Image, "resize", self._resized, "resize")
             self._observe(module.Image, "crop", self._cropped, "crop")
             self._observe(module, "open", self._opened, "open")
@@ -348,7 +348,7 @@ class Reads:
         self.opened += 1
         self._local.read = None
         if not isinstance(fp, (str, bytes, os.PathLike)):
-            fp = getattr(fp, "name", None)  # of a file that is open
+            fp = getattr(fp, "name", None)  # of an open file
         if len(self.images) < _MOST_IMAGE_READS and isinstance(fp, (str, bytes, os.PathLike)):
             self._local.read = ImageRead(os.path.abspath(os.fsdecode(fp)))
             self.images.append(self._local.read)
@@ -386,5 +386,5 @@ def _paths(value: Any) -> Iterator[str]:
             text = str(value.store_path)
             if text.startswith("file://"):
                 yield text.removeprefix("file://").rstrip("/")
-    except Exception:  # of an array without a description: nothing is known of it
+    except Exception:  # an array without a description is ignored
         return

@@ -1,1 +1,1 @@
-"""Patches of arrays that are larger than memory, whatever they are stored in."""
+"""Patches of arrays that are larger than memory, in any supported storage format."""

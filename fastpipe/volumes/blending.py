@@ -1,7 +1,7 @@
 """Overlapping patches, blended into one array a part at a time, in bounded memory.
 
-The sums of a part are kept until the last patch that touches it has come; sums that do not fit into
-memory wait in a file.
+The sums of a part are kept until the last patch that touches it has been added.  Sums that do not fit into
+memory are swapped to a file.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from fastpipe.errors import OptionError
 Float32Array = npt.NDArray[np.float32]
 Int64Array = npt.NDArray[np.int64]
 
-_SIGMA = 0.125  # of the patch's side, as in nnU-Net and MONAI
-_LEAST_WEIGHT = 1e-3  # of the largest: no voxel is to have none
+_SIGMA = 0.125  # fraction of the patch's side, as in nnU-Net and MONAI
+_LEAST_WEIGHT = 1e-3  # fraction of the largest weight, so that no voxel has weight 0
 
 
 def gaussian_weights(patch: Sequence[int], sigma: float = _SIGMA) -> Float32Array:
-    """How much each voxel of a patch counts: most in its middle; float32, of the patch's shape, at most 1.
+    """Return the weights of a patch's voxels, largest in the middle: float32, of its shape, at most 1.
 
-    The product along the dimensions of exp(-(x - c)² / 2 s²), where c is the middle and s a part of the
-    side, and at least 0.001, as MONAI's ``compute_importance_map(mode="gaussian")``.
+    A weight is the product along the dimensions of exp(-(x - c)² / 2 s²), with the middle c and ``sigma``
+    times the side as s, but at least 0.001, as in MONAI's ``compute_importance_map(mode="gaussian")``.
 
     >>> gaussian_weights((3,), 0.5).round(3)
     array([0.801, 1.   , 0.801], dtype=float32)
@@ -43,12 +43,12 @@ def gaussian_weights(patch: Sequence[int], sigma: float = _SIGMA) -> Float32Arra
 
 
 class Blender:
-    """Blends patches of one array.  A context manager: on the way out its file is gone.
+    """A context manager that blends patches of one array; its file is removed at the end.
 
-    ``starts`` are int64 (N, D), where all patches begin, perhaps beyond the array; ``weights`` float32, of a
-    patch's shape; ``part`` is the shape of what is finished at once.  ``write`` is given a place, int (D,),
-    and the blended part that begins there, float32 (*lead, …).  Of sums ``max_bytes``, or those of one part,
-    are in memory, others in a file in ``folder``.
+    ``starts``: int64 (N, D), the starts of all patches, possibly beyond the array.  ``weights``: float32, of
+    a patch's shape.  ``part``: the shape that is finished at once.  ``write`` is called with a place, int
+    (D,), and the blended part that starts there, float32 (*lead, …).  Sums of up to ``max_bytes``, or those
+    of one part, stay in memory; the others go to a file in ``folder``.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Blender:
         self._nbytes = 0
         self._folder = folder
         self._file: Any = None
-        self._places: dict[tuple[int, ...], int] = {}  # of sums in the file
+        self._places: dict[tuple[int, ...], int] = {}  # places of sums in the file
         self._free: list[int] = []
         self._end = 0
 
@@ -84,7 +84,7 @@ class Blender:
             self._file.close()
 
     def _touched(self, start: Sequence[int]) -> list[tuple[int, int]]:
-        """Along each dimension the first of the parts that a patch touches, and the one behind the last."""
+        """Return, along each dimension, the first part that a patch touches, and the index after the last."""
         found = []
         for at, side, size, step in zip(start, self._weights.shape, self._shape, self._part, strict=True):
             low, high = max(at, 0), min(at + side, size)
@@ -92,8 +92,8 @@ class Blender:
         return found
 
     def add(self, start: Sequence[int], values: Float32Array) -> None:
-        """Add a patch, float32 (*lead, *patch) with the same lead for all; parts of which it was the last are
-        written."""
+        """Add a patch, float32 (*lead, *patch), with the same ``lead`` for all; write the parts that it
+        completes."""
         lead = values.shape[: values.ndim - len(self._shape)]
         if values.shape[len(lead) :] != self._weights.shape or self._lead not in (None, lead):
             wanted = (*(self._lead or ("…",)), *self._weights.shape)
@@ -108,7 +108,7 @@ class Blender:
                 self._nbytes -= sums.nbytes
                 begin = [at * side for at, side in zip(part, self._part, strict=True)]
                 blended, weights = sums[:-1], sums[-1]
-                weights[weights == 0] = 1  # where there is no patch, there is 0
+                weights[weights == 0] = 1  # voxels without any patch become 0
                 blended /= weights
                 self._write(begin, blended.reshape(*lead, *weights.shape))
 
@@ -129,7 +129,7 @@ class Blender:
         sums[(-1, *inside)] += weights
 
     def _sums_of(self, part: tuple[int, ...]) -> Float32Array:
-        """The sums of a part: of its values, and last of the weights."""
+        """Return the sums of a part: of its values, and last of the weights."""
         sums = self._sums.get(part)
         if sums is not None:
             self._sums.move_to_end(part)
@@ -156,7 +156,7 @@ class Blender:
             self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - closed on the way out
         if self._free:
             place = self._free.pop()
-        else:  # room for the largest
+        else:  # use the slot size of the largest
             place = self._end
             self._end += sums.shape[0] * math.prod(self._part) * sums.itemsize
         self._file.seek(place)

@@ -1,4 +1,4 @@
-"""Arrays in files of Blosc2's (.b2nd), as nnU-Net keeps its cases: single blocks are decompressed."""
+"""Arrays in Blosc2 files (.b2nd), in which nnU-Net keeps its cases; single blocks are decompressed."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from fastpipe.volumes.volume import (
 )
 
 _LEAST_UNIT = 1 << 17
-_LEAST_HEADER = 87  # bytes of a frame's header, without layers
+_LEAST_HEADER = 87  # bytes of a frame's header without layers
 _CODECS = {0: "blosclz", 1: "lz4", 2: "lz4hc", 4: "zlib", 5: "zstd"}
 _FUNCTIONS = ("blosc2_init", "b2nd_open", "b2nd_free", "b2nd_get_slice_cbuffer")
-# Layers of files that hold a recipe, or objects, where an array has its elements.
+# Layers of files that contain a recipe, or objects, instead of the elements of an array.
 _MADE = {b"LazyArray", b"proxy-source", b"b2o", b"b2embed", b"listarray", b"vlarray", b"batcharray"}
 
 
@@ -46,9 +46,9 @@ class Blosc2Volume(Volume):
         self.name = path
         self.opened = FileState.of(path, regular_status(path))
         array = _Header.of(path)
-        _Handle(path)  # whether c-blosc2 opens it shows now
+        _Handle(path)  # check now that c-blosc2 can open it
         self.shape, self.dtype = array.shape, array.dtype
-        # Some blocks at a time, but of one chunk.
+        # A few blocks at a time, all from one chunk.
         unit = grown_unit(array.blocks, array.chunks, self.dtype.itemsize, _LEAST_UNIT)
         fits = all(chunk % side == 0 for chunk, side in zip(array.chunks, unit, strict=True))
         self.grid = UnitGrid(self.shape, unit if fits else array.chunks)
@@ -57,7 +57,7 @@ class Blosc2Volume(Volume):
         self.how = f"Blosc2, chunks of {chunk} in blocks of {sides_text(array.blocks)}"
 
     def open(self) -> UnitReader:
-        """Each thread opens it for itself, as an open file is for one of them at a time."""
+        """Open a handle for each thread, as only one thread at a time may use it."""
         return _Reader(self)
 
     def state(self) -> tuple[str, str]:
@@ -87,7 +87,7 @@ class _Reader(UnitReader):
 
 
 class _Handle:
-    """An open array, for one thread at a time.  (blosc2's own does not let go of the GIL.)"""
+    """An open array for one thread at a time.  (The handle of Python's blosc2 does not release the GIL.)"""
 
     def __init__(self, path: str) -> None:
         library, array = _library(), ctypes.c_void_p()
@@ -97,7 +97,7 @@ class _Handle:
         weakref.finalize(self, library.b2nd_free, array).atexit = False
 
     def is_read(self, box: Sequence[slice], unit: Sequence[int], out: UInt8Array) -> bool:
-        """Read a box into memory of a unit; whether it went well."""
+        """Read a box into a unit's memory; return True on success."""
         numbers = ctypes.c_int64 * len(unit)
         start, stop = numbers(*(side.start for side in box)), numbers(*(side.stop for side in box))
         memory, nbytes = ctypes.c_void_p(out.ctypes.data), ctypes.c_int64(len(out))
@@ -107,7 +107,7 @@ class _Handle:
 
 @functools.cache
 def _library() -> Any:
-    """c-blosc2, which the package brings along."""
+    """Load c-blosc2, which is part of the package blosc2."""
     folder = Path(require("blosc2", extra="volume").__file__).parent
     # Releases before 3.7 have it beside their folder.
     for found in sorted([*folder.glob("lib*/libblosc2.*"), *folder.parent.glob("lib64/libblosc2.*")]):
@@ -125,17 +125,17 @@ def _library() -> Any:
 
 
 class _Header(NamedTuple):
-    shape: tuple[int, ...]  # of the array, a chunk and a block
+    shape: tuple[int, ...]  # of the array, of a chunk, of a block
     chunks: tuple[int, ...]
     blocks: tuple[int, ...]
     dtype: np.dtype[Any]  # of the elements
-    codec: int  # the number of the compressor
+    codec: int  # number of the compressor
 
     @classmethod
     def of(cls, path: str) -> _Header:
         """Read the frame's header, which is in MessagePack (README_CFRAME_FORMAT.rst of c-blosc2).
 
-        ``blosc2.open`` is not asked: releases before 4.14 run code that a file of a lazy array holds.
+        ``blosc2.open`` is not used: releases before 4.14 run code that is stored in the file of a lazy array.
         """
         msgpack = require("msgpack", extra="volume")
         with (
@@ -147,7 +147,7 @@ class _Header(NamedTuple):
                 raise ValueError("it does not begin as one")
             size = int.from_bytes(begin[11:15], "big")
             frame = msgpack.unpackb(begin + file.read(max(0, size - len(begin))), raw=True)
-            # Layers are the size of their index, their names and offsets, and their contents in this order.
+            # Layers: the size of their index, their names and offsets, then their contents in the same order.
             layers = dict(zip(frame[13][1], frame[13][2], strict=True))
             if made := sorted(layers.keys() & _MADE):
                 raise ValueError(f"it is a {made[0].decode()}, whose values are made when it is opened")
@@ -158,7 +158,7 @@ class _Header(NamedTuple):
             sides = (*found.chunks, *found.blocks)
             if not dims == len(shape) == len(chunks) == len(blocks) or min((*sides, 1)) < 1:
                 raise ValueError(f"it has chunks of {chunks} and blocks of {blocks}, and the shape {shape}")
-            # A chunk is stored with the blocks at its ends whole, and an array with the chunks at its ends.
+            # Blocks at the ends of a chunk, and chunks at the ends of an array, are stored in full size.
             ends = zip(found.chunks, found.blocks, strict=True)
             chunk = math.prod(-(-side // block) * block for side, block in ends) * frame[6]
             count = math.prod(-(-size // side) for size, side in zip(found.shape, found.chunks, strict=True))

@@ -1,4 +1,4 @@
-"""How much is decoded for patches of a volume, by the order in which they come and what is remembered."""
+"""The amount decoded for patches of a volume, depending on their order and on the size of the memory."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from fastpipe.volumes.places import PatchSpace, Places, UniformPatches
 from fastpipe.volumes.tours import Geometry, TourTrial, planned, tour_of
 from fastpipe.volumes.volume import Int64Array, UnitGrid
 
-_TRIED = 1024  # patches, by which tours are planned: of a part of the volume that they fill
-_EPOCHS = 3  # of these, in which they are visited
-_OTHERS = 1 / 3  # of what a patch touches, that has to be remembered beside for each further thread
-_MOST = 1e18  # patches, after which everything has been touched
-_NEARLY_ALL = 1 - 1e-12  # patches that touch a unit which all of them touch
-_FINENESS = 4  # budgets that are tried between one and twice as much
+_TRIED = 1024  # patches for planning a tour, in a part of the volume with the usual density
+_EPOCHS = 3  # epochs of these in which they are visited
+_OTHERS = 1 / 3  # fraction of a patch's bytes that must also be remembered for each further thread
+_MOST = 1e18  # patches after which everything has been touched
+_NEARLY_ALL = 1 - 1e-12  # probability of a unit that all patches touch
+_FINENESS = 4  # budgets tried for each doubling
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Stored:
     """An array and the units in which it is decoded."""
 
     shape: tuple[int, ...]  # of the array
-    unit: tuple[int, ...]  # of a unit; of as many dimensions
+    unit: tuple[int, ...]  # of a unit, with as many dimensions
     itemsize: int  # bytes of an element
 
     @property
@@ -48,14 +48,14 @@ class Stored:
 
 @dataclass(frozen=True)
 class Tour:
-    fronts: int  # from how many places at a time
-    amplification: float  # bytes that are decoded for each that is used
+    fronts: int  # number of places at a time
+    amplification: float  # decoded bytes for each byte used
 
 
 class PatchModel:
-    """What patches of one size need: at uniform places, as many in an epoch as have the volume's size.
+    """The cost of patches of one size at uniformly random places, as many in an epoch as fill the volume.
 
-    ``arrays`` are read at the same place, the volume first; their last dimensions are the same.
+    ``arrays`` are read at the same place, the volume first; their last dimensions are equal.
     """
 
     def __init__(self, arrays: Sequence[Stored], patch: Sequence[int], threads: int = 1) -> None:
@@ -75,7 +75,7 @@ class PatchModel:
         self.patch_nbytes = sum(map(self.nbytes_of, range(len(arrays))))
 
     def nbytes_of(self, number: int) -> int:
-        """Bytes of a patch in one of the arrays."""
+        """Return the bytes of a patch in one of the arrays."""
         return math.prod(self._wholes[number]) * self.arrays[number].itemsize
 
     def _spatial(self, array: Stored) -> tuple[int, ...]:
@@ -90,7 +90,7 @@ class PatchModel:
         return sum(array.nbytes for array in self.arrays)
 
     def alone(self) -> float:
-        """Bytes that are decoded for one patch, on average over all places."""
+        """Return the bytes decoded for one patch without memory, on average over all places."""
         return sum(
             math.prod(
                 _touched(size, unit, side)
@@ -101,15 +101,15 @@ class PatchModel:
         )
 
     def uniform(self, budget: int) -> float:
-        """Bytes that are decoded for each that is used, if patches come from anywhere.
+        """Return the decoded bytes for each byte used, with patches in uniformly random order.
 
-        Of units of which each is touched by a patch with a probability ``q``, those are remembered that one
-        of the last ``t`` patches has touched, where ``t`` is as large as memory allows (Che's approximation
-        of a cache that forgets what was not used for the longest time)::
+        A patch touches a unit with a probability ``q``.  The memory holds the units that one of the last
+        ``t`` patches touched, where ``t`` is as large as memory allows (Che's approximation of a cache that
+        evicts the least recently used)::
 
             sum of 1 - (1 - q)^t  =  slots - sum of q / 2,      decoded for a patch:  sum of q (1 - q)^t
 
-        If everything can be remembered, it is that of the first epoch.
+        If all units fit into memory, it is the value for the first epoch.
         """
         share = min(1.0, budget / max(1, self.total_nbytes))
         decoded = 0.0
@@ -123,16 +123,16 @@ class PatchModel:
         return decoded / self.patch_nbytes
 
     def tour(self, budget: int, fronts: int | None = None) -> Tour:
-        """The tour that FastPatchDataset would plan, tried on some patches; ``fronts`` are places at a
-        time."""
+        """Return the tour that FastPatchDataset would plan, tried on some patches; ``fronts`` is the number
+        of places at a time."""
         geometry, places = self._tried
         if fronts is None:
             count, stripes, _ = planned(geometry, places, budget)
         else:
             count, (stripes, _) = fronts, self._trial.best_stripes(budget / fronts)
-        if budget >= self.total_nbytes:  # nothing is forgotten, in no order
+        if budget >= self.total_nbytes:  # nothing is evicted in any order
             return Tour(count, self.uniform(budget))
-        # Of what others read at the same time a part is not what the patches before them have left.
+        # Other threads read at the same time; a part of their units cannot come from the patches before them.
         room = budget - (self.threads - 1) * _OTHERS * self.alone()
         times = []
         for seed, (epoch, trial) in enumerate(self._epochs):
@@ -142,12 +142,12 @@ class PatchModel:
         return Tour(count, statistics.median(times))
 
     def near(self, budget: int) -> float:
-        """Bytes that are decoded for each that is used on a tour from one place."""
+        """Return the decoded bytes for each byte used, on a tour from one place."""
         return self.tour(budget, 1).amplification
 
     def least_budget(self, limits: Sequence[float]) -> list[int | None]:
-        """For each limit the least memory, to a fifth, with which a tour from one place decodes no more for
-        each byte that is used, and beyond which more is enough too; None where less than all is not."""
+        """Return for each limit the least memory, to a fifth, from which on a tour from one place decodes no
+        more for each byte used; None if only memory for everything suffices."""
         geometry, _ = self._tried
         last = math.ceil(_FINENESS * math.log2(max(2.0, self.total_nbytes / geometry.unit_nbytes)))
 
@@ -157,7 +157,7 @@ class PatchModel:
         found: list[int | None] = []
         for limit in limits:
             enough = last
-            # From above, as a tour by chance may do with less than another one that needs more.
+            # Search downwards, as a tour may by chance need less memory than another.
             while enough and self.near(budget_of(enough - 1)) <= limit:
                 enough -= 1
             budget = budget_of(enough)
@@ -170,7 +170,7 @@ class PatchModel:
 
     @functools.cached_property
     def _epochs(self) -> list[tuple[Places, TourTrial]]:
-        """Epochs of other patches than those by which a tour is planned."""
+        """Return epochs of patches other than those for which a tour is planned."""
         geometry, places = self._tried
         count = len(places.volumes)
         patches = UniformPatches(geometry.space, count, False, _draw)
@@ -179,7 +179,7 @@ class PatchModel:
 
     @functools.cached_property
     def _tried(self) -> tuple[Geometry, Places]:
-        """Patches of a part of the volume, as dense as those of an epoch are in all of it."""
+        """Return patches in a part of the volume, as dense there as an epoch's are in the whole volume."""
         leading = max(range(len(self.arrays)), key=lambda number: self.arrays[number].decoded)
         array = self.arrays[leading]
         dims = len(self.patch)
@@ -188,14 +188,14 @@ class PatchModel:
         space = PatchSpace([shape], self.patch, ["the volume"], False)
         count = max(1, math.prod(shape) // math.prod(self.patch))
         places = UniformPatches(space, count, False, _draw).places(0, 0, np.arange(count))
-        # As FastPatchDataset plans: what else is read at the same place is remembered beside it.
+        # As FastPatchDataset plans: units of the other arrays at the same place are remembered, too.
         more = sum(one.decoded for one in self.arrays) / max(1, array.decoded)
         nbytes = math.prod(lead) * math.prod(unit) * array.itemsize
         return Geometry(space, np.array([unit], np.int64), max(1, int(nbytes * more))), places
 
 
 def _part(shape: Sequence[int], patch: Sequence[int], count: int) -> tuple[int, ...]:
-    """The shape of a part of a volume that so many patches fill, of the same form as far as these fit."""
+    """Return the shape of a part of the volume for ``count`` patches, with its proportions if possible."""
     sides = list(map(float, shape))
     while math.prod(sides) > count * math.prod(patch):
         large = [dim for dim in range(len(sides)) if sides[dim] > 2 * patch[dim]]
@@ -211,17 +211,17 @@ def _draw(seed: int, epoch: int, indices: Int64Array, count: int) -> npt.NDArray
 
 
 def _touched(size: int, unit: int, patch: int) -> float:
-    """Units that a patch touches along one dimension, on average over all places."""
+    """Return the number of units that a patch touches along one dimension, on average over all places."""
     starts = np.arange(size - patch + 1)
     return float(((starts + patch - 1) // unit - starts // unit + 1).mean())
 
 
 def _touches(array: Stored, whole: Sequence[int]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """With which probabilities a patch touches units, and how many units have each of them."""
+    """Return the probabilities with which a patch touches units, and the number of units with each."""
     q, times = np.ones(1), np.ones(1)
     for size, unit, side in zip(array.shape, array.unit, whole, strict=True):
         first = np.arange(0, size, unit)
-        # A unit is touched from so many places.
+        # The number of places from which a unit is touched.
         places = np.minimum(first + unit - 1, size - side) - np.maximum(first - side + 1, 0) + 1
         values, counts = np.unique(places, return_counts=True)
         q = np.multiply.outer(q, values / (size - side + 1)).ravel()
@@ -230,8 +230,8 @@ def _touches(array: Stored, whole: Sequence[int]) -> tuple[npt.NDArray[np.float6
 
 
 def _decoded(q: npt.NDArray[np.float64], times: npt.NDArray[np.float64], slots: int) -> float:
-    """Units that are decoded for a patch, with so many slots; half of what it touches is there while it is
-    read."""
+    """Return the units decoded for a patch with this many slots; half of the units of a patch occupy slots
+    while it is read."""
     touched = float((times * q).sum())
     earlier = slots - touched / 2
     if earlier <= 0:

@@ -47,7 +47,7 @@ from fastpipe.volumes.volume import (
 
 
 def hdf5_volume(path: str, inside: str, tables: FileArrays | None = None) -> Volume:
-    """Open a dataset of an HDF5 file: ``inside`` may be empty where there is but one."""
+    """Open a dataset of an HDF5 file; ``inside`` may be empty if there is only one."""
     status = os.stat(path)
     with opened(path) as file, library_errors(path):
         dataset = _dataset(file, inside, path)
@@ -58,7 +58,7 @@ def hdf5_volume(path: str, inside: str, tables: FileArrays | None = None) -> Vol
         chunks = dataset.chunks
         is_written = file.swmr_mode
         is_alone = is_alone and not (is_written or dataset.is_virtual or dataset.external)
-    # The status is from before the file was opened, so that a change since then is noticed.
+    # The status was taken before the file was opened, so that a later change is detected.
     if layout.kind == "contiguous" and layout.offsets[0] >= 0:
         how = "HDF5, contiguous and not compressed"
         return RawVolume(path, layout.shape, layout.dtype, int(layout.offsets[0]), False, how, status)
@@ -87,7 +87,7 @@ def _dataset(file: Any, inside: str, path: str) -> Any:
 
 
 class HDF5Volume(Volume):
-    """A dataset, chunk by chunk; ``chunks`` is the shape of the library's, None where it has none."""
+    """A dataset, read chunk by chunk; ``chunks`` is HDF5's chunk shape, None if it has none."""
 
     def __init__(
         self, path: str, layout: Layout, state: FileState, chunks: Sequence[int] | None, *,
@@ -96,7 +96,7 @@ class HDF5Volume(Volume):
         self._is_alone = is_alone
         self.name, self.path, self.layout = f"{path}{layout.name}", path, layout
         self.shape, self.dtype, self.opened = layout.shape, layout.dtype, state
-        self._fill = layout.fill  # not known of one that h5py reads
+        self._fill = layout.fill  # unknown if h5py reads it
         if layout.kind == "h5py":
             unit = list(chunks or raw_unit(self.shape, self.dtype.itemsize))
             self.how = f"HDF5, through h5py one thread at a time, as {layout.why}"
@@ -120,22 +120,22 @@ class HDF5Volume(Volume):
         )  # fmt: skip
 
     def open(self) -> UnitReader:
-        # Of others there is little, or nothing that was written.
+        # Datasets of other layouts are small or empty.
         return _ChunkReader(self) if self.layout.kind == "chunked" else _LibraryReader(self)
 
     def stored_in(self, numbers: Int64Array) -> Int64Array:
-        """All in the same: many are read by one call."""
+        """Return the same number for all units: one call reads many."""
         return np.zeros_like(numbers)
 
     def state(self) -> tuple[str, str]:
-        """The file's, and the dataset; not known if the values may change without the file."""
+        """Return the file's state, and the dataset; unknown if its values can change without the file."""
         if not self._is_alone:
             return "", ""
         return self.path, f"hdf5 2 {self.opened.state} {self.layout.name}"
 
 
 class _ChunkReader(UnitReader):
-    """Reads chunks without the HDF5 library's lock."""
+    """A reader of chunks that does not hold the HDF5 library's lock."""
 
     def __init__(self, volume: HDF5Volume) -> None:
         self._volume = volume
@@ -156,7 +156,7 @@ class _ChunkReader(UnitReader):
         volume, layout = self._volume, self._volume.layout
         self.check()
         for place, (number, out) in enumerate(zip(numbers.tolist(), outs, strict=True)):
-            if layout.offsets[number] < 0:  # never written
+            if layout.offsets[number] < 0:  # it was never written
                 out.reshape(-1, len(layout.fill))[:] = np.frombuffer(layout.fill, np.uint8)
                 continue
             try:
@@ -164,7 +164,7 @@ class _ChunkReader(UnitReader):
             except ChunkError as error:
                 self.check()
                 raise DamagedUnitError(str(error)) from None
-            except HDF5Error:  # another file is at the path by now
+            except HDF5Error:  # the path leads to another file by now
                 raise volume.opened.changed() from None
 
 
@@ -194,10 +194,10 @@ class _LibraryReader(UnitReader):
                 volume.put(part, out)
 
     def _opened(self) -> Any:
-        """The file, in a process whose library has the filters: it may be another than where it was found."""
+        """Open the file in this process, and check its library's filters, which may differ here."""
         volume = self._volume
         file = open_library(volume.path)
-        self.check()  # by now another may be at the path
+        self.check()  # the path may lead to another file by now
         with library_errors(volume.name):
             dataset = file[raw_name(volume.layout.name)]
             require_filters(dataset, volume.path)

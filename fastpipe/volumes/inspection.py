@@ -1,4 +1,4 @@
-"""``fastpipe inspect VOLUME``: what patches cost on this machine, and which other chunks would be better."""
+"""``fastpipe inspect VOLUME``: measure the cost of patches on this machine, and find better chunks."""
 
 from __future__ import annotations
 
@@ -45,22 +45,22 @@ from fastpipe.volumes.repack import (
 from fastpipe.volumes.units import budget_of
 from fastpipe.volumes.volume import Box, Int64Array, UnitGrid, Volume, aligned, grown_unit, sides_text
 
-SCHEMA = 1  # of the JSON
+SCHEMA = 1  # version of the JSON
 
 
 _SECONDS, _TRIED_SECONDS = 0.8, 0.25  # of a measurement: of the volume, and of a part in other chunks
-_LIMITS = (2.0, 1.2)  # decoded bytes for each that is used, for which the least memory is looked for
-_LESS = 0.8  # of a tour's patches in a second: an order that gives so many is good enough
+_LIMITS = (2.0, 1.2)  # decoded bytes for each byte used, for which the least memory is searched
+_LESS = 0.8  # of a tour's patches a second: an order that reaches this is good enough
 _TRIED_NBYTES = 24 << 20  # of the volume
 _LEAST_CHUNK, _LARGEST_CHUNK = 1 << 16, 16 << 20
 _MOST_FILES = 1_000_000
-_WORTH = 1.25  # as many patches in a second
-_WORTH_UNIFORM = 2.0  # in uniform order, which a tour may replace without a copy
+_WORTH = 1.25  # ratio of patches a second
+_WORTH_UNIFORM = 2.0  # the same in uniform order, which a tour can replace without a copy
 
 
 @dataclass(frozen=True)
 class Speed:
-    """What some threads decoded."""
+    """The speed at which a number of threads decoded."""
 
     threads: int
     units: int
@@ -74,20 +74,20 @@ class Speed:
 
 @dataclass(frozen=True)
 class VolumeFacts:
-    """A volume, as the JSON has it."""
+    """The facts about a volume, as in the JSON."""
 
-    name: str  # as it was named
-    how: str  # it is stored, in words
+    name: str  # as the user wrote it
+    how: str  # how it is stored, in words
     shape: tuple[int, ...]
     dtype: str
-    chunk: tuple[int, ...]  # what is stored together
-    unit: tuple[int, ...]  # what is decoded at once
+    chunk: tuple[int, ...]  # shape of what is stored together
+    unit: tuple[int, ...]  # shape of what is decoded at once
     unit_nbytes: int
-    units: int  # how many there are
+    units: int  # number of units
     decoded: int  # bytes of the array
-    stored: int | None  # bytes on disk, where they are known
-    one: Speed | None  # by one thread; None of an array without elements
-    all: Speed | None  # by as many as there are cores
+    stored: int | None  # bytes on disk; None if unknown
+    one: Speed | None  # by one thread; None for an array without elements
+    all: Speed | None  # by one thread for each core
 
     @property
     def ratio(self) -> float | None:
@@ -96,57 +96,57 @@ class VolumeFacts:
 
 @dataclass(frozen=True)
 class Cost:
-    """What patches in some order cost."""
+    """The cost of patches in some order."""
 
-    amplification: float  # bytes that are decoded for each that is used
-    one: float  # patches in a second, by one thread
+    amplification: float  # decoded bytes for each byte used
+    one: float  # patches a second with one thread
     all: float
 
 
 @dataclass(frozen=True)
 class Fit:
     threads: int
-    thread_nbytes: int  # that each of them takes while it decodes
-    remembered: int  # bytes for what is remembered
+    thread_nbytes: int  # bytes that each thread uses while it decodes
+    remembered: int  # bytes for remembered units
 
 
 @dataclass(frozen=True)
 class PatchFacts:
     patch: tuple[int, ...]
-    nbytes: int  # of one, in all arrays
-    epoch: int  # patches that have the volume's size
+    nbytes: int  # of a patch, in all arrays
+    epoch: int  # patches that together have the volume's size
     budget: int  # bytes of memory
     fit: Fit
-    all_nbytes: int  # of all that can be remembered
+    all_nbytes: int  # bytes of all units
     keeps_all: bool
-    alone: Cost  # of one patch, if nothing is remembered
-    uniform: Cost  # of patches from anywhere
+    alone: Cost  # without memory of earlier patches
+    uniform: Cost  # in uniformly random order
     tour: Cost
-    fronts: int  # places of the tour at a time
-    least: float  # bytes decoded for each that is used in the first epoch, if all is remembered
-    needed: dict[str, int | None]  # the least for a tour within each of ``_LIMITS``; None for all of it
-    copying: float  # seconds that a thread takes to copy a patch from decoded units
+    fronts: int  # number of the tour's places at a time
+    least: float  # decoded bytes for each byte used in the first epoch, if all units are remembered
+    needed: dict[str, int | None]  # least bytes for a tour within each of ``_LIMITS``; None: memory for all
+    copying: float  # seconds of a thread to copy a patch from decoded units
 
 
 @dataclass(frozen=True)
 class Rechunked:
-    """The volume as it is (codec ""), or would be with other chunks."""
+    """The volume as it is (codec ""), or as it would be with other chunks."""
 
     chunk: tuple[int, ...]
-    chunks: int  # a copy has a file for each
+    chunks: int  # number of chunks; a copy has a file for each
     codec: str
     level: int
-    ratio: float  # decoded bytes for each that is stored
+    ratio: float  # decoded bytes for each stored byte
     unit: tuple[int, ...]
     alone: Cost
     uniform: Cost
-    tour: Cost  # from one place
-    gain: float  # patches of a tour in a second, for each that there is now
+    tour: Cost  # a tour from one place
+    gain: float  # ratio of a tour's patches a second to the present ones
     uniform_gain: float
 
 
 def inspect_volume(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Look at the volume and print what was found; ``args`` as of ``fastpipe.tools.inspect``."""
+    """Inspect the volume and print the results; ``args`` as of ``fastpipe.tools.inspect``."""
     for name, is_given in (("batch-size", args.batch_size != 256), ("sample-dims", args.sample_dims != 1)):
         if is_given:
             raise OptionError(f"--{name} is for HDF5 files, not for volumes")
@@ -198,9 +198,9 @@ def _stored(volume: Volume) -> Stored:
 def decode_speed(
     volume: Volume, patch: Sequence[int] | None, threads: int, seconds: float, within: Box | None = None
 ) -> Speed:
-    """Read units for some time, as patches at random places need them; each thread reads some at least.
+    """Read the units of patches at random places for some time; each thread reads at least a few.
 
-    Another number of threads reads at other places, not what the system has in memory since the one before.
+    A different number of threads reads at other places, which the system does not already have in memory.
     """
     reader, groups, lock = volume.open(), _groups(volume, patch, within, threads), threading.Lock()
     begun = time.perf_counter()
@@ -211,7 +211,7 @@ def decode_speed(
         while True:
             with lock:
                 group = next(groups)
-            if len(parts) < len(group):  # else the memory is used again, as that of a batch is
+            if len(parts) < len(group):  # reuse the memory, like that of a batch
                 parts = aligned(volume.unit_nbytes, len(group))
             reader.read(group, parts[: len(group)])
             count += len(group)
@@ -227,7 +227,7 @@ def decode_speed(
 def _groups(
     volume: Volume, patch: Sequence[int] | None, within: Box | None, seed: int
 ) -> Iterator[Int64Array]:
-    """Units that are stored together and needed together, without end."""
+    """Yield groups of units that are stored together and needed together, without end."""
     rng = np.random.default_rng(seed)
     while True:
         if patch is None:
@@ -255,7 +255,7 @@ def copy_seconds(volume: Volume, patch: Sequence[int]) -> float:
     clock = StageClock()
     box = _random_patch(volume, patch, np.random.default_rng(1))
     out = np.zeros([side.stop - side.start for side in box], volume.dtype)
-    out.fill(0)  # touched once before, as memory is that is used again
+    out.fill(0)  # touch the pages once first, as reused memory has been
     PatchReader(volume, clock, Counts()).read([side.start for side in box], out)
     return clock.totals().get("copy", 0.0)
 
@@ -310,10 +310,10 @@ def patch_facts(
 
 
 def fit_of(facts: Sequence[VolumeFacts], budget: int) -> Fit:
-    """Return how a budget is best used: at least half of it for what is remembered.
+    """Return the best use of a budget, with at least half of it for remembered units.
 
-    A thread that decodes has the bytes of a chunk as they are stored, and what becomes of them.  That is
-    computed for a chunk of the mean ratio; a codec's own buffers, and those of batches, are not in it.
+    A thread that decodes holds the stored bytes of a chunk and the decoded ones, estimated for a chunk of the
+    mean ratio.  The buffers of codecs and those of batches are not included.
     """
     each = 0
     for one in facts:
@@ -325,12 +325,12 @@ def fit_of(facts: Sequence[VolumeFacts], budget: int) -> Fit:
 
 
 def budget_for(remembered: int, thread_nbytes: int) -> int:
-    """Return the budget of which ``fit_of`` leaves so much for what is remembered."""
+    """Return the budget from which ``fit_of`` leaves this much for remembered units."""
     return remembered + thread_nbytes * max(1, min(available_cpus(), remembered // max(1, thread_nbytes)))
 
 
 class Rates:
-    """How many patches there are in a second."""
+    """The number of patches a second."""
 
     def __init__(
         self, model: PatchModel, speeds: Sequence[tuple[Speed | None, Speed | None]], copying: float
@@ -353,10 +353,10 @@ def rechunked(
     volumes: Sequence[Volume], facts: Sequence[VolumeFacts], model: PatchModel, now: PatchFacts,
     layouts: Sequence[ZarrLayout],
 ) -> list[Rechunked]:  # fmt: skip
-    """Return what some other layouts of the first volume would change.
+    """Return the effects of other layouts of the first volume.
 
-    Some of it is written with each of them, into a folder for temporary files, and decoded; and decoded as
-    it is, so that all is as near in the system's memory.
+    A part of it is written in each layout to a temporary folder and decoded, and also decoded in its present
+    layout, so that all are equally likely to be in the system's memory.
     """
     if not layouts:
         return []
@@ -404,7 +404,7 @@ def _layouts(volume: Volume, patch: Sequence[int]) -> list[ZarrLayout]:
 
 
 def _speeds(volume: Volume, patch: Sequence[int], box: Box | None) -> tuple[Speed, Speed]:
-    """How fast it is decoded by one thread, and by all, for patches as far as they fit."""
+    """Return the decoding speeds of one thread and of all threads, for patches as far as they fit."""
     spatial = volume.shape[len(volume.shape) - len(patch) :]
     fits = all(side <= size for side, size in zip(patch, spatial, strict=True))
     return _one_and_all(volume, patch if fits else None, _TRIED_SECONDS, box)
@@ -434,16 +434,16 @@ def command(path: str, one: Rechunked) -> str:
 
 
 def _candidates(volume: Volume, patch: Sequence[int]) -> list[tuple[int, ...]]:
-    """Shapes of chunks: powers of two, as long as the patch and as parts of it; not such that a copy would
-    have more files than file systems like."""
+    """Return chunk shapes: powers of two, up to the patch's sides and fractions of them; without those for
+    which a copy would have too many files for file systems."""
     shape, itemsize = volume.shape, volume.dtype.itemsize
     lead, spatial = shape[: len(shape) - len(patch)], shape[len(shape) - len(patch) :]
-    # A dimension of which patches take all is not cut.
+    # A dimension that patches span is not split.
     base = [
         side if side == size else 1 << (side.bit_length() - 1)
         for side, size in zip(patch, spatial, strict=True)
     ]
-    # What lies in front is needed by every patch.
+    # Every patch needs all leading dimensions.
     front = lead if math.prod((*lead, *base)) * itemsize <= _LARGEST_CHUNK else (1,) * len(lead)
     while math.prod((*front, *base)) * itemsize > _LARGEST_CHUNK:
         longest = int(np.argmax(base))
@@ -461,7 +461,7 @@ def _candidates(volume: Volume, patch: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def _middle(layout: ZarrLayout) -> Box:
-    """A part out of the middle: whole chunks of a layout."""
+    """Return a box in the middle of the volume, of whole chunks of a layout."""
     sides = list(layout.chunk)
     while math.prod(sides) * layout.dtype.itemsize <= _TRIED_NBYTES // 2:
         dims = [dim for dim in range(len(sides)) if 2 * sides[dim] <= layout.shape[dim]]

@@ -1,6 +1,6 @@
-"""NIfTI images: of those without compression parts are read; of others a copy is made once.
+"""NIfTI images: uncompressed files are read in parts; of compressed ones a copy is made once.
 
-The format: nifti1.h and nifti2.h of the NIfTI data format working group, as nibabel reads them.
+The format is defined in nifti1.h and nifti2.h of the NIfTI data format working group; nibabel reads them.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from fastpipe.volumes.volume import (
     as_volume_error,
 )
 
-_PIECE = 1 << 22  # bytes that are decompressed at a time
-_MOST_RATIO = 1032  # of bytes to those that deflate makes of them
-_UNUSED_S = 30 * 86400.0  # after which a copy is removed
-_LEFT = 1 << 28  # bytes of disk that are left to others
-_SUFFIX, _LOCKS = ".raw", "locks"  # of copies, and a file of which a byte is locked while one is made
+_PIECE = 1 << 22  # bytes decompressed at a time
+_MOST_RATIO = 1032  # largest ratio of decompressed to compressed bytes in deflate
+_UNUSED_S = 30 * 86400.0  # a copy that is unused for so long is removed
+_LEFT = 1 << 28  # bytes of disk that stay free
+_SUFFIX, _LOCKS = ".raw", "locks"  # of copies; a file of which a byte is locked during a copy
 
 
 def nifti_volume(path: str, *, may_write: bool) -> Volume:
-    """Open ``.nii``, ``.nii.gz``, or one of a pair, ``.hdr`` and ``.img``, as ``nibabel.load(path).dataobj``
-    has it."""
+    """Open ``.nii``, ``.nii.gz``, or one of a pair, ``.hdr`` and ``.img``, with the values of
+    ``nibabel.load(path).dataobj``."""
     nibabel = require("nibabel", extra="volume")
-    status = regular_status(path)  # from before it is read, so that a change since then is noticed
+    status = regular_status(path)  # taken before reading, so that a later change is detected
     headers, files = nibabel.spatialimages, nibabel.filebasedimages
     own = headers.HeaderDataError, headers.HeaderTypeError, nibabel.wrapstruct.WrapStructError
     with as_volume_error(f"{path} cannot be read as a NIfTI image", files.ImageFileError, *own):
@@ -61,7 +61,7 @@ def nifti_volume(path: str, *, may_write: bool) -> Volume:
         )
     if dtype.kind not in "biufc":
         raise VolumeError(f"{path} has elements of {dtype}, and not numbers")
-    source = os.fspath(proxy.file_like)  # of a pair the one with the elements
+    source = os.fspath(proxy.file_like)  # in a pair, the file with the elements
     if source != path:
         status = regular_status(source)
     file, how, copied = source, "NIfTI, not compressed", None
@@ -72,7 +72,7 @@ def nifti_volume(path: str, *, may_write: bool) -> Volume:
                 f'cache="auto" or "ram", or unpack it with:  gunzip {source}'
             )
         nbytes = offset + math.prod(shape) * dtype.itemsize
-        if nbytes > _MOST_RATIO * status.st_size:  # before room is made for it
+        if nbytes > _MOST_RATIO * status.st_size:  # checked before allocating
             raise VolumeError(
                 f"{path} is cut off, or its header is damaged: it says that it has {in_bytes(nbytes)}, and "
                 f"{in_bytes(status.st_size)} of gzip are less at any rate"
@@ -86,7 +86,7 @@ def nifti_volume(path: str, *, may_write: bool) -> Volume:
 
 
 class ScaledVolume(WrappedVolume):
-    """A volume whose elements stand for others, slope · element + inter, as in an image's header."""
+    """A volume whose values are slope · element + inter, as an image's header defines."""
 
     def __init__(self, inner: Volume, slope: float, inter: float) -> None:
         super().__init__(inner)
@@ -95,7 +95,7 @@ class ScaledVolume(WrappedVolume):
         self.how = f"{inner.how}, scaled to {self.dtype}"
 
     def scaled(self, stored: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return what elements stand for, of the type that nibabel gives them."""
+        """Return the values for elements, with nibabel's dtype."""
         scale = require("nibabel.volumeutils", extra="volume").apply_read_scaling
         made: npt.NDArray[Any] = scale(stored, np.float64(self.slope), np.float64(self.inter))
         return made
@@ -122,7 +122,7 @@ class _ScaledReader(WrappedReader):
     def read(self, numbers: Int64Array, outs: Sequence[UInt8Array]) -> None:
         inner = self._volume.inner
         for number, out in zip(numbers, outs, strict=True):
-            # What lies beyond the array's ends is arbitrary, but must not be a number that cannot be scaled.
+            # Elements beyond the array's ends are arbitrary, but must be numbers that can be scaled.
             stored = np.zeros(inner.unit_nbytes, np.uint8)
             self._reader.read(number[None], [stored])
             out.view(self._volume.dtype)[:] = self._volume.scaled(stored.view(inner.dtype))
@@ -142,9 +142,9 @@ def unpack(path: str, target: BinaryIO, nbytes: int) -> None:
                 target.write(made[: max(0, nbytes - done)])
                 done += len(made)
                 if done >= nbytes + _PIECE:
-                    return  # a small file can unpack to any amount
+                    return  # a small file can unpack to any size
                 is_over, data = stream.eof, stream.unconsumed_tail
-                if is_over:  # another member may follow; zeros behind the last are no such
+                if is_over:  # another member may follow, but not zeros after the last one
                     data = stream.unused_data.lstrip(b"\0")
                     stream = zlib.decompressobj(wbits=31) if data else stream
         if not is_over or done < nbytes:
@@ -154,11 +154,11 @@ def unpack(path: str, target: BinaryIO, nbytes: int) -> None:
 
 
 def converted_file(path: str, nbytes: int, fill: Callable[[BinaryIO], None]) -> tuple[str, os.stat_result]:
-    """The path of a copy that ``fill`` has written, and its state: what is there later, and is of another, is
-    not the copy.
+    """Return the path of a copy that ``fill`` has written, and its state; a file with another state that is
+    there later is not the copy.
 
-    A copy belongs to one state of one file: one that changes gets another.  Copies that nobody has used
-    for thirty days are removed when another is made.
+    A copy belongs to one state of one file; a changed file gets a new copy.  Copies that have been unused for
+    thirty days are removed when another one is made.
     """
     file = identify(path, b"converted 1")
     place = hashlib.sha256(os.fsencode(os.path.abspath(path))).hexdigest()[:16]
@@ -166,9 +166,9 @@ def converted_file(path: str, nbytes: int, fill: Callable[[BinaryIO], None]) -> 
     with PrivateFolder(user_cache_folder() / "converted") as folder:
         status = _found(folder, name, nbytes)
         if status is None:
-            # One makes it: a second would put another in its place, which is not what others have opened.
+            # Only one process makes it: a second one would replace the copy that others have opened.
             with contextlib.closing(LockFile(folder.here(_LOCKS))) as lock:
-                with contextlib.suppress(OSError):  # where the file system has no locks, nobody waits
+                with contextlib.suppress(OSError):  # without locks in the file system there is no waiting
                     lock.take(int(place, 16) >> 1, waits=True)
                 status = _found(folder, name, nbytes)
                 if status is None:
@@ -186,7 +186,7 @@ def _found(folder: PrivateFolder, name: str, nbytes: int) -> os.stat_result | No
         return None
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(file.fileno())
-        with contextlib.suppress(OSError):  # in use: not to be removed; but not changed
+        with contextlib.suppress(OSError):  # mark it as used without a change of its content
             os.utime(file.fileno(), ns=(time.time_ns(), status.st_mtime_ns))
         return status if status.st_size >= nbytes else None
 
@@ -206,7 +206,7 @@ def _check_room(folder: PrivateFolder, path: str, nbytes: int) -> None:
 
 
 def _remove_old(folder: PrivateFolder, place: str) -> None:
-    """Remove copies of earlier states of a file, and those that nobody has used for long."""
+    """Remove copies of earlier states of a file, and copies that have not been used for long."""
     for name in folder.names():
         if name.endswith(_SUFFIX):
             with contextlib.suppress(OSError):

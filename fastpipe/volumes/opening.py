@@ -1,4 +1,4 @@
-"""What a volume is said to be, to the volume."""
+"""From an argument to the volume that it describes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from fastpipe.volumes.volume import LARGEST_UNIT, NativeVolume, Volume, in_worth
 from fastpipe.volumes.zarr import METADATA, ZarrVolume, is_zarr, json_object, zarr_array
 from fastpipe.volumes.zarr_python import ZarrPythonVolume, zarr_in_zip
 
-_NUMBERS = "biufc"  # kinds of elements, as NumPy names them
+_NUMBERS = "biufc"  # kinds of elements in NumPy's notation
 _NUMPY = b"\x93NUMPY"
-_ZIP = (b"PK\3\4", b"PK\5\6")  # of a file with members, and of one without
+_ZIP = (b"PK\3\4", b"PK\5\6")  # of a file with members, and of an empty one
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _NIFTI_NAMES = (".nii", ".nii.gz", ".hdr.gz", ".hdr", ".img.gz", ".img")
 
@@ -31,9 +31,9 @@ _NIFTI_NAMES = (".nii", ".nii.gz", ".hdr.gz", ".hdr", ".img.gz", ".img")
 def open_volume(what: Any, place: str = "volume", *, may_write: bool = False) -> Volume:
     """Open a path or a URL, a NumPy array, or a list of TIFF files that are the slices of one volume.
 
-    Behind the path of a file or folder that holds several arrays follows the name of one: ``"scan.h5/raw"``,
-    ``"scan.zarr/0"``.  ``place`` is the argument that messages name.  With ``may_write`` what is made of
-    files that can only be read from their beginning on, and where chunks are, is kept in the user's cache.
+    If a file or folder holds several arrays, the name of one follows the path: ``"scan.h5/raw"``,
+    ``"scan.zarr/0"``.  ``place`` is the argument's name in messages.  With ``may_write`` the user's cache
+    keeps copies of files that can only be read sequentially, and the places of chunks.
     """
     if isinstance(what, np.ndarray):
         if what.dtype.kind not in _NUMBERS or not what.ndim:
@@ -51,7 +51,7 @@ def open_volume(what: Any, place: str = "volume", *, may_write: bool = False) ->
         if os.path.isdir(file):
             return finished(_folder(os.path.join(file, inside) if inside else file), place)
         return finished(_file(file, inside, may_write=may_write), place)
-    except (MemoryError, OverflowError) as error:  # of sizes that a header says
+    except (MemoryError, OverflowError) as error:  # caused by sizes in a header
         raise VolumeError(f"{path} says that it is larger than anything that can be read: {error}") from error
 
 
@@ -65,7 +65,7 @@ def _checked(volume: Volume, place: str) -> Volume:
 
 
 def finished(volume: Volume, place: str) -> Volume:
-    """The volume in units that are worth it, with elements as the machine has them."""
+    """Return the volume in units of a useful size, with elements in native byte order."""
     volume = in_worthwhile_units(_checked(volume, place))
     return volume if volume.dtype.isnative else NativeVolume(volume)
 
@@ -119,7 +119,7 @@ def _file(path: str, inside: str, *, may_write: bool) -> Volume:
     if begin.startswith(_ZIP):
         return zarr_in_zip(path, inside)
     is_other = begin.startswith(_NUMPY) or begin[:4] in _TIFF
-    # Anything may stand in front of HDF5's signature, as in MATLAB's files.
+    # HDF5's signature may follow other content, as in MATLAB's files.
     if name.endswith((".h5", ".hdf5")) or (not is_other and is_hdf5(path)):
         return hdf5_volume(path, inside, default_file_arrays() if may_write else None)
     if inside:

@@ -1,4 +1,4 @@
-"""Where the patches of an epoch are: functions of seed, epoch and index."""
+"""The places of an epoch's patches, as functions of seed, epoch and index."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from fastpipe.core.text import in_bytes
 from fastpipe.errors import OptionError
 from fastpipe.volumes.volume import Int64Array
 
-_LIST_NBYTES = 3 * 8  # of each number in a list of places, with what is there while it is made
-# (seed, epoch, indices, count) to uniform numbers in [0, 1): float64 (N, count).
+_LIST_NBYTES = 3 * 8  # of each number in a list of places, including temporary memory
+# From (seed, epoch, indices, count) to uniform numbers in [0, 1): float64 (N, count).
 Draw = Callable[[int, int, Int64Array, int], npt.NDArray[np.float64]]
 
 
 class Places(NamedTuple):
-    volumes: Int64Array  # int64 (N,): the number of the volume of each
-    starts: Int64Array  # int64 (N, D): where it begins there; with padding perhaps below 0
+    volumes: Int64Array  # int64 (N,): the number of each patch's volume
+    starts: Int64Array  # int64 (N, D): its start there; possibly below 0 with padding
 
 
 class PatchSpace:
-    """Where patches of one size can be in volumes: int64 (V, D), from ``lows`` on, ``counts`` places along
-    each dimension."""
+    """The possible places of patches of one size in volumes: ``lows``, int64 (V, D), and ``counts`` of places
+    along each dimension."""
 
     def __init__(
         self, shapes: Sequence[Sequence[int]], patch: Sequence[int], names: Sequence[str], pads: bool
@@ -49,10 +49,10 @@ class PatchSpace:
 
 class PatchPlaces(Protocol):
     count: int  # of an epoch
-    is_random: bool  # they are others in each epoch
+    is_random: bool  # True if they differ between epochs
 
     def places(self, seed: int, epoch: int, indices: Int64Array) -> Places:
-        """Where patches of an epoch are: a row depends on its own index only."""
+        """Return the places of an epoch's patches; each row depends only on its own index."""
 
 
 class FixedPatches:
@@ -71,7 +71,7 @@ class UniformPatches:
     def __init__(self, space: PatchSpace, count: int, by_size: bool, draw: Draw) -> None:
         self._space, self.count, self._draw = space, count, draw
         sizes = [math.prod(counts) if by_size else 1 for counts in space.counts.tolist()]
-        # Of exact integers, as there may be more places than a float tells apart.
+        # Exact integers, as there may be more places than a float can distinguish.
         ends = list(itertools.accumulate(sizes))
         self._ends = np.array([end / ends[-1] for end in ends])
 
@@ -84,10 +84,10 @@ class UniformPatches:
 
 
 class ForegroundPatches:
-    """Patches anywhere, as ``elsewhere`` has them, some of them around a voxel of the foreground.
+    """Patches as in ``elsewhere``, some of them replaced by patches around a voxel of the foreground.
 
-    ``voxels`` are for each volume those of each of its labels, as places in C order: int64 (M,).  ``draw``
-    gives other random numbers than ``elsewhere`` has.
+    ``voxels`` has for each volume the voxels of each label, as places in C order: int64 (M,).  ``draw``
+    returns other random numbers than those of ``elsewhere``.
     """
 
     is_random = True
@@ -102,7 +102,7 @@ class ForegroundPatches:
     ) -> None:
         self._space, self._elsewhere, self.count = space, elsewhere, elsewhere.count
         self._fraction, self._draw = fraction, draw
-        # One array for all: a row for each label of each volume, which ends where the next begins.
+        # One array for all: a row for each label of each volume; each row ends where the next begins.
         lists = [label for labels in voxels for label in labels]
         self._voxels = np.concatenate([np.zeros(0, np.int64), *lists])
         self._ends = np.cumsum([0, *(len(label) for label in lists)], dtype=np.int64)
@@ -131,7 +131,7 @@ class ForegroundPatches:
 
 
 def grid_places(space: PatchSpace, stride: int | Sequence[int] | None) -> Places:
-    """All patches at regular distances, or side by side, in C order, volume after volume."""
+    """Return all patches at regular distances, by default side by side, in C order, volume after volume."""
     patch: list[int] = space.patch.tolist()
     stride = patch if stride is None else [stride] * len(patch) if isinstance(stride, int) else stride
     if len(stride) != len(patch):
@@ -165,7 +165,7 @@ def check_room(nbytes: int, what: str, remedy: str) -> None:
 
 
 def given_places(space: PatchSpace, array: Int64Array, pads: bool) -> Places:
-    """Patches at given places: int64 (N, D), or (N, 1 + D) with the number of the volume in front."""
+    """Return patches at given places: int64 (N, D), or (N, 1 + D) with the volume's number first."""
     dims = len(space.patch)
     if array.shape[1] == dims and len(space.shapes) == 1:
         array = np.concatenate([np.zeros((len(array), 1), np.int64), array], axis=1)
@@ -181,7 +181,7 @@ def given_places(space: PatchSpace, array: Int64Array, pads: bool) -> Places:
         )
     shapes = space.shapes[volumes]
     outside = (starts < 0) | (starts > shapes - space.patch)
-    if pads:  # but there must be something to pad
+    if pads:  # but a padding needs at least one element
         outside = (starts >= shapes) | (starts <= -space.patch)
     if outside.any():
         which = int(np.flatnonzero(outside.any(axis=1))[0])
@@ -194,7 +194,7 @@ def given_places(space: PatchSpace, array: Int64Array, pads: bool) -> Places:
 
 
 class KeyedIndex(int):
-    """A sample's number in the epoch of a seed."""
+    """A sample's number, with the seed and the epoch."""
 
     seed: int
     epoch: int
@@ -209,7 +209,7 @@ class KeyedIndex(int):
 
 
 def keys_of(indices: Sequence[int] | Int64Array) -> dict[tuple[int, int], Int64Array]:
-    """By seed and epoch the places among indices that carry these; empty where one carries none."""
+    """Return, by seed and epoch, the positions of the indices that carry these; empty if none does."""
     if isinstance(indices, np.ndarray):
         return {}
     found: dict[tuple[int, int], list[int]] = {}

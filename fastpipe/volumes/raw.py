@@ -1,4 +1,4 @@
-"""Arrays that lie in memory, or in a file as they are: NumPy's format."""
+"""Uncompressed arrays, in memory or in a file, such as NumPy's format."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from fastpipe.volumes.volume import (
     swapped,
 )
 
-_RUN_NBYTES = 1 << 14  # that lie together, and are read by one call
+_RUN_NBYTES = 1 << 14  # bytes that are contiguous, and read by one call
 _UNIT_NBYTES = 1 << 19
-_MOST_HEADER = 10_000  # bytes, as NumPy has it
+_MOST_HEADER = 10_000  # bytes; NumPy's limit
 
 
 class RawVolume(Volume):
-    """An array whose elements lie in a file one after the other, in C order or in Fortran's.
+    """An array whose elements are contiguous in a file, in C or in Fortran order.
 
-    ``status`` of the file is from before the rest was read from it: a change since then is noticed.  ``name``
-    is for messages.  ``source`` is what the file is a copy of, or the file itself; ``copied`` the state that
-    it was in.
+    ``status`` of the file was taken before anything else was read from it, so that a later change is
+    detected.  ``name`` is for messages.  ``source`` is the file of which this one is a copy, or the file
+    itself; ``copied`` is its state when it was copied.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class _RawReader(UnitReader):
             try:
                 descriptor = block.enter_context(lent(self._file, volume.path))
             except OSError as error:
-                # A copy goes when one of another state is made.
+                # the copy is removed when a copy of another state is made
                 is_gone = isinstance(error, FileNotFoundError) and volume.path != volume.source
                 if error.errno == errno.ESTALE or is_gone:
                     raise volume.opened.changed() from None
@@ -118,9 +118,9 @@ class _RawReader(UnitReader):
         sizes = [side.stop - side.start for side in box]
         inside: list[Any] = [..., *map(slice, sizes)]
         target = out.view(volume.dtype).reshape(volume.grid.unit)[tuple(inside)]
-        if volume.is_fortran:  # the same, seen from behind
+        if volume.is_fortran:  # reverse the dimensions
             shape, box, sizes, target = shape[::-1], box[::-1], sizes[::-1], target.T
-        # What lies together in the file is read into memory without gaps, and put into its place.
+        # Read into memory without gaps first, if the target has gaps.
         packed = target if target.flags.c_contiguous else np.empty(sizes, volume.dtype)
         try:
             read_box(descriptor, volume.offset, shape, box, packed)
@@ -134,9 +134,9 @@ class _RawReader(UnitReader):
 def read_box(
     descriptor: int, offset: int, shape: Sequence[int], box: Sequence[slice], out: npt.NDArray[Any]
 ) -> None:
-    """Read a box of an array that lies in a file in C order."""
+    """Read a box of an array that is stored in a file in C order."""
     itemsize, sizes = out.itemsize, [side.stop - side.start for side in box]
-    # From the last dimension on that is not taken as a whole, elements lie together.
+    # Elements are contiguous from the last dimension that is not taken completely.
     lead = len(shape)
     while lead > 1 and sizes[lead - 1] == shape[lead - 1]:
         lead -= 1
@@ -151,8 +151,8 @@ def read_box(
 
 
 def raw_unit(shape: Sequence[int], itemsize: int) -> list[int]:
-    """Return the shape of a unit of an array that lies in C order: of runs that are worth a call, and as
-    even as these let it be."""
+    """Return the unit of an array that is stored in C order: runs that are long enough for a call, and sides
+    that are as equal as these allow."""
     unit = [1] * len(shape)
     if not shape:
         return unit
@@ -162,7 +162,7 @@ def raw_unit(shape: Sequence[int], itemsize: int) -> list[int]:
         if inner >= _RUN_NBYTES:
             break
         unit[dim] = max(1, min(shape[dim], -(-_RUN_NBYTES // inner)))
-    # Then all in front of them alike.
+    # Then all dimensions before them equally.
     return grown_unit(unit, shape, itemsize, _UNIT_NBYTES, is_cut=True)
 
 
@@ -180,7 +180,7 @@ def npy_volume(path: str) -> RawVolume:
 
 
 def _npy_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Read shape, order and type of the array in a file, up to its first element."""
+    """Read shape, order and dtype of the array in a file, up to its first element."""
     version = np.lib.format.read_magic(file)
     if version == (1, 0):
         return np.lib.format.read_array_header_1_0(file)
@@ -188,7 +188,7 @@ def _npy_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
         return np.lib.format.read_array_header_2_0(file)
     if version != (3, 0):
         raise ValueError(f"version {version} of the format is not known")
-    # As the second, but in UTF-8; NumPy has no public function for it.
+    # Version 3 is as version 2, but in UTF-8; NumPy has no public function for it.
     length = int.from_bytes(file.read(4), "little")
     if length > _MOST_HEADER:
         raise ValueError(f"its header has {length} bytes")
@@ -201,15 +201,15 @@ def _npy_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 
 class MemoryVolume(Volume, UnitReader):
-    """A NumPy array; patches are copied from it as they are.
+    """A NumPy array; patches are copied directly from it.
 
-    Other processes get a copy; of a ``numpy.memmap``, or a view of one, they map the file.
+    Other processes receive a copy, but map the file of a ``numpy.memmap``, or of a view of one.
     """
 
     def __init__(self, array: npt.NDArray[Any], name: str) -> None:
         self._array, self.name = array, name
         self.shape, self.dtype = array.shape, array.dtype.newbyteorder("=")
-        # As a file of it would be read, for orders that visit neighbours together.
+        # The units of a file with this array, for orders that visit neighbours together.
         self.grid = UnitGrid(array.shape, [min(max(1, size), 64) for size in array.shape])
         self.how = "an array in memory"
 
@@ -224,8 +224,8 @@ class MemoryVolume(Volume, UnitReader):
         self.__dict__ |= state | {"_array": received(state["_array"])}
 
     def native_source(self) -> Any | None:
-        """Its memory; None of elements that the core does not know, or that lie between others unevenly, as a
-        field of a packed structure does."""
+        """Return its memory; None if the core does not support the dtype, or the strides are uneven, as of a
+        field in a packed structure."""
         array = np.asarray(self._array)
         if self.dtype.char in "gG" or any(step % array.itemsize for step in array.strides):
             return None
@@ -240,13 +240,13 @@ class MemoryVolume(Volume, UnitReader):
             self.put(self._array[self.grid.box(number)], out)
 
     def state(self) -> tuple[str, str]:
-        """Not known: it can change at any time."""
+        """Return an unknown state: the array can change at any time."""
         return "", ""
 
 
 def sendable(what: Any) -> Any:
-    """Return an array, or lists and tuples of some, as another process is sent it: mapped files as what is
-    needed to map them there."""
+    """Return an array, or lists and tuples of arrays, in a form for another process: a mapped file becomes a
+    description with which it is mapped there."""
     if isinstance(what, np.ndarray):
         return _MappedFile.of(what) or what
     return type(what)(map(sendable, what)) if type(what) in (list, tuple) else what
@@ -259,7 +259,7 @@ def received(what: Any) -> Any:
 
 
 class _MappedFile(NamedTuple):
-    """An array whose elements are those of a file: the bytes that it spans, and where its first one is."""
+    """An array in a mapped file: the range of bytes that it spans, and the offset of its first element."""
 
     path: str
     begin: int
@@ -276,7 +276,7 @@ class _MappedFile(NamedTuple):
             whole = whole.base
         if not isinstance(whole, np.memmap) or not isinstance(whole.base, mmap.mmap) or not array.size:
             return None
-        if whole.filename is None or whole.mode == "c":  # what was changed is in this process only
+        if whole.filename is None or whole.mode == "c":  # changes in such a map exist only in this process
             return None
         first = whole.offset + array.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
         spans = [step * (size - 1) for step, size in zip(array.strides, array.shape, strict=True)]

@@ -1,6 +1,6 @@
-"""Patches read one at a time, by Python: what the native core declines, and what is beyond a volume's ends.
+"""Patches read one at a time in Python: those that the native core declines, and the padding of all.
 
-The core reads whole batches.  Here a box is copied from units that are decoded once, as long as they are
+The core reads whole batches.  Here a box is copied from units, which are decoded once as long as they are
 remembered.
 """
 
@@ -24,13 +24,13 @@ from fastpipe.errors import OptionError, VolumeError
 from fastpipe.volumes.places import PatchPlaces, PatchSpace, Places
 from fastpipe.volumes.volume import DIMS, DamagedUnitError, Int64Array, UInt8Array, Volume, aligned
 
-_MOST_WAITS = 40  # of a twentieth of a second, for a process that may be stopped
+_MOST_WAITS = 40  # of a twentieth of a second each, for a process that may be suspended
 
 
 class Counts:
-    """How much was decoded, and how much of it was used.  For threads at once.
+    """Counters of bytes decoded and used.  Thread-safe.
 
-    ``shared`` is a ``native.UnitMemory`` that counts for all processes; None counts for this one alone.
+    ``shared`` is a ``native.UnitMemory`` that counts for all processes; None counts only in this process.
     """
 
     def __init__(self, shared: Any = None) -> None:
@@ -38,7 +38,7 @@ class Counts:
         self._decoded = self._used = 0
 
     def add(self, decoded: int, used: int) -> None:
-        """Count bytes of units that were decoded, and of patches, without padding."""
+        """Add bytes of decoded units, and bytes of patches without padding."""
         if self._shared is not None:
             self._shared.count(decoded, used)
             return
@@ -53,10 +53,10 @@ class Counts:
 
 
 class PatchReader:
-    """Reads boxes of one volume.  For threads at once.
+    """A reader of boxes of one volume.  Thread-safe.
 
-    ``clock`` hears how long was decoded (``"decode"``, with reading) and copied (``"copy"``); ``units`` is a
-    ``native.UnitMemory`` where decoded units are remembered, or None.
+    ``clock`` receives the durations of decoding with reading (``"decode"``) and copying (``"copy"``).
+    ``units`` is a ``native.UnitMemory`` for decoded units, or None.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class PatchReader:
             )
 
     def read(self, start: Sequence[int], out: npt.NDArray[Any]) -> None:
-        """Read the box that begins at ``start``, within the volume, into ``out``, of the volume's dtype."""
+        """Read the box that begins at ``start``, inside the volume, into ``out`` of the volume's dtype."""
         if not out.size:
             return
         self._counts.add(0, out.nbytes)
@@ -84,7 +84,7 @@ class PatchReader:
                 "there is not enough memory: free some, or make a copy with smaller chunks: fastpipe repack"
             ) from error
         except DamagedUnitError:
-            # What is damaged may be a chunk that the box does not touch, in a unit that has some.
+            # The damaged chunk may be one that the box does not touch, in a unit of several chunks.
             if self._finer is None:
                 if (finer := self._volume.finer) is None:
                     raise
@@ -108,7 +108,7 @@ class PatchReader:
         if self._units is None:
             self._read_alone(numbers, copy)
         else:
-            self._reader.check()  # as it is where nothing is remembered
+            self._reader.check()  # also check the file if nothing is remembered
             self._read_remembered(numbers, copy)
             self._units.used(numbers + self._first_key)
 
@@ -131,7 +131,7 @@ class PatchReader:
             if len(still) < len(left):
                 left, waits = still, 0
                 continue
-            # Somebody else is decoding all that is left, has just done so, or there is no room.
+            # Others are decoding all remaining units, have just done so, or there is no room.
             key = self._first_key + left[0]
             if units.are_there(np.array([key]))[0]:
                 continue
@@ -145,7 +145,7 @@ class PatchReader:
 
     @ranged("decode")
     def _decode(self, claims: dict[int, Any], copy: Callable[[int, Any], None]) -> None:
-        """Decode units into slots that were claimed for them, chunk by chunk, and copy from there."""
+        """Decode units into the slots claimed for them, chunk by chunk, and copy from there."""
         try:
             for some in self._volume.together(np.array(list(claims))):
                 parts = [claims[number].memory for number in some.tolist()]
@@ -186,8 +186,8 @@ class PatchReader:
 
 
 def padded_indices(start: int, size: int, length: int, mode: str) -> Int64Array:
-    """Of which elements of a dimension a patch beyond its ends is made, as ``numpy.pad`` makes it; -1 where a
-    constant goes."""
+    """Return the elements of a dimension that make up a patch beyond its ends, as ``numpy.pad`` does; -1 for
+    a constant."""
     at = np.arange(start, start + size)
     if mode == "constant":
         return np.where((at < 0) | (at >= length), -1, at)
@@ -224,7 +224,7 @@ def checked_nan(nan: Any, dtype: np.dtype[Any]) -> Any:
 
 
 def check_held(value: float, dtype: np.dtype[Any], what: str) -> None:
-    """Refuse a number that elements of a type would hold as another; floats round."""
+    """Reject a number that a dtype would store as a different one; floats may round."""
     if dtype.kind in "fc":
         is_lost = float(np.finfo(dtype).max) < abs(value) != np.inf
     else:
@@ -235,14 +235,14 @@ def check_held(value: float, dtype: np.dtype[Any], what: str) -> None:
 
 
 def filling(space: PatchSpace) -> int:
-    """As many patches as have the size of the volumes."""
+    """Return the number of patches that together have the volumes' size."""
     voxels = sum(math.prod(shape) for shape in space.shapes.tolist())
     return int(max(1, voxels // math.prod(space.patch.tolist())))
 
 
 def checked_margin(margin: Any, patch_size: Sequence[int]) -> tuple[int, ...]:
-    """Voxels on each side, of each dimension: of a number for all, one for each, or something that says what
-    it needs by ``margin(patch_size)``."""
+    """Return the voxels on each side, for each dimension; ``margin`` is one number for all, one for each, or
+    an object whose ``margin(patch_size)`` returns them."""
     asks = getattr(margin, "margin", None)
     given = asks(tuple(patch_size)) if callable(asks) else margin
     try:
@@ -259,7 +259,7 @@ def checked_margin(margin: Any, patch_size: Sequence[int]) -> tuple[int, ...]:
 
 
 class WithMargin:
-    """Where patches begin with what is around them."""
+    """Places of patches, moved to where their margins begin."""
 
     def __init__(self, places: PatchPlaces, margin: Sequence[int]) -> None:
         self._places, self._margin = places, np.array(margin, np.int64)
@@ -271,10 +271,10 @@ class WithMargin:
 
 
 class Padding(NamedTuple):
-    """What is beyond the ends of volumes."""
+    """The values beyond the ends of volumes."""
 
-    mode: str  # one of ``numpy.pad``; ``"error"`` for nothing
-    value: float = 0  # with ``"constant"``, of the volume
+    mode: str  # one of ``numpy.pad``; ``"error"`` for no padding
+    value: float = 0  # of the volume, with ``"constant"``
     label: float = 0  # of the labels; masks have 0
 
     @classmethod
@@ -296,7 +296,7 @@ class Padding(NamedTuple):
             check_held(self.constant(role), dtype, f"the constant of padding= for {role}")
 
     def constant(self, role: str) -> float:
-        """With ``"constant"``, what is beyond an array: ``"volume"``, ``"labels"`` or ``"mask"``."""
+        """Return the constant beyond an array's ends: of ``"volume"``, ``"labels"`` or ``"mask"``."""
         return {"volume": self.value, "labels": self.label, "mask": 0}[role]
 
     @property
@@ -305,7 +305,7 @@ class Padding(NamedTuple):
 
 
 def _number(value: Any) -> float:
-    """A number as it is: integers stay exact."""
+    """Convert to a number exactly: integers stay integers."""
     if isinstance(value, (str, bytes)):
         raise TypeError(value)
     try:
@@ -318,9 +318,9 @@ def read_patch(
     reader: PatchReader, shape: Sequence[int], start: Sequence[int], out: npt.NDArray[Any], lead: int,
     padding: Padding, role: str,
 ) -> None:  # fmt: skip
-    """Read a patch, and what is beyond the ends of its volume, into ``out``: (*lead, *patch).
+    """Read a patch, with padding beyond the ends of its volume, into ``out``: (*lead, *patch).
 
-    It begins at ``start``, perhaps below 0, along the dimensions of ``shape``, behind ``lead`` others.
+    It begins at ``start``, possibly below 0, along ``shape``'s dimensions after the ``lead`` first.
     """
     front, sides = [0] * lead, list(zip(start, out.shape[lead:], shape, strict=True))
     if all(at >= 0 and at + side <= most for at, side, most in sides):
@@ -345,7 +345,7 @@ def read_patch(
 
 
 def _runs(indices: Int64Array) -> list[slice]:
-    """Of ascending numbers the parts that follow each other: with ``"wrap"`` there may be two, at both ends
-    of a dimension, and all between them need not be read."""
+    """Return ascending numbers as slices of consecutive ones.  With ``"wrap"`` there may be two, at both ends
+    of a dimension; so nothing between them is read."""
     cuts = [0, *(np.flatnonzero(np.diff(indices) > 1) + 1).tolist(), len(indices)]
     return [slice(begin, end) for begin, end in itertools.pairwise(cuts)]

@@ -1,4 +1,4 @@
-"""Zarr arrays that are somewhere else: what they are, and which of their chunks there are."""
+"""Zarr arrays in stores and distant folders: their metadata, and which of their chunks exist."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from fastpipe.volumes.zarr import METADATA, ZarrArray, ZarrVolume, is_zarr, pars
 
 _log = logging.getLogger("fastpipe.stage")
 
-_AT_A_TIME = 16  # volumes whose metadata are asked for
-_HURRIED = Retries(tries=2)  # where tensorstore may know better how to get there
+_AT_A_TIME = 16  # volumes whose metadata are requested at a time
+_HURRIED = Retries(tries=2)  # few, if tensorstore may have a better way to access them
 _WEB = ("http", "https")
 _OF_TENSORSTORE = ("s3://", "gs://", "http://", "https://", "file://", "memory://")  # which it reads alone
 _UNREADABLE = (
@@ -47,21 +47,21 @@ _UNREADABLE = (
 
 
 class RemoteVolumes:
-    """The Zarr arrays of a dataset whose chunks are objects of stores, or files of folders that are far away;
-    the stage, if there is one, is where they are copied near."""
+    """A dataset's Zarr arrays whose chunks are objects in stores, or files in distant folders; ``stage``, if
+    given, receives local copies."""
 
     def __init__(
         self, paths: Iterable[str], storage_options: Mapping[str, Any] | None, stage: Stage | None
     ) -> None:
         self._stage = stage
-        # Whether something was asked for that only is possible chunk by chunk.
+        # True if an option was used that requires reading chunk by chunk.
         self._must = stage is not None or storage_options is not None
         if stage is not None:
-            StageFolder(stage).close()  # whether it can be used shows now
+            StageFolder(stage).close()  # check now that it is usable
         paths = list(dict.fromkeys(paths))
         stores: dict[tuple[str, str], ChunkStore] = {}
         asked = [self._asked(path, storage_options, stores) for path in paths]
-        policy = Retries() if self._must else _HURRIED  # how often metadata are asked for
+        policy = Retries() if self._must else _HURRIED  # number of requests for metadata
         with ThreadPoolExecutor(min(_AT_A_TIME, len(paths)) or 1, "fastpipe-volumes") as pool:
             found = list(pool.map(partial(_seen, policy), asked))
         self._found: dict[str, tuple[ZarrArray, RemoteChunks]] = {}
@@ -80,7 +80,7 @@ class RemoteVolumes:
         return None if found is None else finished(ZarrVolume(path.rstrip("/"), *found), place)
 
     def close(self) -> None:
-        """End the threads of this process, and let go of the stage and of connections."""
+        """End the threads of this process, and release the stage and the connections."""
         for store in self.stores:
             store.close()
 
@@ -91,13 +91,13 @@ class RemoteVolumes:
 
     @property
     def is_shared(self) -> bool:
-        """Whether processes find here what one of them has fetched."""
+        """True if processes share the objects that one of them has fetched."""
         return self._stage is not None
 
     def _asked(
         self, path: str, options: Mapping[str, Any] | None, stores: dict[tuple[str, str], ChunkStore]
     ) -> tuple[ChunkStore, str] | Exception:
-        """Where to ask for an array, and what its keys begin with; or why that cannot be done."""
+        """Return the store of an array and the prefix of its keys, or the error that prevents access."""
         try:
             location = Location.of(path)
             if location.scheme in _WEB:
@@ -116,7 +116,7 @@ class RemoteVolumes:
             return error
 
     def _refuse(self, path: str, why: Exception) -> None:
-        """Say that an array cannot be read here, if nobody else can."""
+        """Raise an error for an array that cannot be read here, if no other reader can."""
         is_missing = isinstance(why, MissingDependencyError) and not path.startswith(_OF_TENSORSTORE)
         if self._must or is_missing:
             raise why
@@ -126,7 +126,7 @@ class RemoteVolumes:
 def remote_volumes(
     given: Iterable[Any], storage_options: Mapping[str, Any] | None, stage: Stage | None
 ) -> RemoteVolumes | None:
-    """What brings the chunks of volumes here; None where all of them are in local files."""
+    """Return the access to the chunks of remote volumes; None if all chunks are in local files."""
     paths = [os.fspath(one) for one in given if isinstance(one, (str, os.PathLike))]
     urls = [path for path in paths if is_url(path)]
     first = paths[0] if paths else "an array"
@@ -136,7 +136,7 @@ def remote_volumes(
         )
     if not urls and stage is None:
         return None
-    # Beside a URL a path is one of this machine; else it is a folder of a network, or a mount.
+    # Beside URLs a path is local; without URLs it is a network folder or a mount.
     far = urls or [path for path in paths if is_zarr(path)]
     if not far:
         raise OptionError(
@@ -149,13 +149,13 @@ def remote_volumes(
 def _seen(
     policy: Retries, asked: tuple[ChunkStore, str] | Exception
 ) -> tuple[ChunkStore, str, ZarrArray, Listing] | Exception:
-    """An array below a prefix, and the objects there; an error where it cannot be read here."""
+    """Return an array below a prefix, and the objects there; an error if it cannot be read here."""
     if isinstance(asked, Exception):
         return asked
     store, prefix = asked
     try:
         array = _array(RetryingStore(store.bare, policy), store.location, prefix)
-        UnitGrid(array.shape, array.chunk)  # whose parts can be numbered
+        UnitGrid(array.shape, array.chunk)  # raises if its units cannot be numbered
         _, listing = scan_store(
             store.asking, store.location.path(prefix), prefix, {"": 0}, extensions="", allow_empty=True
         )  # fmt: skip
@@ -194,12 +194,12 @@ def _array(store: Store, location: Location, prefix: str) -> ZarrArray:
 
 
 class ChunkStore:
-    """One store, and the chunks in it that a dataset needs; ``asking`` asks it again where that may help."""
+    """A store, and the chunks in it that a dataset needs; ``asking`` retries if that may help."""
 
     def __init__(self, bare: Store, location: Location, stage: Stage | None) -> None:
         self.bare, self.location, self._stage = bare, location, stage
         self.asking = RetryingStore(bare)
-        self.parts: list[Rows] = []  # of arrays, until all of them are noted
+        self.parts: list[Rows] = []  # of arrays, until all are registered
         self._count = 0
         self._listing: Listing | None = None
         self._begin()
@@ -209,7 +209,7 @@ class ChunkStore:
         self._reader: ObjectReader | None = None
         self._pid = os.getpid()
         self._given_up: deque[_Reads] = deque()
-        self._living: Counter[int] = Counter()  # rows, by how many batches that are being made need them
+        self._living: Counter[int] = Counter()  # rows, with the number of running batches that need them
 
     def __getstate__(self) -> dict[str, Any]:
         own = ("_lock", "_reader", "_pid", "_given_up", "_living")
@@ -259,12 +259,12 @@ class ChunkStore:
         return self._reader
 
     def _be_here(self) -> None:
-        """Begin anew in a child that was forked."""
+        """Reinitialise in a forked child."""
         if self._pid != os.getpid():
             self._begin()
 
     def need(self, rows: Int64Array, needed: Needed) -> None:
-        """Say that rows will be read, each as often as it is among them."""
+        """Announce that rows will be read, each as often as it is listed."""
         reader = self.reader()
         self.settle()
         if len(rows):
@@ -274,32 +274,32 @@ class ChunkStore:
             reader.need(rows)
 
     def are_needed(self, rows: Int64Array) -> npt.NDArray[np.bool_]:
-        """Whether rows are needed already, by batches that are being made."""
+        """Return which rows running batches already need: bool (N,)."""
         self.settle()
         return np.array([self._living[row] > 0 for row in rows.tolist()], np.bool_)
 
     def settle(self) -> None:
-        """Let go of what batches that are over have not read."""
+        """Release the rows that finished batches have not read."""
         self._be_here()
         while self._given_up:
             try:
                 reads = self._given_up.popleft()
-            except IndexError:  # another thread has had the last
+            except IndexError:  # another thread has taken the last
                 return
             with self._lock:
                 self._living.subtract(reads.rows)
-                self._living += Counter()  # without those that nobody needs
+                self._living += Counter()  # remove zero counts
             rows = np.array(list(reads.left.elements()), np.int64)
             if len(rows) and self._reader is not None:
                 self._reader.forgo(rows, were_needed=True)
 
     def give_up(self, reads: _Reads) -> None:
-        """A batch is over.  This may be called from anywhere, also by the garbage collector."""
+        """Mark a batch as finished.  Callable from anywhere, also from the garbage collector."""
         if reads.pid == self._pid == os.getpid():  # not in a child that has a copy of it
             self._given_up.append(reads)
 
     def are_here(self, rows: Int64Array) -> None:
-        """Say that rows that an order may have need not be read this time."""
+        """Announce that rows which an order may list need not be read this time."""
         if len(rows) and self._reader is not None and self._pid == os.getpid():
             self._reader.forgo(rows, were_needed=False)
 
@@ -315,7 +315,7 @@ class ChunkStore:
 
 
 class _Reads(NamedTuple):
-    """Rows that a batch of a process reads; those that it has not read yet, and how often it will."""
+    """The rows that a batch reads in a process; those not read yet, and how often they will be."""
 
     pid: int
     rows: list[int]
@@ -323,14 +323,14 @@ class _Reads(NamedTuple):
 
 
 class Needed:
-    """The rows that a batch will read.  When it is dropped, those that it has not read are let go of."""
+    """The rows that a batch will read.  When it is dropped, rows not read yet are released."""
 
     def __init__(self) -> None:
         self._reads: dict[ChunkStore, _Reads] = {}
         self._lock = threading.Lock()
 
     def add(self, store: ChunkStore, rows: list[int]) -> None:
-        """Rows of a store will be read; once for each store."""
+        """Add the rows of a store that will be read; call it once for each store."""
         reads = self._reads[store] = _Reads(os.getpid(), rows, Counter(rows))
         weakref.finalize(self, store.give_up, reads).atexit = False
 
@@ -342,7 +342,7 @@ class Needed:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Within the block this thread reads for this batch."""
+        """Attribute the reads of this thread to this batch within the block."""
         before = _current.set(self)
         try:
             yield
@@ -350,11 +350,11 @@ class Needed:
             _current.reset(before)
 
 
-_current: ContextVar[Needed | None] = ContextVar("_current", default=None)  # for whom a thread is reading
+_current: ContextVar[Needed | None] = ContextVar("_current", default=None)  # the batch of a thread's reads
 
 
 class RemoteChunks:
-    """The chunks of one array, a ``core.types.ChunkObjects``; ``numbers`` says which there are, ascending."""
+    """The chunks of an array, a ``core.types.ChunkObjects``; ``numbers`` are the existing ones, ascending."""
 
     def __init__(
         self, store: ChunkStore, prefix: str, array: ZarrArray, counts: Sequence[int], first: int,
@@ -369,14 +369,14 @@ class RemoteChunks:
         return self.store.location.path(f"{self._prefix}{self._array.key(place)}")
 
     def rows(self, chunks: Int64Array) -> Int64Array:
-        """The rows of chunks in the store; -1 for those that were never written."""
+        """Return the rows of chunks in the store; -1 for chunks that were never written."""
         if not len(self._numbers):
             return np.full(len(chunks), -1, np.int64)
         places = np.minimum(np.searchsorted(self._numbers, chunks), len(self._numbers) - 1)
         return np.where(self._numbers[places] == chunks, places + self._first, -1)
 
     def read(self, chunk: int) -> bytes | None:
-        """A chunk's object; None where it was never written."""
+        """Return a chunk's object; None if it was never written."""
         row = int(self.rows(np.array([chunk]))[0])
         if row < 0:
             return None
@@ -388,8 +388,8 @@ class RemoteChunks:
 
     @contextmanager
     def together(self, chunks: Sequence[int]) -> Iterator[None]:
-        """Within the block each of these is read: they are fetched side by side."""
-        if _current.get() is not None or len(chunks) < 2:  # a batch has said so already
+        """Fetch these chunks in parallel; all of them are read within the block."""
+        if _current.get() is not None or len(chunks) < 2:  # a batch has announced them already
             yield
             return
         needed = Needed()

@@ -1,7 +1,7 @@
 """``fastpipe repack VOLUME OUT.zarr``: copy a volume to a Zarr array with other chunks.
 
-tensorstore writes the copy, in a folder beside OUT that is this user's alone.  Each part is read back by
-fastpipe's own reader and compared with the source.  OUT appears when everything is written.
+tensorstore writes the copy to a private folder beside OUT.  fastpipe's own reader reads each part back and
+compares it with the source.  OUT appears when everything is written.
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ from fastpipe.volumes.zarr import NUMBERS, ZarrVolume, even_parts, json_object
 Array = npt.NDArray[Any]
 
 _LEVELS = {"blosc-zstd": (0, 9), "zstd": (1, 22), "none": (0, 0)}
-_LARGEST_CHUNK = 1 << 30  # Blosc ends at 2 GiB
-_BLOCK_NBYTES = 1 << 17  # of a Blosc block, at least: a reader decompresses one alone
+_LARGEST_CHUNK = 1 << 30  # Blosc's limit is 2 GiB
+_BLOCK_NBYTES = 1 << 17  # least size of a Blosc block: a reader decompresses one alone
 _AUTO_NBYTES = 256 << 20
 TOGETHER_NBYTES = 8 << 20  # that a thread decodes at once, if units are no larger
-_WORTH_NBYTES = 16 << 20  # of a brick: larger ones gain nothing but fewer units that are decoded twice
-_MOST_FILES = 1 << 19  # of a folder whose bytes are counted
+_WORTH_NBYTES = 16 << 20  # of a brick: larger ones only decode fewer units twice
+_MOST_FILES = 1 << 19  # in a folder whose bytes are counted
 _METADATA = ("zarr.json", ".zarray", ".zattrs", "attributes.json")
-_OWN_KEYS = {"dimensions", "blockSize", "dataType", "compression", "compressionType"}  # N5's, not users'
-# A folder of such a name would be taken for what it is not.
+_OWN_KEYS = {"dimensions", "blockSize", "dataType", "compression", "compressionType"}  # N5's own, not users'
+# A folder with such a suffix would be taken for another format.
 _OF_OTHERS = {
     ".b2nd", ".gz", ".h5", ".hdf", ".hdf5", ".he5", ".mrc", ".n5", ".nii", ".npy", ".npz", ".nrrd", ".raw",
     ".tif", ".tiff",
@@ -163,8 +163,8 @@ def _exists_already(out: Path) -> OptionError:
 
 @contextlib.contextmanager
 def _new_folder(parent: Path) -> Iterator[str]:
-    """Make a folder for this user alone, and remove it at the end; the path leads to it whatever others put
-    in its place."""
+    """Create a private folder, and remove it at the end; the path leads to it even if others replace the
+    folder."""
     made = tempfile.mkdtemp(prefix="fastpipe-repack-", dir=parent)
     try:
         with folder_below(parent, os.path.basename(made)) as folder:
@@ -211,12 +211,12 @@ def _check_copy(brick: Array, box: Box, copy: Volume, layout: ZarrLayout, pool: 
 
 
 def _are_same(one: Array, other: Array) -> bool:
-    bits = f"u{min(one.dtype.itemsize, 8)}"  # one NaN is not another
+    bits = f"u{min(one.dtype.itemsize, 8)}"  # compare bits: NaN differ from each other
     return np.array_equal(one.view(bits), other.view(bits))
 
 
 class Codec(NamedTuple):
-    """What chunks are compressed with: ``"blosc-zstd"``, ``"zstd"`` or ``"none"``, and its level."""
+    """The compression of chunks, ``"blosc-zstd"``, ``"zstd"`` or ``"none"``, and its level."""
 
     name: str
     level: int
@@ -239,10 +239,10 @@ class Codec(NamedTuple):
 
 class ZarrLayout(NamedTuple):
     shape: tuple[int, ...]  # of the array
-    dtype: np.dtype[Any]  # of its elements, as they are stored: little-endian
+    dtype: np.dtype[Any]  # of its elements as stored: little-endian
     chunk: tuple[int, ...]  # of a chunk
     codec: Codec  # of the chunks
-    fill: Any = 0  # an element, of which nothing need be written
+    fill: Any = 0  # an element; a chunk of only this value needs no file
 
     @classmethod
     def of(
@@ -257,7 +257,7 @@ class ZarrLayout(NamedTuple):
         if len(chunk) > len(shape):
             raise OptionError(f"--chunks has {len(chunk)} numbers, and the volume {len(shape)} dimensions")
         whole = [1] * (len(shape) - len(chunk)) + list(chunk)
-        # Longer than the volume, a chunk would hold nothing more.
+        # A chunk longer than the volume would hold nothing more.
         whole = [min(side, max(size, 1)) for side, size in zip(whole, shape, strict=True)]
         if math.prod(whole) * dtype.itemsize > _LARGEST_CHUNK:
             raise OptionError(f"--chunks {','.join(map(str, whole))} makes chunks of more than 1 GiB")
@@ -270,7 +270,7 @@ class ZarrLayout(NamedTuple):
 
     @property
     def block(self) -> int:
-        """Bytes of a Blosc block: as many whole slabs of a chunk as are worth to be read alone."""
+        """Bytes of a Blosc block: as many whole slabs of a chunk as are worth reading alone."""
         axis = next((dim for dim, side in enumerate(self.chunk) if side > 1), 0)
         side = self.chunk[axis]
         row = self.chunk_nbytes // side
@@ -292,13 +292,13 @@ class ZarrLayout(NamedTuple):
 
 
 class Notes(NamedTuple):
-    attributes: dict[str, Any]  # as JSON has them
+    attributes: dict[str, Any]  # as JSON values
     names: list[Any] | None = None  # of the dimensions, or None
-    others: tuple[str, ...] = ()  # names of attributes that JSON cannot hold
+    others: tuple[str, ...] = ()  # names of attributes that JSON cannot represent
 
     @classmethod
     def of(cls, path: str, volume: Volume) -> Notes:
-        """Return those of an array in a folder or in an HDF5 file, by its path as it was given."""
+        """Return the notes of an array in a folder or in an HDF5 file; ``path`` as given by the user."""
         file = _existing(path)
         if os.path.isfile(file):
             return _notes_in_hdf5(file, volume.name.removeprefix(file)) if is_hdf5(file) else cls({})
@@ -344,7 +344,7 @@ def _json_in(path: str) -> dict[str, Any]:
 
 
 def create_array(array: Path, layout: ZarrLayout, threads: int, notes: Notes | None = None) -> Any:
-    """Make a Zarr array of version 3 in a new folder, for ``write_box``: an array of tensorstore's."""
+    """Create a Zarr array of version 3 in a new folder; return tensorstore's array for ``write_box``."""
     metadata = {
         "shape": layout.shape,
         "data_type": layout.dtype.name,
@@ -359,7 +359,7 @@ def create_array(array: Path, layout: ZarrLayout, threads: int, notes: Notes | N
         "context": {
             "data_copy_concurrency": {"limit": threads},
             "file_io_concurrency": {"limit": threads},
-            "file_io_sync": False,  # once, at the end
+            "file_io_sync": False,  # synced once, at the end
         },
     }
     try:
@@ -372,7 +372,7 @@ def create_array(array: Path, layout: ZarrLayout, threads: int, notes: Notes | N
 
 
 def _add_notes(file: Path, notes: Notes, dims: int) -> None:
-    """Write notes as they are: tensorstore has no NaN, infinity or large integers, and no name twice."""
+    """Write notes unchanged: tensorstore supports no NaN, infinity, large integers or duplicate names."""
     content = json.loads(file.read_bytes()) | {"attributes": notes.attributes}
     if notes.names is not None and len(notes.names) == dims:
         content["dimension_names"] = notes.names
@@ -381,7 +381,7 @@ def _add_notes(file: Path, notes: Notes, dims: int) -> None:
 
 
 def write_box(target: Any, box: Box, part: Array) -> None:
-    """Write a box of whole chunks.  Chunks of nothing but the fill value get no file."""
+    """Write a box of whole chunks.  Chunks of only the fill value get no file."""
     try:
         target[box].write(part).result()
     except FAILED as error:
@@ -389,13 +389,13 @@ def write_box(target: Any, box: Box, part: Array) -> None:
 
 
 def _reason(error: Exception, folder: str) -> str:
-    """What tensorstore says, without the folder, of which nothing stays."""
+    """Return tensorstore's message without the name of the temporary folder."""
     text = str(error).partition(SPEC)[0].partition(" [source locations=")[0].replace(folder, "")
     return f"{text}: free some, and try again" if "No space left" in text or "ENOSPC" in text else text
 
 
 def _in_json(element: Any) -> Any:
-    """A fill value as the format writes it: what JSON has no number for, as text."""
+    """Return a fill value as Zarr writes it: as text if JSON has no such number."""
     if element.dtype.kind == "c":
         return [_in_json(element.real), _in_json(element.imag)]
     plain = element.item()
@@ -403,35 +403,35 @@ def _in_json(element: Any) -> Any:
 
 
 def open_source(path: str) -> Volume:
-    """Open a volume that somebody named; of compressed NIfTI the copy is kept, as ``FastPatchDataset`` keeps
+    """Open a volume that the user named; the copy of compressed NIfTI is kept, as ``FastPatchDataset`` keeps
     it."""
     try:
         return open_volume(path, may_write=True)
     except VolumeError as error:
-        # Who forgot nothing but gave a wrong file is told of everything that it could have been.
+        # For a wrong file, as opposed to a forgotten option, the error lists all supported formats.
         if "is no volume that fastpipe knows" in str(error) and not is_hdf5(path):
             raise VolumeError(f"{error}; it is no HDF5 file either") from None
         raise
 
 
 def _existing(path: str) -> str:
-    """The file or folder that a path leads to, without the name of an array in it."""
+    """Return the file or folder in a path, without the name of an array in it."""
     while path and not is_url(path) and not os.path.lexists(path):
         path = os.path.dirname(path.rstrip("/"))
     return path
 
 
 def _state(path: str, volume: Volume) -> Any:
-    """What tells whether a volume is as it was: nothing of one that is elsewhere."""
+    """Return a value that changes if the volume's file changes; nothing for remote volumes."""
     file = _existing(path)
     if not os.path.isfile(file):
         return volume.state()
-    status = os.stat(file)  # of the file itself: what is read may be a copy of it
+    status = os.stat(file)  # the original file: what is read may be a copy of it
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def stored_nbytes(path: str) -> int | None:
-    """Return a volume's bytes on disk; None where that is unknown, or too many files would be counted."""
+    """Return a volume's bytes on disk; None if unknown, or if too many files would have to be counted."""
     file = _existing(path)
     if os.path.isdir(path):
         files = (os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)
@@ -447,25 +447,25 @@ def stored_nbytes(path: str) -> int | None:
 
 
 def chunk_of(volume: Volume) -> tuple[int, ...]:
-    """Return the shape of what is stored together: of a chunk, or, where only that is known, of a unit."""
+    """Return the shape of what is stored together: a chunk or, if only that is known, a unit."""
     if isinstance(volume, (GroupedVolume, NativeVolume)):
         return chunk_of(volume.inner)
     return volume.chunks.unit if isinstance(volume, ZarrVolume) else volume.grid.unit
 
 
 class Bricks(NamedTuple):
-    """How a volume is gone through: the shape of what is copied at once, and by how many threads."""
+    """The plan of a copy: the shape of what is copied at once, and the number of threads."""
 
     shape: tuple[int, ...]
     threads: int
-    part: tuple[int, ...]  # the shape of what a thread writes at once
+    part: tuple[int, ...]  # shape of what a thread writes at once
 
     def boxes(self, shape: Sequence[int]) -> Iterator[Box]:
-        """Iterate over the bricks of an array, in C order."""
+        """Yield the bricks of an array, in C order."""
         return _cut(tuple(slice(0, size) for size in shape), self.shape)
 
     def parts(self, box: Box) -> Iterator[Box]:
-        """Iterate over the parts of a brick, in C order."""
+        """Yield the parts of a brick, in C order."""
         return _cut(box, self.part)
 
 
@@ -478,11 +478,11 @@ def _cut(box: Box, shape: Sequence[int]) -> Iterator[Box]:
 
 
 def planned_bricks(volume: Volume, layout: ZarrLayout, threads: int, memory: int | None) -> Bricks:
-    """Find the bricks of whole chunks of the copy of which the least is decoded twice.
+    """Find the bricks of whole chunks of the copy with which the least is decoded twice.
 
-    ``memory`` is bytes for all that is done; None takes some, or what is needed at least.
+    ``memory`` is the limit in bytes for everything; None uses a default, or the least necessary.
     """
-    # A thread decodes all of a stored chunk, or compresses a part of the brick that is no larger.
+    # Each thread decodes a whole stored chunk, or compresses a part of the brick that is no larger.
     itemsize = layout.dtype.itemsize
     stored = math.prod(chunk_of(volume)) * itemsize
     most = max(stored, volume.unit_nbytes, layout.chunk_nbytes)
@@ -495,7 +495,7 @@ def planned_bricks(volume: Volume, layout: ZarrLayout, threads: int, memory: int
             f"{in_bytes(layout.chunk_nbytes)} take at least {in_bytes(least)}"
         )
     threads = max(1, min(threads, (memory - 2 * layout.chunk_nbytes) // (2 * most)))
-    # A brick of the volume, and the same one as it is read back: there is room for a chunk.
+    # A brick of the volume, and the same one read back; at least one chunk fits.
     room = (memory - threads * 2 * most) // 2
     growth = 1.34 if len(layout.shape) <= 3 else 2.0  # in many dimensions there are many combinations
     options = [
@@ -515,7 +515,7 @@ def planned_bricks(volume: Volume, layout: ZarrLayout, threads: int, memory: int
 
 
 def _multiples(most: int, growth: float) -> list[int]:
-    """Return numbers from 1 to ``most``, the larger the farther apart."""
+    """Return numbers from 1 to ``most``, with growing distances."""
     found = [1]
     while found[-1] < most:
         found.append(min(most, max(found[-1] + 1, int(found[-1] * growth))))
@@ -523,14 +523,14 @@ def _multiples(most: int, growth: float) -> list[int]:
 
 
 def _decoded(size: int, unit: int, side: int) -> float:
-    """How much is decoded for each element along a dimension that is cut into bricks of this side."""
+    """Return the elements decoded for each one used, along a dimension split into bricks of this side."""
     begins = np.arange(0, max(size, 1), side)
     ends = np.minimum(begins + side, max(size, 1))
     return float((((ends - 1) // unit - begins // unit + 1) * unit).sum() / max(size, 1))
 
 
 def read_box(volume: Volume, reader: UnitReader, box: Box, dtype: np.dtype[Any], pool: Executor) -> Array:
-    """Read a box of a volume, each of its units once, by all threads of a pool."""
+    """Read a box of a volume, each of its units once, with all threads of a pool."""
     out = np.empty([side.stop - side.start for side in box], dtype)
 
     def read(some: Int64Array) -> None:
@@ -550,7 +550,7 @@ def read_box(volume: Volume, reader: UnitReader, box: Box, dtype: np.dtype[Any],
 
 
 def finish_all(futures: Sequence[Future[Any]]) -> list[Any]:
-    """Return the results of tasks, in their order; none of them runs when this returns or raises an error."""
+    """Return the results of tasks in order; all tasks have ended when this returns or raises."""
     try:
         return [future.result() for future in futures]
     finally:

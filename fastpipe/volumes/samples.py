@@ -1,4 +1,4 @@
-"""Patches as samples of a dataset: what there are, how a batch of them is read, and the same by NumPy."""
+"""Patches as samples of a dataset: their description, the reading of a batch, and the same with NumPy."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ from fastpipe.volumes.zarr import ZarrVolume
 from fastpipe.volumes.zarr_python import ZarrPythonVolume
 
 # ----------------------------------------------------------------------------------------------------
-# What a script without fastpipe does: it slices what a library opens. For comparing, and going back.
+# Scripts without fastpipe slice what a library opens.  This is for comparison and for falling back.
 
 
 def library_array(volume: Volume) -> Any:
@@ -99,7 +99,7 @@ def library_array(volume: Volume) -> Any:
 
 
 class _Sliced:
-    """What a function reads."""
+    """A sliceable array that a function reads."""
 
     def __init__(self, read: Callable[[Any], Any]) -> None:
         self._read = read
@@ -109,7 +109,7 @@ class _Sliced:
 
 
 class SlicedPatches:
-    """Patches, cut by slicing what the formats' own libraries open."""
+    """Patches sliced from what the formats' own libraries open."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class SlicedPatches:
         role, array = self._roles[number], self._array(number, volume)
         sides = list(zip(start, self._size, role.spatial(volume), strict=True))
         ends = [(max(0, -at), max(0, at + size - most)) for at, size, most in sides]
-        if any(map(any, ends)):  # all of it, as ``numpy.pad`` needs it
+        if any(map(any, ends)):  # read all of it, as ``numpy.pad`` needs it
             array = self._padded(role, array[...], ends)
         box = [slice(max(0, at), max(0, at) + size) for at, size, _ in sides]
         patch = np.array(array[(*[slice(None)] * len(role.lead), *box)], role.dtype)
@@ -172,22 +172,22 @@ class SlicedPatches:
         return {**self.__dict__, "_open": (0, {})}
 
 
-# ---- The patches of volumes: what a dataset of any framework is made of -----------------------------
+# ---- The patches of volumes: the base of datasets for every framework -------------------------------
 
-_MOST_DRAWN = 101  # random places of which substitutes are drawn, where an epoch has fewer
-_MOST_EXPECTED = 1 << 23  # uses of parts of volumes in an epoch, to list them before it
+_MOST_DRAWN = 101  # random places for substitutes, if an epoch has fewer
+_MOST_EXPECTED = 1 << 23  # most uses of units in an epoch for listing them in advance
 
 _PADDING = ("error", *PADDING_MODES)  # of fastpipe/native/patches.h
-_KEEP, _DECLINE, _REPLACE = 0, 1, 2  # what is done about NaN
+_KEEP, _DECLINE, _REPLACE = 0, 1, 2  # policies for NaN
 _MOST_DESCRIBED = 4096  # volumes
 _MOST_OPEN = 256  # volumes
-_MOST_DECLINED = 8  # patches of one volume: then Python's threads read it from the start
+_MOST_DECLINED = 8  # patches of one volume: after these, Python's threads read it from the start
 
 _is_bad = partial(is_of_samples, damaged=DamagedUnitError)
 
 
 def _kind(role: Role, size: Sequence[int], padding: Padding, nan: str | float) -> Any:
-    """A role as the core knows it; None of elements that it does not know."""
+    """Return a role in the core's form; None if the core does not support its dtype."""
     dtype, constant, number = role.dtype, np.zeros((), role.dtype), np.zeros((), role.dtype)
     if padding.mode == "constant":
         constant[...] = padding.constant(role.name)
@@ -206,7 +206,7 @@ def _kind(role: Role, size: Sequence[int], padding: Padding, nan: str | float) -
 
 
 class Options(NamedTuple):
-    """A dataset's options that a runtime is made by."""
+    """The options of a dataset from which a runtime is created."""
 
     bad_samples: BadSamples  # as given
     threads: int | str
@@ -215,8 +215,8 @@ class Options(NamedTuple):
 
 
 class Runtime(ProcessRuntime[Options]):
-    """Threads, memory and open volumes of one dataset in one process; ``chunks`` are those that are
-    elsewhere."""
+    """Threads, memory and open volumes of a dataset in one process; ``chunks`` are those of remote
+    volumes."""
 
     def __init__(
         self,
@@ -241,23 +241,23 @@ class Runtime(ProcessRuntime[Options]):
             _kind(role, size, options.padding, "keep" if number else options.nan)
             for number, role in enumerate(roles)
         ]
-        self._volumes: dict[tuple[int, int], Any] = {}  # as the core reads them, by role and number
-        self._declined: Counter[int] = Counter()  # patches, by the numbers of volumes
+        self._volumes: dict[tuple[int, int], Any] = {}  # the core's volumes, by role and number
+        self._declined: Counter[int] = Counter()  # patches, by volume number
         self._lock = threading.Lock()
         self._open: OrderedDict[tuple[int, int], PatchReader] = OrderedDict()
 
     def expect(
         self, seed: int, epoch: int, uses: Callable[[], tuple[Callable[[int], Int64Array], bool]]
     ) -> None:
-        """Hear which patches an epoch has: units that none of them will use any more make room first.
+        """Announce the patches of an epoch: units that none of them will use again are evicted first.
 
-        ``uses`` gives a function of a size, to the units of that size as often as they are used, int64 (N,);
-        and whether that is the order of their use: then those that are used last make room first.
+        ``uses`` returns a function from a unit size to the units of that size, one entry for each use, int64
+        (N,); and True if they are in order of use: then those used last are evicted first.
         """
         what = zlib.crc32(f"{seed} {epoch}".encode()) + 1
         found: list[tuple[Callable[[int], Int64Array], bool]] = []
         for units, expected in self._expected.items():
-            # While others go on, once only: who takes turns with them would say it again and again.
+            # Only once if several epochs run in turns, which would otherwise announce theirs again and again.
             if (what == units.expected or what in expected) and not units.is_over:
                 continue
             expected.add(what)
@@ -266,8 +266,8 @@ class Runtime(ProcessRuntime[Options]):
             units.expect(what, of(units.slot_nbytes), is_in_order)
 
     def start(self, places: Places, rows: Int64Array, arrays: Sequence[npt.NDArray[Any]]) -> Started:
-        """Describe what there is to do to read patches into rows of the batch's memory, (M, *lead, *patch)
-        for each role."""
+        """Describe the work of reading patches into rows of the batch's memory, (M, *lead, *patch) for each
+        role."""
         statuses = np.zeros((len(arrays[0]), 8), np.uint8)
         if not len(rows):
             return Started(None, statuses, ())
@@ -275,11 +275,11 @@ class Runtime(ProcessRuntime[Options]):
         return Started(batch, statuses, self._tasks(places, rows, arrays, left) if left else ())
 
     def heard(self, places: Places, rows: Int64Array, started: Started) -> None:
-        """Hear that the core has done its part of a batch."""
+        """Handle the end of the core's part of a batch."""
         for stage, nanoseconds in zip(("decode", "copy"), started.batch.times, strict=True):
             self.clock.add(stage, nanoseconds)
         self.counts.add(*started.batch.nbytes)
-        # Of a volume that the core declines, no more is left to it.
+        # After too many declined patches of a volume the core gets no more of it.
         declined = places.volumes[started.statuses[rows, 0] == DECLINED].tolist()
         self._declined.update(declined)
         for number in set(declined):
@@ -291,9 +291,9 @@ class Runtime(ProcessRuntime[Options]):
     ) -> tuple[Any, list[tuple[int, int]]]:
         """Describe a batch.
 
-        Its rows are int64 (N,), ``arrays`` for each role the batch's memory (M, *lead, *patch), ``statuses``
-        uint8 (M, 8). Return a ``native.PatchBatch``, or None where the core reads nothing of it; and what is
-        left to Python, as numbers of patches and roles.
+        ``rows`` are int64 (N,), ``arrays`` for each role the batch's memory (M, *lead, *patch), ``statuses``
+        uint8 (M, 8).  Return a ``native.PatchBatch``, or None if the core reads nothing of it; and the rest
+        for Python, as numbers of patches and roles.
         """
         count = len(self._roles)
         volumes = [self._volume(role, volume) for volume in places.volumes.tolist() for role in range(count)]
@@ -305,14 +305,14 @@ class Runtime(ProcessRuntime[Options]):
         return native.patch_batch(self._kinds, outs, volumes, starts, rows, statuses), left
 
     def _volume(self, role: int, number: int) -> Any:
-        """A volume as the core reads it; None where it does not."""
-        with suppress(KeyError):  # not asked for before: another thread may forget all
+        """Return the core's form of a volume; None if the core does not read it."""
+        with suppress(KeyError):  # no lookup before: another thread may clear all
             return self._volumes[role, number]
         if len(self._volumes) >= _MOST_DESCRIBED:
             self._volumes.clear()
         volume, made = self._roles[role].volumes[number], None
         units, first = self._units[self._firsts[role] + number]
-        with suppress(ValueError):  # of sizes that are not read there
+        with suppress(ValueError):  # of sizes that the core does not support
             source = None if self._kinds[role] is None else volume.native_source()
             if source is not None:
                 shape, unit, itemsize = volume.shape, volume.grid.unit, volume.dtype.itemsize
@@ -321,7 +321,7 @@ class Runtime(ProcessRuntime[Options]):
         return made
 
     def read_alone(self, places: Places, row: int, arrays: Sequence[npt.NDArray[Any]]) -> None:
-        """Read one patch, and raise what is wrong with it."""
+        """Read one patch, and raise its error."""
         every = [(0, role) for role in range(len(self._roles))]
         for task in self._tasks(places, np.array([row]), arrays, every):
             task.run()
@@ -330,7 +330,7 @@ class Runtime(ProcessRuntime[Options]):
         self, places: Places, rows: Int64Array, arrays: Sequence[npt.NDArray[Any]],
         left: Sequence[tuple[int, int]],
     ) -> list[Task]:  # fmt: skip
-        """What Python does for some patches, by their numbers and roles."""
+        """Return Python's tasks for some patches, given by their numbers and roles."""
         needed = None if self._chunks is None else self._chunks.need(places, self._units)
 
         def task(patch: int, role: int) -> Task:
@@ -366,13 +366,13 @@ class Runtime(ProcessRuntime[Options]):
         reader = PatchReader(self._roles[role].volumes[volume], self.clock, self.counts, units, first)
         with self._lock:
             self._open[role, volume] = reader
-            while len(self._open) > _MOST_OPEN:  # closed when the last task of it is done
+            while len(self._open) > _MOST_OPEN:  # closed when the last task that uses it is done
                 self._open.popitem(last=False)
         return reader
 
 
 class PatchSamples(TouredSamples):
-    """Patches of volumes.  What is changed of cache, nan, bad_samples and threads counts from the next batch
+    """Patches of volumes.  Changes of cache, nan, bad_samples and threads take effect from the next batch
     on."""
 
     seed: int | None = None
@@ -417,7 +417,7 @@ class PatchSamples(TouredSamples):
         self._own_places = places_of(self.sampling, self._space, self._roles, self._padding.pads, kept)
         self._places: PatchPlaces = self._own_places
         cut_space = self._space
-        if any(self.margin):  # which may be beyond the volume, wherever the patch is
+        if any(self.margin):  # the margin may be beyond the volume at any place
             self._places = WithMargin(self._own_places, self.margin)
             cut_space = PatchSpace(shapes, self._cut, titles, pads=True)
         names = tuple(role.name for role in self._roles)
@@ -432,38 +432,38 @@ class PatchSamples(TouredSamples):
         return self._places.count
 
     def __getstate__(self) -> dict[str, Any]:
-        # Threads and open files stay here; the copy has its own when it needs them.
+        # Threads and open files stay here; the copy creates its own when it needs them.
         return {**self.__dict__, "_runtime": None}
 
     @property
     def kinds(self) -> list[tuple[np.dtype[Any], tuple[int, ...]]]:
-        """For each of a sample's values the type of its elements, and its shape."""
+        """Return the dtype and the shape of each of a sample's values."""
         return [(role.dtype, (*role.lead, *self._cut)) for role in self._roles]
 
     def places(self, epoch: int = 0) -> tuple[Int64Array, Int64Array]:
-        """Where the patches of an epoch of the dataset's seed, or 0, are: int64 (N,), the number of each
-        one's volume; int64 (N, D), where it begins there, without its margin."""
+        """Return the places of an epoch's patches, for the dataset's seed, or 0: int64 (N,), the numbers of
+        their volumes; int64 (N, D), their starts there, without margins."""
         return self._own_places.places(self.seed or 0, epoch, np.arange(len(self)))
 
     def locality_groups(self, epoch: int = 0) -> Int64Array:
-        """The group of each sample: int64 (N,).  Patches of one group begin in the same unit of a volume,
-        the least of it that is decoded by itself."""
+        """Return the group of each sample: int64 (N,).  Patches of one group begin in the same unit, the
+        smallest part of a volume that is decoded on its own."""
         return self._touring.groups(self._places.places(self.seed or 0, epoch, np.arange(len(self))))
 
     @property
     def amplification(self) -> float:
-        """Bytes that were decoded for each that was used, so far, in all processes that share the memory."""
+        """Return the decoded bytes for each byte used so far, in all processes that share the memory."""
         decoded, used = self._running().counts.nbytes
         return decoded / max(1, used)
 
     @property
     def downloaded(self) -> tuple[int, int]:
-        """Objects and bytes that this process has fetched from stores."""
+        """Return the number of objects, and of bytes, that this process has fetched from stores."""
         return (0, 0) if self._remote is None else self._remote.downloaded
 
     def close(self) -> None:
-        """End the threads of this process, and let go of stage and stores, as a dataset that is dropped does
-        by itself; the next use begins anew."""
+        """End the threads of this process, and release the stage and stores, as dropping the dataset does;
+        the next use starts them again."""
         runtime, self._runtime = self._runtime, None
         if self._remote is not None:
             self._remote.close()
@@ -472,17 +472,17 @@ class PatchSamples(TouredSamples):
 
     @property
     def plan(self) -> PatchPlan:
-        """What is read how; ``print`` it."""
+        """Return a description of how each array is read; ``print`` it."""
         decoded, used = self._running().counts.nbytes
         return PatchPlan(self._roles, self._cut, self._remembered.note, decoded / used if used else None)
 
     @property
     def _beyond(self) -> Padding:
-        """What is beyond the ends of volumes: of patches that fit, margins may not."""
+        """The padding beyond the ends of volumes: margins may be there although patches are not."""
         return self._padding if self._padding.pads or not any(self.margin) else Padding("constant")
 
     def _sliced(self) -> SlicedPatches:
-        """The same patches without fastpipe."""
+        """Return the same patches without fastpipe."""
         return SlicedPatches(self._roles, self._places, self._beyond, self.nan, self._cut)
 
     def _tour_window(self) -> int:
@@ -499,11 +499,11 @@ class PatchSamples(TouredSamples):
 
     @property
     def _draws_samples(self) -> bool:
-        """Whether which samples there are is drawn for each epoch."""
+        """True if each epoch draws its own samples."""
         return self._places.is_random
 
     def follow(self, batches: Callable[[], Iterator[Int64Array]], seed: int, epoch: int) -> None:
-        """Have fetched ahead what an epoch needs; as of `BatchReader`."""
+        """Prefetch the remote chunks of an epoch; as in `BatchReader`."""
         if self._chunks is None:
             return
         self._chunks.expect_nothing()
@@ -515,13 +515,13 @@ class PatchSamples(TouredSamples):
         self, indices: Any, samples: Int64Array, key: Key | None, is_keyed: bool, runtime: Any,
         arrays: list[npt.NDArray[Any]], order: EpochOrder | None = None,
     ) -> Reading:  # fmt: skip
-        """How a batch is read; as of `BatchReader`."""
+        """Return the reading of a batch; as in `BatchReader`."""
         places = self._places_of(indices, samples, key)
         found = list(keys_of(indices)) or ([(key.seed, key.epoch)] if key is not None and is_keyed else [])
         if len(found) == 1:
             self._expect_epoch(*found[0], order)
         batch = _Batch(self, samples, places, key, runtime, arrays)
-        # What is counted there are places: those of the batch, and behind them those drawn in their stead.
+        # The indices are positions: those of the batch, followed by those of substitutes.
         return Reading(
             batch.start, batch.read_alone, np.arange(len(samples)),
             ReadPolicy(self.bad_samples.policy, runtime.log, _is_bad, batch.item),
@@ -529,7 +529,7 @@ class PatchSamples(TouredSamples):
         )  # fmt: skip
 
     def _places_of(self, indices: Sequence[int] | Int64Array, samples: Int64Array, key: Key | None) -> Places:
-        """Where samples are."""
+        """Return the places of samples."""
         if not self._places.is_random:
             return self._places.places(0, 0, samples)
         assert key is not None
@@ -543,7 +543,7 @@ class PatchSamples(TouredSamples):
         return Places(volumes, starts)
 
     def _expect_epoch(self, seed: int, epoch: int, order: EpochOrder | None) -> None:
-        """Tell the memory which patches an epoch has, and in which order they are read, if that is known."""
+        """Announce to the memory the patches of an epoch, and the order in which they are read, if known."""
         if self._remembered.keeps_all or len(self) * self._most_uses > _MOST_EXPECTED:
             return
 
@@ -555,7 +555,7 @@ class PatchSamples(TouredSamples):
         self._running().expect(seed, epoch, uses)
 
     def _running(self) -> Runtime:
-        """Threads, open volumes and memory of this process, made when first needed."""
+        """Return the threads, open volumes and memory of this process, created on first use."""
         options = Options(self.bad_samples, self.threads, self._beyond, self.nan)
         if self._runtime is None or not self._runtime.fits(options):
             process = self._process(self.threads, "fastpipe-patch")
@@ -566,8 +566,8 @@ class PatchSamples(TouredSamples):
 def _followed(
     living: weakref.ref[PatchSamples], name: str, batches: Iterator[Int64Array], seed: int, epoch: int
 ) -> Iterator[Int64Array]:
-    """The objects of a store that batches will need, as long as the samples are there: whoever goes on with
-    this must not keep them."""
+    """Yield the objects of a store that batches will need, as long as the samples exist; the generator must
+    not keep them alive."""
     samples = living()
     foreseen = None if samples is None else samples._remembered.foreseen(samples._remembered.slots())
     del samples
@@ -585,7 +585,7 @@ def _followed(
 
 
 class _Batch:
-    """The places of a batch, and those that were drawn in the place of bad ones."""
+    """The places of a batch, and those drawn as substitutes for bad ones."""
 
     def __init__(
         self,
@@ -598,18 +598,18 @@ class _Batch:
     ) -> None:
         self._dataset, self._samples, self._places, self._key = dataset, samples, places, key
         self._runtime, self._arrays = runtime, arrays
-        self._rows = list(range(len(samples)))  # for which each place is
+        self._rows = list(range(len(samples)))  # the row of each place
         self._started: tuple[Places, Int64Array, Started] | None = None
 
     def start(self, places: Int64Array, rows: Int64Array) -> Started:
-        """What is to be done to have patches at rows of the batch."""
+        """Return the work of reading patches into rows of the batch."""
         at = self._at(places)
         started = self._runtime.start(at, rows, self._arrays)
         self._started = at, rows, started
         return started
 
     def heard(self, _: Any) -> None:
-        """Hear that the core has done its part."""
+        """Handle the end of the core's part."""
         started, self._started = self._started, None
         if started is not None:
             self._runtime.heard(*started)
@@ -623,17 +623,17 @@ class _Batch:
         return Places(volumes[places], starts[places])
 
     def item(self, place: int) -> Item:
-        """What is said of a patch."""
+        """Return the description of a patch for messages."""
         dataset, (volumes, starts) = self._dataset, self._places
         name, start = dataset._roles[0].volumes[int(volumes[place])].name, tuple(starts[place].tolist())
         about = f"{name}, patch of {sides_text(dataset._cut)} at {start}"
         return Item(int(self._samples[self._rows[place]]), about)
 
     def substitute(self, row: int, attempt: int) -> int | None:
-        """Another patch: the ``attempt``-th in a sequence that the key of the one it replaces draws."""
+        """Return a substitute: the ``attempt``-th of a sequence drawn from the key of the replaced patch."""
         key, places = self._key, self._dataset._places
         assert key is not None
-        # Of random places any is another one, however few there are in an epoch.
+        # A random place is a valid substitute, however few patches an epoch has.
         count = max(len(self._dataset), _MOST_DRAWN) if places.is_random else len(self._dataset)
         other = drawn_substitute(count, self._samples, key, row, attempt)
         if other is None:

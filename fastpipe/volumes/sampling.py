@@ -1,4 +1,4 @@
-"""Where the patches of a dataset are, by its sampling; labels and masks are read as a whole for it."""
+"""The places of a dataset's patches, by its sampling; labels and masks are read completely for it."""
 
 from __future__ import annotations
 
@@ -40,32 +40,32 @@ from fastpipe.volumes.volume import Int64Array, UnitGrid, Volume, grown_unit
 
 UInt64Array = npt.NDArray[np.uint64]
 
-# Labels that are no whole numbers, as those of soft segmentations, are classes of their own up to so many.
+# Labels that are not whole numbers, as in soft segmentations, are separate classes up to this many.
 _MOST_FRACTIONS = 1000
-_TOGETHER = math.nan  # what they are together; told from others by its identity
+_TOGETHER = math.nan  # the label of their common class; compared by identity
 
 _GOLDEN, _MIX_1, _MIX_2 = 0x9E37_79B9_7F4A_7C15, 0xBF58_476D_1CE4_E5B9, 0x94D0_49BB_1331_11EB
 
 
 class LabelVoxels(NamedTuple):
-    """Some voxels of each class of a volume."""
+    """A sample of the voxels of each class of a volume."""
 
-    # (C,), ascending, of the volume's own kind: int64, uint64 or float64.  NaN, at the end, is the class of
-    # all that are no whole numbers, if there are too many of them.
+    # (C,), ascending, as the volume's kind: int64, uint64 or float64.  NaN, at the end, is the class of all
+    # that are not whole numbers, if there are too many of them.
     labels: npt.NDArray[Any]
-    ends: Int64Array  # int64 (C,): where its voxels end in ``voxels``; they begin where those before end
-    voxels: Int64Array  # int64 (M,): the voxels, as places in the volume in C order
+    ends: Int64Array  # int64 (C,): end of each class in ``voxels``, and start of the next
+    voxels: Int64Array  # int64 (M,): places of the voxels in the volume in C order
 
     def each(self) -> list[Int64Array]:
         return np.split(self.voxels, self.ends)[:-1]
 
 
 class VoxelSketch:
-    """Draws voxels of each label: those whose places have the least hash values, so that the parts of a
-    volume may come in any order, and every set of voxels is as likely as any other.
+    """A sampler of voxels of each label: those whose places have the smallest hashes.  So the parts of a
+    volume may come in any order, and each set of voxels is equally likely.
 
-    ``labels`` are compared as NumPy compares numbers with the volume's; None takes all above 0.  Of these,
-    labels that are no whole numbers are one class together if there are more than 1,000.
+    ``labels`` are compared with the volume's values as NumPy compares numbers; None takes all above 0.  More
+    than 1,000 of these that are not whole numbers form one class together.
     """
 
     def __init__(self, shape: Sequence[int], most: int, labels: Sequence[float] | None = None) -> None:
@@ -86,10 +86,10 @@ class VoxelSketch:
             self._keep(label, _hashes(places), places)
 
     def _classes_in(self, flat: npt.NDArray[Any]) -> Iterator[tuple[float, npt.NDArray[np.intp]]]:
-        """The classes of some voxels, and which of them each has."""
+        """Yield the classes of some voxels, each with the indices of its voxels."""
         if self._labels is not None:
             for label in self._labels:
-                with np.errstate(over="ignore"):  # of labels that a small float cannot be
+                with np.errstate(over="ignore"):  # a small float may not represent the labels
                     inside = np.flatnonzero(flat == label)
                 if len(inside):
                     yield label, inside
@@ -116,7 +116,7 @@ class VoxelSketch:
     def _keep(self, label: float, hashes: UInt64Array, places: Int64Array) -> None:
         if label in self._kept:
             known, at = self._kept[label]
-            if len(known) == self._most:  # most of what comes later is not among the least
+            if len(known) == self._most:  # most later voxels are not among the smallest
                 less = hashes < known.max()
                 hashes, places = hashes[less], places[less]
             hashes, places = np.concatenate([known, hashes]), np.concatenate([at, places])
@@ -141,14 +141,14 @@ class VoxelSketch:
 def _grouped(
     values: npt.NDArray[Any], places: npt.NDArray[np.intp]
 ) -> Iterator[tuple[float, npt.NDArray[np.intp]]]:
-    """Values that are sorted, each with its places."""
+    """Yield each of the sorted values with its places."""
     if len(values):
         ends = np.flatnonzero(values[1:] != values[:-1]) + 1
         yield from zip(values[[0, *ends]].tolist(), np.split(places, ends), strict=True)
 
 
 def _hashes(places: Int64Array) -> UInt64Array:
-    """SplitMix64's finaliser of each place (D. Stafford's variant 13), which is one to one."""
+    """Return SplitMix64's finaliser of each place (D. Stafford's variant 13), which is one to one."""
     values = places.astype(np.uint64)
     values += np.uint64(1)
     values *= np.uint64(_GOLDEN)
@@ -157,20 +157,20 @@ def _hashes(places: Int64Array) -> UInt64Array:
     return values ^ (values >> np.uint64(31))
 
 
-# ---- masks: patches of which enough is in them, by counts of blocks of voxels -----------------
+# ---- masks: patches that contain enough of the mask, by voxel counts of blocks ----------------
 
-# (number, seed, epoch, indices, count) to numbers in [0, 1): float64 (N, count); others for each number.
+# From (number, seed, epoch, indices, count) to [0, 1): float64 (N, count), different for each number.
 Draws = Callable[[int, int, int, Int64Array, int], npt.NDArray[np.float64]]
 
 _MOST_BLOCKS = 1 << 22
-_MOST_SIDE = 4  # where there may be so many blocks
+_MOST_SIDE = 4  # if the number of blocks allows it
 _MOST_CELLS, _CELLS_AT_ONCE = 1 << 18, 1 << 14
-_TRIED, _ROUNDS = 4096, 4  # patches that are tried when a dataset is made
-_DRAWS, _AT_ONCE = 4, 16  # rounds of attempts to find a patch, and how many each has
+_TRIED, _ROUNDS = 4096, 4  # patches tried when a dataset is created
+_DRAWS, _AT_ONCE = 4, 16  # rounds of attempts to find a patch, and attempts in each
 
 
 def _doubled(sides: Sequence[int], shape: Sequence[int], patch: Sequence[int], most: int) -> list[int]:
-    """Sides of boxes, doubled until there are not too many: first where a patch has most of them."""
+    """Return the sides of boxes, doubled until few enough: first along the patch's most divided dimension."""
     found = list(sides)
     while math.prod(-(-size // side) for size, side in zip(shape, found, strict=True)) > most:
         dims = [dim for dim, size in enumerate(shape) if found[dim] < size]
@@ -179,12 +179,12 @@ def _doubled(sides: Sequence[int], shape: Sequence[int], patch: Sequence[int], m
 
 
 def block_sides(shape: Sequence[int], patch: Sequence[int]) -> list[int]:
-    """The sides of blocks: a quarter of a patch's, and at most 4, or as small as there may be so many."""
+    """Return the sides of blocks: a quarter of a patch's, at most 4, but larger if there are too many."""
     return _doubled([min(_MOST_SIDE, max(1, side // 4)) for side in patch], shape, patch, _MOST_BLOCKS)
 
 
 class BlockCounts:
-    """Counts the voxels of a mask that are not 0, block by block.  Parts may come in any order."""
+    """Counters of a mask's voxels that are not 0, block by block.  Parts may come in any order."""
 
     def __init__(self, shape: Sequence[int], patch: Sequence[int]) -> None:
         self.shape, self.sides = tuple(shape), block_sides(shape, patch)
@@ -204,10 +204,10 @@ class BlockCounts:
 
 
 class MaskDensity:
-    """How much of boxes is in a mask: what is known of it by the counts of blocks.
+    """Bounds for how much of a box is in a mask, from the counts of blocks.
 
-    A box has all of the blocks within it, and of blocks that are all in the mask the part within it.  Of
-    other blocks at its surface it is not known which of their voxels are in the box.
+    A box contains all voxels of the blocks within it, and its share of blocks that are completely in the
+    mask.  It is unknown which voxels of other blocks at its surface it contains.
     """
 
     def __init__(self, counts: Int64Array, sides: Sequence[int], shape: Sequence[int]) -> None:
@@ -220,7 +220,7 @@ class MaskDensity:
         self._full, self._others = _summed(counts, is_full), _summed(counts, ~is_full)
 
     def fractions(self, starts: Int64Array, patch: Int64Array) -> npt.NDArray[np.float64]:
-        """The part of boxes, perhaps beyond the mask's ends, that is in the mask at least: float64 (N,)."""
+        """Return the least fraction of boxes in the mask, possibly beyond its ends: float64 (N,)."""
         ends = np.clip(starts + patch, 0, self._shape)
         starts = np.clip(starts, 0, self._shape)
         lows = -(-starts // self._sides)
@@ -229,7 +229,7 @@ class MaskDensity:
         return np.asarray(voxels / math.prod(patch.tolist()), np.float64)
 
     def most(self, starts: Int64Array, size: Int64Array) -> npt.NDArray[np.float64]:
-        """The most voxels of boxes, perhaps beyond the mask's ends, that can be in the mask: float64 (N,)."""
+        """Return the most voxels of boxes in the mask, possibly beyond its ends: float64 (N,)."""
         ends = np.clip(starts + size, 0, self._shape)
         starts = np.clip(starts, 0, self._shape)
         lows, highs = starts // self._sides, -(-ends // self._sides)
@@ -238,7 +238,7 @@ class MaskDensity:
     def _voxels(
         self, starts: Int64Array, ends: Int64Array, lows: Int64Array, highs: Int64Array
     ) -> npt.NDArray[np.float64]:
-        """Voxels of full blocks within boxes, and all of other blocks from ``lows`` to ``highs``."""
+        """Return voxels of full blocks within boxes, and all of other blocks from ``lows`` to ``highs``."""
         total = np.zeros(len(starts))
         for corner in itertools.product((False, True), repeat=starts.shape[1]):
             is_end = np.array(corner)
@@ -249,7 +249,7 @@ class MaskDensity:
         return counts
 
     def _full_before(self, at: Int64Array) -> npt.NDArray[np.float64]:
-        """The voxels of full blocks before corners: those of a block in proportion to each side."""
+        """Return the voxels of full blocks before corners; a cut block counts in proportion to its sides."""
         low = np.minimum(at // self._sides, self._blocks - 1)
         begins = low * self._sides
         part = (at - begins) / np.minimum(self._sides, self._shape - begins)
@@ -263,7 +263,7 @@ class MaskDensity:
 
 
 def _summed(counts: Int64Array, where: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
-    """Of some blocks, the sums of all before each corner."""
+    """Return the sums of the selected blocks before each corner."""
     total = int(counts.sum())
     sums = np.where(where, counts, 0).astype(np.int32 if total <= np.iinfo(np.int32).max else np.int64)
     for dim in range(sums.ndim):
@@ -272,10 +272,10 @@ def _summed(counts: Int64Array, where: npt.NDArray[np.bool_]) -> npt.NDArray[Any
 
 
 class PatchCells:
-    """Draws patches near to a mask: each place that can have enough of it is as likely as any other.
+    """A sampler of patches near a mask; each place that can contain enough of it is equally likely.
 
-    Places are looked at in cells, boxes of them; cells of which no place can have enough are left out.  If
-    there are none, no patch has enough.
+    Places are examined in cells, which are boxes of them; cells in which no place can have enough are
+    dropped.  If none remains, no patch has enough.
     """
 
     def __init__(
@@ -291,7 +291,7 @@ class PatchCells:
             begins = np.indices(tuple(grid.tolist())).reshape(len(patch), -1).T * side
             starts = np.array_split(space.lows[volume] + begins, 1 + len(begins) // _CELLS_AT_ONCE)
             held = np.concatenate([density.most(some, side + space.patch - 1) for some in starts])
-            # The box that all patches of a cell are in; a little less is enough, as both are rounded.
+            # The box that contains all patches of a cell; slightly less is enough, as both are rounded.
             begins = begins[held >= wanted * (1 - 1e-9)]
             places = np.minimum(side, space.counts[volume] - begins).prod(axis=1, dtype=np.float64)
             volumes.append(np.full(len(begins), volume))
@@ -304,7 +304,7 @@ class PatchCells:
         self._ends = np.cumsum(np.concatenate(weights))
 
     def places(self, drawn: npt.NDArray[np.float64]) -> Places:
-        """Where patches are, by numbers in [0, 1): float64 (N, 1 + D)."""
+        """Return the places of patches for numbers in [0, 1): float64 (N, 1 + D)."""
         cells = np.searchsorted(self._ends[:-1], drawn[:, 0] * self._ends[-1], side="right")
         volumes, begins = self._volumes[cells], self._cells[cells]
         sides = np.minimum(self._sides[volumes], self._space.counts[volumes] - begins)
@@ -313,8 +313,8 @@ class PatchCells:
 
 
 class MaskedPatches:
-    """Patches of which enough is in a mask: in the place of others some near to the mask are drawn, by other
-    random numbers than ``base`` has."""
+    """Patches with enough of a mask; others are replaced by patches near the mask, drawn with other random
+    numbers than those of ``base``."""
 
     is_random = True
 
@@ -328,7 +328,7 @@ class MaskedPatches:
     ) -> None:
         self._base, self._cells, self._least = base, cells, least
         self._fractions, self._draws, self.count = fractions, draws, base.count
-        # What is left after many attempts is taken from these.
+        # Used if many attempts have failed.
         tried = np.arange(_TRIED)
         found = [
             self._near(_DRAWS + 1, 0, number, tried, 1) if cells.count else base.places(0, number, tried)
@@ -352,7 +352,7 @@ class MaskedPatches:
                 break
             again = self._near(number, seed, epoch, indices[left], _AT_ONCE)
             is_good = (self._fractions(again) >= self._least).reshape(-1, _AT_ONCE)
-            # The first that is good, or any.
+            # The first good one, or any.
             some = np.arange(len(left)) * _AT_ONCE + is_good.argmax(axis=1)
             volumes[left], starts[left] = again.volumes[some], again.starts[some]
             left = left[~is_good.any(axis=1)]
@@ -364,7 +364,7 @@ class MaskedPatches:
         return Places(volumes, starts)
 
     def _near(self, number: int, seed: int, epoch: int, indices: Int64Array, count: int) -> Places:
-        """So many patches near to the mask for each index, those of an index after each other."""
+        """Return ``count`` patches near the mask for each index, those of an index in a row."""
         each = self._cells.numbers
         drawn = self._draws(number, seed, epoch, indices, count * each)
         return self._cells.places(drawn.reshape(-1, each))
@@ -375,19 +375,19 @@ class MaskedPatches:
 _log = logging.getLogger("fastpipe.patches")
 
 _PIECE_NBYTES = 1 << 24  # of a volume that a thread reads at a time
-# In the place of the state of a file, where the identity of what is looked at says it all.
+# Replaces the state of a file if the identity of the object suffices.
 _NO_FILE = os.stat_result([0] * 19)
 _MOST_LOOKED_AT = 1 << 18  # voxels at a time
 _MOST_SHOWN = 10  # labels in a message
-# Where a seed's numbers for places begin, far from those for the transforms of any sample; attempts to find
-# a place near to a mask have others, and so have patches around the foreground.
+# The start of a seed's numbers for places, far from those for the transforms of samples.  Attempts to find
+# a place near a mask use others, and so do patches around the foreground.
 _PLACES, _FOREGROUND = 1 << 62, 1 << 20
 
 
 def label_voxels(
     role: Role, number: int, most: int, labels: Sequence[float] | None, kept: FileArrays | None
 ) -> LabelVoxels:
-    """Some voxels of each label of a volume, drawn from all; of ``labels``, or of all above 0."""
+    """Return a sample of the voxels of each label of a volume; of ``labels``, or of all above 0."""
     shape = role.spatial(number)
     sketch = VoxelSketch(shape, most, labels)
 
@@ -399,13 +399,13 @@ def label_voxels(
         _scan(role, number, look)
         return list(sketch.found())
 
-    # A table of another version, which looked for labels otherwise, is not used.
+    # A table of another version, which searched labels differently, is ignored.
     about = f"label voxels of version 3, {most} {labels} in {shape}"
     return LabelVoxels(*_kept(role.volumes[number], about, find, kept))
 
 
 def mask_density(role: Role, number: int, patch: Sequence[int], kept: FileArrays | None) -> MaskDensity:
-    """How much of patches of a volume is in its mask: where any of its channels is not 0."""
+    """Return how much of a volume's patches is in its mask: where any channel is not 0."""
     blocks, axes = BlockCounts(role.spatial(number), patch), tuple(range(len(role.lead)))
 
     def look(part: npt.NDArray[Any], start: Sequence[int]) -> None:
@@ -436,8 +436,8 @@ def _kept(
 
 
 def _scan(role: Role, number: int, look: Callable[[npt.NDArray[Any], Sequence[int]], None]) -> None:
-    """Show all of a volume, box by box along the dimensions of patches, in bounded memory; read by
-    threads."""
+    """Pass a whole volume to ``look``, box by box along the dimensions of patches, in bounded memory; threads
+    read it."""
     volume, shape, lead = role.volumes[number], role.spatial(number), len(role.lead)
     what = f"the list of the {volume.grid.count:,} parts of {volume.name}, all of which are to be read,"
     check_room(8 * volume.grid.count, what, "use another sampling")
@@ -465,10 +465,10 @@ def _look(
     part: npt.NDArray[Any], start: Sequence[int], lead: int,
     look: Callable[[npt.NDArray[Any], Sequence[int]], None],
 ) -> None:  # fmt: skip
-    """Show a box as many small ones: what is looked at costs many times its own memory."""
+    """Pass a box to ``look`` in small pieces: examining one costs many times its own memory."""
     shape = part.shape[lead:]
     sides, left = [], max(1, _MOST_LOOKED_AT // max(1, math.prod(part.shape[:lead])))
-    for dim, size in enumerate(shape):  # whole rows, as long as they are not too many
+    for dim, size in enumerate(shape):  # whole rows, as long as they are small enough
         sides.append(min(size, max(1, left // math.prod(shape[dim + 1 :]))))
         left = max(1, left // sides[-1])
     for begins in itertools.product(*map(range, [0] * len(shape), shape, sides)):
@@ -477,12 +477,12 @@ def _look(
 
 
 def drawn(number: int, seed: int, epoch: int, indices: Int64Array, count: int) -> npt.NDArray[np.float64]:
-    """Random numbers for the places of patches: others than those for their transforms."""
+    """Return random numbers for the places of patches, different from those for their transforms."""
     return uniforms(sample_seed(seed, number, _PLACES), epoch, indices, count)
 
 
 def _shares(space: PatchSpace, densities: Sequence[MaskDensity], places: Places) -> npt.NDArray[np.float64]:
-    """The part of each patch that is in the mask of its volume at least: float64 (N,)."""
+    """Return the least fraction of each patch in the mask of its volume: float64 (N,)."""
     found = np.zeros(len(places.volumes))
     for volume in np.unique(places.volumes).tolist():
         rows = np.flatnonzero(places.volumes == volume)

@@ -1,4 +1,4 @@
-"""The arrays that patches are cut from: images, and labels and masks of the same places."""
+"""The arrays from which patches are cut: images, with labels and masks of the same places."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from fastpipe.volumes.volume import DIMS, Volume, chunk_text, sides_text
 ROLES = ("volume", "labels", "mask")
 
 _HOW = "give a table, a list of tuples (volume, labels[, mask]), or lists of paths in the same order"
-# As glob has them: which characters a set in brackets has need not be known, as glob has looked for them.
+# As in glob.  The characters of a bracket set do not matter, as glob has matched them already.
 _WILDCARDS = re.compile(r"(\*+|\?|\[!?[^/][^/\]]*\])")
 
 
 def matched_volumes(volume: Any, labels: Any = None, mask: Any = None) -> dict[str, list[Any]]:
-    """The volumes, their labels and their masks, as far as given: lists that are equally long.
+    """Return the volumes, their labels and their masks, as far as given: lists of equal length.
 
-    Each is a path, a pattern such as ``"cases/*/image.zarr"``, an array, or a sequence of some; or ``volume``
-    is a table: a sequence of tuples (volume, labels[, mask]), or the path of a ``.csv`` file with columns of
-    these names.
+    Each argument is a path, a pattern such as ``"cases/*/image.zarr"``, an array, or a sequence of these; or
+    ``volume`` is a table: a sequence of tuples (volume, labels[, mask]), or the path of a ``.csv`` file with
+    columns of these names.
 
-    What a pattern matches is in natural order: ``case_2`` before ``case_10``.  A list keeps its order.  Where
-    several of them are patterns, what belongs together is that for which their wildcards stand for the same:
+    Matches of a pattern are in natural order: ``case_2`` before ``case_10``.  A list keeps its order.  If
+    several arguments are patterns, matches belong together if their wildcards match the same text:
     ``"images/*_0000.npy"`` and ``"labels/*.npy"``.
     """
     if _is_table(volume):
@@ -73,7 +73,7 @@ def _columns(table: Any) -> dict[str, list[Any]]:
 
 
 def _columns_of_file(path: str) -> dict[str, list[Any]]:
-    """Paths in such a file are from its folder on."""
+    """Read the columns of a file; paths in it are relative to its folder."""
     with open(path, newline="", encoding="utf-8-sig", opener=open_file) as file:
         rows = list(csv.DictReader(file))
         names = list(rows[0]) if rows else []
@@ -142,7 +142,7 @@ def _is_pattern(given: Any) -> bool:
 
 
 def _is_inside_file(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is the name of an array behind that of a file, or of a folder that is one store."""
+    """Return True if a path names an array within a file, or within a folder that is one store."""
     path = os.fspath(path)
     if os.path.exists(path):
         return False
@@ -161,7 +161,7 @@ def _found(pattern: str | os.PathLike[str], name: str) -> list[str]:
 
 
 def _matched(patterns: dict[str, str], matches: dict[str, list[str]]) -> dict[str, list[str]]:
-    """What patterns match, in the order of the first, by what their wildcards stand for."""
+    """Return the matches of patterns, in the order of the first, combined by their wildcards' text."""
     regexes = {name: _regex(pattern) for name, pattern in patterns.items()}
     counts = {name: regex.groups for name, regex in regexes.items()}
     if len(set(counts.values())) > 1:
@@ -187,17 +187,17 @@ def _matched(patterns: dict[str, str], matches: dict[str, list[str]]) -> dict[st
 
 
 def _regex(pattern: str) -> re.Pattern[str]:
-    """The pattern with a group for each wildcard, but for one that is the name's ending, as in ``x.*``."""
+    """Return a regex with a group for each wildcard, except one that is the extension, as in ``x.*``."""
     parts = re.split(r"/+", pattern)
     text = ""
     for number, part in enumerate(parts):
         last = number == len(parts) - 1
-        if part == "**":  # any folders, or none
+        if part == "**":  # any number of folders
             text += "(.*)" if last else "(?:(.*)/+)?"
         else:
             has_any_ending = last and part.endswith(".*")
             pieces = _WILDCARDS.split(part.removesuffix("*") if has_any_ending else part)
-            # Every second one is a wildcard.
+            # Every second piece is a wildcard.
             pieces[0::2] = map(re.escape, pieces[0::2])
             pieces[1::2] = ["([^/]*)" if piece[0] == "*" else "([^/])" for piece in pieces[1::2]]
             text += "".join(pieces) + ("[^/]*" if has_any_ending else "" if last else "/+")
@@ -208,8 +208,8 @@ class Role(NamedTuple):
     """One of the values of a sample, in all volumes."""
 
     name: str  # ``"volume"``, ``"labels"`` or ``"mask"``
-    volumes: list[Volume]  # where it comes from
-    lead: tuple[int, ...]  # the dimensions in front of those that patches are cut along, such as channels
+    volumes: list[Volume]  # the arrays that contain it
+    lead: tuple[int, ...]  # leading dimensions, such as channels, which patches contain completely
     dtype: np.dtype[Any]  # of its elements
 
     def spatial(self, number: int) -> tuple[int, ...]:
@@ -217,7 +217,7 @@ class Role(NamedTuple):
 
 
 class Given(NamedTuple):
-    """Of which volumes a dataset of patches is to be, and how those are reached that are somewhere else."""
+    """The volumes of a dataset, and the access to remote ones."""
 
     volume: Any
     labels: Any
@@ -227,7 +227,7 @@ class Given(NamedTuple):
 
 
 def opened_roles(given: Given, dims: int, *, may_write: bool) -> tuple[list[Role], RemoteVolumes | None]:
-    """Open volumes, and what belongs to them; and what brings chunks here of those that are elsewhere."""
+    """Open the volumes of all roles; return them, and the access to chunks of remote ones."""
     columns = matched_volumes(*given[:3])
     remote = remote_volumes(itertools.chain(*columns.values()), given.storage_options, given.stage)
 
@@ -277,7 +277,7 @@ def _role(name: str, volumes: Sequence[Volume], dims: int) -> Role:
 
 
 class PatchPlan:
-    """What a dataset of patches does with its volumes.  ``print`` it."""
+    """A description of what a dataset of patches does with its volumes.  ``print`` it."""
 
     def __init__(
         self, roles: Sequence[Role], patch_size: Sequence[int], remembered: str, amplification: float | None
@@ -294,7 +294,7 @@ class PatchPlan:
 def _line(role: Role, patch_size: Sequence[int]) -> str:
     first, count = role.volumes[0], len(role.volumes)
     names = [volume.name for volume in role.volumes]
-    is_natural = names == natural_sorted(set(names))  # arrays in memory have all the same name
+    is_natural = names == natural_sorted(set(names))  # arrays in memory all have the same name
     order = "natural order" if is_natural else "the given order"
     where = first.name if count == 1 else f"{count} volumes in {order}, from {first.name}"
     hows = list(dict.fromkeys(volume.how for volume in role.volumes))

@@ -1,4 +1,4 @@
-"""Arrays that tensorstore reads: Zarr with any codecs, N5, and whatever lies in an object store."""
+"""Arrays that tensorstore reads: Zarr with any codecs, N5, and arrays in object stores."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ from fastpipe.volumes.volume import (
     grown_unit,
 )
 
-_PATIENCE_S = 5.0  # after which it is looked whether there is what no read comes back from
-# What tensorstore raises for the states that its messages begin with.
+_PATIENCE_S = 5.0  # interval of checks for files on which a read never returns
+# Exceptions of tensorstore for the states with which its messages begin.
 FAILED = (ValueError, LookupError, NotImplementedError, OSError, RuntimeError, TypeError)
-_LEAST_NBYTES = 1 << 18  # of a unit: smaller chunks are read some at a time
-# tensorstore's names for what is wrong with stored bytes, with which its messages begin.
+_LEAST_NBYTES = 1 << 18  # of a unit: smaller chunks are read several at a time
+# tensorstore's names for errors in stored bytes, with which its messages begin.
 _DAMAGED = ("DATA_LOSS", "INVALID_ARGUMENT", "FAILED_PRECONDITION", "OUT_OF_RANGE")
-_UNKNOWN = ("not supported", "Unexpected N5 chunk mode")  # in messages of bytes that may well be whole
-SPEC = " [tensorstore_spec="  # with which a message begins to repeat what was asked for
-# Formats that are read as their own libraries have them; of a URL tensorstore itself finds out which it is.
+_UNKNOWN = ("not supported", "Unexpected N5 chunk mode")  # in messages about bytes that may be intact
+SPEC = " [tensorstore_spec="  # the start of the repeated request in its messages
+# Formats with the semantics of their own libraries; for a URL tensorstore detects the format.
 _DRIVERS = ("zarr", "zarr3", "n5", "neuroglancer_precomputed")
 
 
 class TensorStoreVolume(Volume):
-    """An array that tensorstore opens; ``why`` it is not read here, in words, empty if it never is."""
+    """An array that tensorstore opens; ``why`` says why fastpipe does not read it, empty if it never does."""
 
     def __init__(self, name: str, spec: dict[str, Any], why: str = "") -> None:
-        # An address may hold a password or a signature: these are in the spec only.
+        # A URL may contain a password or a signature, which stay in the spec only.
         parts = urlsplit(name if is_url(name) else "")
         user = parts.netloc.rpartition("@")[0]
         self._secrets = [part for part in (user and f"{user}@", parts.query and f"?{parts.query}") if part]
@@ -56,7 +56,7 @@ class TensorStoreVolume(Volume):
         store = self.store()
         try:
             driver = store.spec().to_json()["driver"]
-        except NotImplementedError:  # of a format around the array's, such as ZIP
+        except NotImplementedError:  # a format that wraps the array, such as ZIP
             driver = "in a container that is read from this machine only"
         if driver not in _DRIVERS:
             raise VolumeError(
@@ -64,14 +64,14 @@ class TensorStoreVolume(Volume):
             )
         self.shape = tuple(store.shape)
         self.dtype = np.dtype(store.dtype.numpy_dtype)
-        # None of formats that have none, and where they need not say.
+        # None for formats without a fill value, and if it is optional.
         fill = store.fill_value if self.dtype.kind in "biufc" else None
         self._fill = b"" if fill is None else np.array(fill, self.dtype).tobytes()
         sides = store.chunk_layout.read_chunk.shape or [0] * len(self.shape)
         chunk = [side or min(max(1, size), 64) for side, size in zip(sides, self.shape, strict=True)]
         self._chunk = tuple(chunk)
         nbytes = math.prod(chunk) * self.dtype.itemsize
-        if nbytes > LARGEST_UNIT:  # tensorstore ends the process where it has no memory for one
+        if nbytes > LARGEST_UNIT:  # tensorstore aborts the process if it cannot allocate one
             raise VolumeError(f"{self.name} has chunks of {in_bytes(nbytes)}, more than tensorstore decodes")
         self.grid = UnitGrid(self.shape, grown_unit(chunk, self.shape, self.dtype.itemsize, _LEAST_NBYTES))
         self.how = f"{driver} by tensorstore, chunks of {chunk_text(chunk, self.dtype)}"
@@ -109,12 +109,12 @@ class TensorStoreVolume(Volume):
         return _Reader(self)
 
     def stored_in(self, numbers: Int64Array) -> Int64Array:
-        """All in the same: they are read at the same time, as each may take long to come."""
+        """Return the same number for all units: they are read in parallel, as each may take long."""
         return np.zeros_like(numbers)
 
     def state(self) -> tuple[str, str]:
         store = self._spec["kvstore"]
-        if not isinstance(store, dict):  # of what is elsewhere nobody says it
+        if not isinstance(store, dict):  # the state of remote data is unknown
             return "", ""
         return store["path"], f"tensorstore {self._spec} {folder_state(store['path'])}"
 
@@ -132,7 +132,7 @@ class _Reader(UnitReader):
                 part = _result(read, _folder_of(self._volume._spec))
             except FAILED as error:
                 said = self._volume.without_secrets(str(error))
-                # What cannot be reached, or not be read by this user, is no reason to do without a sample.
+                # Data that cannot be reached, or not by this user, is no reason to skip a sample.
                 is_damaged = said.startswith(_DAMAGED) and not any(what in said for what in _UNKNOWN)
                 kind = DamagedUnitError if is_damaged else VolumeError
                 raise kind(f"{self._volume.name}, the part at {box_text(box)}: {said}") from None
@@ -158,13 +158,13 @@ def _opened(name: str, spec: dict[str, Any]) -> Any:
 
 
 def opened_by_tensorstore(spec: dict[str, Any], **how: Any) -> Any:
-    """Open or make an array in a folder, or of a URL, by tensorstore; ``how`` is as of ``tensorstore.open``.
+    """Open or create an array in a folder, or at a URL, with tensorstore; ``how`` as in ``tensorstore.open``.
 
-    The ``kvstore`` may be a URL as it is written elsewhere, where a "%" or "#" of a key is itself, and may
-    have the path of any folder.
+    The ``kvstore`` may be a URL as users write it, in which "%" and "#" in a key are literal, and may have
+    the path of any folder.
     """
     tensorstore = require("tensorstore", extra="volume")
-    # What is decoded is remembered by fastpipe.
+    # fastpipe itself remembers decoded units.
     context = tensorstore.Context({"cache_pool": {"total_bytes_limit": 0}})
     kvstore, folder = spec["kvstore"], None
     if isinstance(kvstore, str):
@@ -172,14 +172,14 @@ def opened_by_tensorstore(spec: dict[str, Any], **how: Any) -> Any:
         if scheme.lower() not in ("http", "https"):
             kvstore = f"{scheme}://{quote(rest, safe='/:@')}"
     elif "\\" in kvstore["path"] or any("\udc80" <= one <= "\udcff" for one in kvstore["path"]):
-        # tensorstore takes a backslash for a slash, and no bytes that are no UTF-8.
+        # tensorstore turns a backslash into a slash, and does not accept bytes that are not UTF-8.
         folder = os.open(kvstore["path"], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         kvstore = {**kvstore, "path": f"/proc/self/fd/{folder}/"}
     try:
         store = _result(
             tensorstore.open({**spec, "kvstore": kvstore}, context=context, **how), _folder_of(spec)
         )
-        # Some formats have arrays that begin elsewhere; a volume begins at 0.
+        # Arrays of some formats have another origin; a volume's is 0.
         store = store[tensorstore.d[:].translate_to[0]]
     except BaseException:
         if folder is not None:
@@ -191,19 +191,19 @@ def opened_by_tensorstore(spec: dict[str, Any], **how: Any) -> Any:
 
 
 def _folder_of(spec: dict[str, Any]) -> str:
-    """The folder on this machine in which an array is; empty for what is elsewhere."""
+    """Return the local folder of an array; empty if it is remote."""
     store = spec["kvstore"]
     return str(store["path"]) if isinstance(store, dict) else ""
 
 
 def _result(future: Any, folder: str) -> Any:
-    """What tensorstore has found.  It waits for ever for who writes to a fifo, if one has a chunk's name."""
+    """Wait for tensorstore's result.  A chunk that is a fifo would make it wait for a writer forever."""
     if folder:
         with contextlib.suppress(TimeoutError):
             return future.result(timeout=_PATIENCE_S)
         files = (os.path.join(place, name) for place, _, names in os.walk(folder) for name in names)
         fifos = [path for path in files if Path(path).is_fifo()]
-        for path in fifos:  # whoever opens it lets tensorstore's thread go
+        for path in fifos:  # opening the fifo releases tensorstore's thread
             with contextlib.suppress(OSError):
                 os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
         if fifos:
@@ -212,4 +212,4 @@ def _result(future: Any, folder: str) -> Any:
 
 
 class _StoreError(Exception):
-    """What tensorstore says of an array that it cannot open; its address may be in it."""
+    """A message of tensorstore about an array that it cannot open; it may contain the URL."""

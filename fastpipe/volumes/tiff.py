@@ -1,6 +1,6 @@
 """TIFF: files of many pages, and folders of files that are the slices of a volume.
 
-tifffile says where strips and tiles are, and undoes their compression.
+tifffile locates strips and tiles, and undoes their compression.
 """
 
 from __future__ import annotations
@@ -37,45 +37,45 @@ from fastpipe.volumes.volume import (
     swapped,
 )
 
-_decoded: set[Any] = set()  # kinds of segments that have been decoded in this process
+_decoded: set[Any] = set()  # kinds of segments that this process has decoded
 
-# By the number of a compression in TIFF, the filters of fastpipe/native/codecs.h that undo it.
+# By TIFF's compression number, the filters of fastpipe/native/codecs.h that undo it.
 _FILTERS: dict[int, list[tuple[int, int, int, int]]] = {
     1: [], 8: [(1, 1, 0, 0)], 32946: [(1, 1, 0, 0)], 50000: [(32015, 1, 0, 0)],
 }  # fmt: skip
 
 
 def is_tiff_name(name: str) -> bool:
-    """Return whether a name is that of a TIFF file; hidden files, which no pattern matches, are none."""
+    """Return True if a name is that of a TIFF file; hidden files, which no pattern matches, are not."""
     return name.lower().endswith((".tif", ".tiff")) and not name.startswith(".")
 
 
 class _Page(NamedTuple):
-    """What pages of a volume have in common."""
+    """The common properties of a volume's pages."""
 
-    shape: tuple[int, ...]  # (rows, columns), with samples behind, or in front where they lie in planes
-    dtype: np.dtype[Any]  # as it is stored
-    segment: tuple[int, ...]  # the shape of a strip or tile
-    is_raw: bool  # all of a page lies in the file as it is
-    is_planar: bool  # samples lie in planes of their own
+    shape: tuple[int, ...]  # (rows, columns), with samples last, or first if they are in planes
+    dtype: np.dtype[Any]  # as stored
+    segment: tuple[int, ...]  # shape of a strip or tile
+    is_raw: bool  # the whole page is in the file uncompressed
+    is_planar: bool  # samples are in separate planes
     compression: str
 
 
 class _Segments(NamedTuple):
-    """Where a page's strips or tiles are in its file: int64 (N,) each."""
+    """The places of a page's strips or tiles in its file: int64 (N,) each."""
 
     offsets: Int64Array
     sizes: Int64Array
-    tables: bytes | None  # that JPEG's data need
+    tables: bytes | None  # JPEG tables that the data need
 
 
 class _Stored(NamedTuple):
-    """How the native core undoes what segments went through."""
+    """The way in which the native core decodes segments."""
 
-    filters: list[tuple[int, int, int, int]] | None  # None where tifffile has to
-    dtype: np.dtype[Any]  # as it is stored
-    fill: bytes  # of an element of a segment that was never written
-    is_clipped: bool  # the last segments of a page end where it does
+    filters: list[tuple[int, int, int, int]] | None  # None if tifffile must decode
+    dtype: np.dtype[Any]  # as stored
+    fill: bytes  # of an element in a segment that was never written
+    is_clipped: bool  # the last segments of a page end with it
 
     @classmethod
     def of(cls, page: Any) -> _Stored:
@@ -89,17 +89,17 @@ class _Stored(NamedTuple):
 class _Slice(NamedTuple):
     state: FileState
     segments: _Segments
-    keyframe: Any  # tifffile's page, which undoes the compression
+    keyframe: Any  # tifffile's page, which decodes
 
 
 def tiff_volume(path: str) -> Volume:
     """Open the first series of images in a file, or the files of a folder as slices, in natural order."""
     if os.path.isdir(path):
-        # That of the folder itself: a slice that is added or removed changes it.
+        # The state of the folder itself: adding or removing a slice changes it.
         state = FileState.of(path)
         names = natural_sorted(filter(is_tiff_name, os.listdir(path)))
         return _slices(path, [os.path.join(path, name) for name in names], state, "natural order")
-    status = regular_status(path)  # from before it is read, so that a change since then is noticed
+    status = regular_status(path)  # taken before reading, so that a later change is detected
     if (raw := _raw(path, status)) is not None:
         return raw
     shape, page, segments, first = _series(path)
@@ -122,7 +122,7 @@ def _slices(name: str, files: list[str], state: FileState, order: str) -> TiffVo
 
 
 def _raw(path: str, status: os.stat_result) -> RawVolume | None:
-    """A file whose images lie in it one after the other as they are; None for others."""
+    """Open a file whose images are uncompressed and contiguous; return None for others."""
     with _opened(path) as file:
         series = file.series[0]
         if not series.dataoffset or not all(_is_together(page) for page in series.pages):
@@ -133,18 +133,18 @@ def _raw(path: str, status: os.stat_result) -> RawVolume | None:
 
 
 def _series(path: str) -> tuple[tuple[int, ...], _Page, list[_Segments], Any]:
-    """The first series of a file: its shape, what its pages are, where, and tifffile's first of them."""
+    """Return a file's first series: its shape, its pages' properties and places, tifffile's first page."""
     regular_status(path)
     with _opened(path) as file:
         series = file.series[0]
         first, pages = series.keyframe, series.pages
         shape = tuple(map(int, series.shape))
-        # tifffile takes pages for alike whose strips are not.
+        # tifffile considers pages equal although their strips differ.
         is_raw = first.is_final and all(one is None or _is_together(one) for one in pages)
         page = _page(first, file.byteorder, shape, len(pages), is_raw)
         if any(one is not None and _storage(one.keyframe) != _storage(first) for one in pages):
             raise ValueError("its pages are stored in different ways")
-        _ = first.decode  # which of JPEG looks into the file while it is open
+        _ = first.decode  # for JPEG this reads from the file, which is open now
         found = [_segments(one, page, first) for one in pages]
         if not is_raw and _Stored.of(first).filters is None:
             _check_decodes(file, first, found)
@@ -153,7 +153,7 @@ def _series(path: str) -> tuple[tuple[int, ...], _Page, list[_Segments], Any]:
 
 @contextmanager
 def _opened(path: str) -> Iterator[Any]:
-    """Open a file with tifffile, whose errors become those of fastpipe within the block."""
+    """Open a file with tifffile, whose errors become fastpipe's within the block."""
     tifffile = require("tifffile", extra="volume")
     with (
         as_volume_error(f"{path} cannot be read as TIFF"),
@@ -170,12 +170,12 @@ def _opened(path: str) -> Iterator[Any]:
 
 
 def _check_decodes(file: Any, keyframe: Any, pages: Sequence[_Segments]) -> None:
-    """Have tifffile decode a segment, to see that it can; a damaged one says nothing about the others."""
+    """Let tifffile decode one segment, to check that it can; a damaged one proves nothing about others."""
     coding = keyframe.compression, keyframe.predictor, keyframe.fillorder
     kind = *coding, keyframe.bitspersample, keyframe.dtype
     if kind in _decoded:
         return
-    _decode(keyframe, None, 0, pages[0])  # of a segment that was never written nothing is decoded
+    _decode(keyframe, None, 0, pages[0])  # a segment that was never written is not decoded
     for page in pages:
         for number in np.flatnonzero(page.sizes).tolist():
             try:
@@ -208,12 +208,12 @@ def _described(shape: Sequence[int], page: _Page) -> str:
 
 
 def _storage(keyframe: Any) -> tuple[Any, ...]:
-    """Return all that the decoding of a page's segments depends on, as far as tifffile says it."""
+    """Return everything on which decoding a page's segments depends, as far as tifffile exposes it."""
     return keyframe.hash, repr(keyframe.nodata), keyframe.is_jfif
 
 
 def _is_together(page: Any) -> bool:
-    """Whether a page's strips or tiles are all there, and each begins where the one before it ends."""
+    """Return True if a page's strips or tiles all exist, and each begins where the previous one ends."""
     if page is None or page is page.keyframe:
         return page is not None and (page.is_contiguous and page.dataoffsets[0] > 0)
     offsets, sizes = np.array(page.dataoffsets, np.int64), np.array(page.databytecounts, np.int64)
@@ -222,11 +222,11 @@ def _is_together(page: Any) -> bool:
 
 
 def _page(first: Any, order: Any, whole: tuple[int, ...], pages: int, is_raw: bool) -> _Page:
-    """What pages are, of a series of this shape and so many of them."""
+    """Return the properties of the pages in a series of this shape and number of pages."""
     if first.dtype is None or first.dtype.kind not in "biufc":
         raise ValueError(f"its elements are of {first.bitspersample} bits, in a format that NumPy has not")
     shape = tuple(map(int, first.shape))
-    if whole[-1:] == (1,) and whole[-len(shape) :] != shape:  # a last dimension of one that pages leave out
+    if whole[-1:] == (1,) and whole[-len(shape) :] != shape:  # pages omit the last dimension of size 1
         shape = (*shape, 1)
     if whole[-len(shape) :] != shape or math.prod(whole[: -len(shape)]) != pages:
         raise ValueError(f"it has {pages} pages of {shape}, which are not {whole}")
@@ -250,7 +250,7 @@ def _page(first: Any, order: Any, whole: tuple[int, ...], pages: int, is_raw: bo
     elif shape != (rows, columns):
         raise ValueError(f"its images of {rows}×{columns} with {samples} samples have the shape {shape}")
     compression = str(getattr(first.compression, "name", first.compression)).lower()
-    # What is undone is of the machine's own order of bytes.
+    # Decoded elements have native byte order.
     return _Page(shape, dtype.newbyteorder("="), segment, False, is_planar, compression)
 
 
@@ -269,7 +269,7 @@ def _segments(page: Any, common: _Page, first: Any) -> _Segments:
 
 
 class TiffVolume(Volume):
-    """Pages of one file, or of several, of which each is asked where its segments are when it is read."""
+    """Pages of one file, or of several files, whose segments are located when they are read."""
 
     def __init__(
         self, name: str, files: Sequence[str], shape: Sequence[int], page: _Page,
@@ -289,7 +289,7 @@ class TiffVolume(Volume):
         self.how = f"TIFF, {many}{'not compressed' if page.is_raw else parts}"
 
     def native_source(self) -> Any | None:
-        """Where its strips or tiles are; None for several files, and where tifffile has to undo them."""
+        """Return the places of its strips or tiles; None for several files, or if tifffile must decode."""
         stored, segments = self.stored, self.segments
         if stored is None or stored.filters is None or segments is None or self.page.is_raw:
             return None
@@ -318,12 +318,12 @@ class _Reader(UnitReader):
     def __init__(self, volume: TiffVolume) -> None:
         self._volume, self._lock = volume, threading.Lock()
         self._found: dict[int, _Slice] = {}
-        # tifffile's pages by what their compression depends on: files of a folder may differ in it.
+        # tifffile's pages by compression settings, which may differ between files of a folder.
         self._keyframes: dict[Any, Any] = {}
         volume.opened.check()
         with _opened(volume.files[0]) as file:
             self._keyframe = file.series[0].keyframe
-            _ = self._keyframe.decode  # which of JPEG looks into the file while it is open
+            _ = self._keyframe.decode  # for JPEG this reads from the file, which is open now
 
     def check(self) -> None:
         self._volume.opened.check()
@@ -343,13 +343,13 @@ class _Reader(UnitReader):
                     self._read_unit(descriptor, found, int(numbers[place]), outs[place])
             except FastpipeError:
                 raise
-            except UNREADABLE as error:  # of whatever library undoes the compression
+            except UNREADABLE as error:  # raised by the decompression library
                 raise DamagedUnitError(f"{path}, page {page}: {shortened(error)}") from None
             finally:
                 os.close(descriptor)
 
     def _slice(self, page: int, path: str) -> _Slice:
-        """What a page is; of a file of its own this is found out when it is first read."""
+        """Return the properties of a page; those of a separate file are determined on its first read."""
         volume = self._volume
         if volume.segments is not None:
             return _Slice(volume.opened, volume.segments[page], self._keyframe)
@@ -384,7 +384,7 @@ class _Reader(UnitReader):
         size = int(segments.sizes[at])
         stored = read_bytes(descriptor, int(segments.offsets[at]), size) if size else None
         data, _, shape = _decode(found.keyframe, stored, at, segments)
-        if data is None:  # never written
+        if data is None:  # it was never written
             unit[...] = found.keyframe.nodata
             return
         made = data.reshape(data.shape[1:])  # (rows, columns, samples)

@@ -1,10 +1,10 @@
-"""Orders that visit patches near to each other soon after each other, from several places at a time.
+"""Orders that visit neighbouring patches soon after each other, from several places at a time.
 
-Patches of a volume are put in *stripes*, boxes that are as long as the volume along one dimension, and within
-each in the order along that dimension, forth in one stripe and back in the next: a tour through the volume.
-What a patch needs of the volume was then, for the most part, decoded for the patches before it.  The tour of
-all volumes, in a random order, is cut into as many parts as the window has *fronts*, and the epoch takes a
-patch of each in turn: those of a batch come from different places.
+Patches of a volume are grouped in *stripes*, boxes that span the volume along one dimension.  Within a stripe
+they are ordered along that dimension, forward in one stripe and backward in the next: a tour through the
+volume.  Most units that a patch needs were then decoded for the patches before it.  The tour of all volumes,
+in random order, is cut into as many parts as the window has *fronts*, and the epoch takes a patch from each
+in turn; so the patches of a batch come from different places.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from fastpipe.volumes.volume import Int64Array
 
 _FRONTS = (1, 2, 4, 8, 16, 32, 64)
 _TRIED = 256  # patches on which stripes are tried
-_LEAST_OF_FRONT = 24  # of these, at least, from each place: what is decoded for the first is not typical
-_WORTH = 1.25  # decoded bytes for each that is used: more is not given for a wider window
-_LITTLE = 1.15  # times as much is given where patches are too far apart for little to be decoded
+_LEAST_OF_FRONT = 24  # least number of these from each place: the first patches are not typical
+_WORTH = 1.25  # decoded bytes for each byte used: the limit for a wider window
+_LITTLE = 1.15  # factor of the limit if patches are so far apart that little can be saved
 _ENDLESS = 1 << 62
-_PLANNED_BY = 1 << 16  # patches of an epoch by which a tour is planned
+_PLANNED_BY = 1 << 16  # patches of an epoch for which a tour is planned
 
 
 def unit_visits(
     shape: Sequence[int], unit: Sequence[int], patch: Sequence[int], starts: Int64Array
 ) -> npt.NDArray[np.int32]:
-    """For each unit of a volume the number of patches that touch it: int32, of the grid's shape.
+    """Return for each unit of a volume the number of patches that touch it: int32, of the grid's shape.
 
     >>> unit_visits((6,), (2,), (3,), np.array([[0], [3]]))
     array([1, 2, 1], dtype=int32)
@@ -47,7 +47,7 @@ def unit_visits(
     lows = np.maximum(starts, 0) // sides
     highs = (np.minimum(starts + np.array(patch, np.int64), sizes) - 1) // sides + 1
     counts = -(-sizes // sides)
-    # One more where a patch begins and one less behind its end, along each dimension; summed up that is it.
+    # Along each dimension add 1 at a patch's begin and subtract 1 after its end, then sum up.
     steps = np.zeros(counts + 1, np.int32)
     for corner in itertools.product((False, True), repeat=len(counts)):
         at = np.where(np.array(corner), highs, lows)
@@ -59,16 +59,16 @@ def unit_visits(
 
 
 class UnitArray(NamedTuple):
-    """An array of a volume, or one of several that lie one behind the other, that is read in units."""
+    """An array of a volume, or one of several in a row, that is read in units."""
 
-    volume: int  # the number of the volume
-    first: int  # the number of its first unit
-    shape: Sequence[int]  # of the array and of a unit, along the D dimensions that patches are cut along
+    volume: int  # number of the volume
+    first: int  # number of its first unit
+    shape: Sequence[int]  # of the array and of a unit, along the D dimensions of patches
     unit: Sequence[int]
 
 
 def units_used(arrays: Sequence[UnitArray], places: Places, patch: Sequence[int]) -> Int64Array:
-    """The numbers of the units that patches, perhaps beyond their volumes' ends, touch, one after the other:
+    """Return the numbers of the units that patches, possibly beyond their volumes' ends, touch, in a row:
     int64 (M,).
 
     >>> from fastpipe.volumes.places import Places
@@ -77,7 +77,7 @@ def units_used(arrays: Sequence[UnitArray], places: Places, patch: Sequence[int]
     [11, 12, 10, 11]
     """
     counts_of = Counter(array.volume for array in arrays)
-    # A row for each array that a patch is cut of; where its volume has fewer than others, of no units.
+    # A row for each array of a patch; rows without units if its volume has fewer arrays than others.
     rows, dims = (len(places.volumes), max(counts_of.values(), default=0)), len(patch)
     firsts, (lows, counts, steps) = np.zeros(rows, np.int64), np.zeros((3, *rows, dims), np.int64)
     columns: Counter[int] = Counter()
@@ -98,22 +98,22 @@ def units_used(arrays: Sequence[UnitArray], places: Places, patch: Sequence[int]
 
 class Stripes(NamedTuple):
     axis: int  # the dimension along a stripe
-    widths: tuple[int, ...]  # of a stripe along each dimension, in units; along ``axis`` it has no meaning
+    widths: tuple[int, ...]  # of a stripe along each dimension, in units; meaningless along ``axis``
 
 
 class Geometry(NamedTuple):
-    """What of volumes decides how they are best visited."""
+    """The properties of volumes that determine the best order of visits."""
 
-    space: PatchSpace  # where patches can be
-    units: Int64Array  # int64 (V, D): of each volume, the shape of what is decoded at once
-    unit_nbytes: int  # of the largest of these, in all arrays that are read at the same place
+    space: PatchSpace  # the possible places of patches
+    units: Int64Array  # int64 (V, D): for each volume the shape of a unit
+    unit_nbytes: int  # of the largest unit, in all arrays that are read at the same place
 
 
 def tour_of(geometry: Geometry, places: Places, stripes: Stripes, *, seed: int, epoch: int) -> Int64Array:
-    """The place of each patch in a tour through all volumes: int64 (N,), a permutation.
+    """Return the position of each patch in a tour through all volumes: int64 (N,), a permutation.
 
-    Another one in each epoch: volumes come in another order, stripes begin elsewhere, and each volume is
-    gone through from one end or from the other.
+    It differs between epochs: in the order of volumes, in the origin of stripes, and in the end at which each
+    volume is entered.
     """
     space, volumes = geometry.space, places.volumes
     count, dims = len(space.shapes), len(space.patch)
@@ -124,11 +124,11 @@ def tour_of(geometry: Geometry, places: Places, stripes: Stripes, *, seed: int, 
     shifts = (words[count * (1 + dims) :] >> np.uint64(33)).astype(np.int64).reshape(count, dims)
     at = places.starts - space.lows[volumes]
     widths = np.array(stripes.widths, np.int64)
-    # A stripe begins with a unit, which else two of them would decode.
+    # A stripe begins with a unit, which otherwise two stripes would decode.
     units = geometry.units[volumes]
     cells = (at // units + (shifts % widths)[volumes]) // widths
     cells = np.where(is_from_end[volumes], -cells, cells)
-    # Forth and back: along each dimension by whether the stripe is an odd one along those before it.
+    # Forward or backward along each dimension, by the parity of the stripe along those before it.
     before = np.zeros(len(volumes), np.int64)
     keys = [turn[volumes]]
     for dim in [dim for dim in range(dims) if dim != stripes.axis]:
@@ -146,8 +146,8 @@ def tour_of(geometry: Geometry, places: Places, stripes: Stripes, *, seed: int, 
 def planned(
     geometry: Geometry, places: Places, room: float, fronts: int | None = None
 ) -> tuple[int, Stripes, float]:
-    """How volumes are best visited, by trying on some patches of an epoch: with ``fronts`` parts of the tour,
-    or the largest number of them with which not much more is decoded than is used."""
+    """Plan the best tour by trying some patches of an epoch: with ``fronts`` parts, or the largest number of
+    parts with which not much more is decoded than is used."""
     if not len(places.volumes):
         return fronts or 1, Stripes(0, (1,) * len(geometry.space.patch)), 1.0
     trial = TourTrial(geometry, places)
@@ -166,21 +166,21 @@ def planned(
 
 
 class TriedOrder(NamedTuple):
-    """The units of patches in the order in which these come."""
+    """The units of patches in the order of the patches."""
 
-    units: Int64Array  # int64 (M,): numbers of units from 0 to K - 1, patch after patch
-    ends: Int64Array  # int64 (N,): where those of each patch end
-    visits: Int64Array  # int64 (K,): how many patches of the epoch touch each unit
+    units: Int64Array  # int64 (M,): numbers of units from 0 to K - 1, patch by patch
+    ends: Int64Array  # int64 (N,): the end of each patch's units
+    visits: Int64Array  # int64 (K,): number of the epoch's patches that touch each unit
 
 
 class TourTrial:
-    """Tries orders on the patches of an epoch, at least one."""
+    """A trial of orders on the patches of an epoch, at least one patch."""
 
     def __init__(self, geometry: Geometry, places: Places) -> None:
         self._geometry, self._places = geometry, places
         space, units = geometry.space, geometry.units
         counts = -(-space.shapes // units)
-        # Units are counted through all volumes.
+        # Units are numbered across all volumes.
         self._firsts = np.cumsum(np.concatenate([[0], counts.prod(axis=1)]))
         inner = np.concatenate([counts[:, 1:], np.ones_like(counts[:, :1])], axis=1)
         self._steps = np.cumprod(inner[:, ::-1], axis=1)[:, ::-1]
@@ -195,11 +195,11 @@ class TourTrial:
 
     @functools.cached_property
     def tours(self) -> list[tuple[Stripes, TriedOrder]]:
-        """The beginnings of all tours from one place that differ: where there are few patches, few."""
+        """Return the beginnings of all different tours from one place; few if there are few patches."""
         space, units = self._geometry.space, self._geometry.units
         cells = (-(-space.counts // units)).max(axis=0).tolist()
         found: dict[bytes, tuple[Stripes, TriedOrder]] = {}
-        # In units, up to all; the larger the farther apart.
+        # In units, up to all; the distances grow.
         widths = [sorted({*(1 << power for power in range((cell - 1).bit_length())), cell}) for cell in cells]
         for axis in range(len(cells)):
             for some in itertools.product(*widths[:axis], [1], *widths[axis + 1 :]):
@@ -210,8 +210,8 @@ class TourTrial:
         return list(found.values())
 
     def best_stripes(self, room: float) -> tuple[Stripes, float]:
-        """The stripes with which the least is decoded on a tour with so much room, and how many bytes for
-        each that is used."""
+        """Return the stripes with which a tour decodes the least with this much room, and the decoded bytes
+        for each byte used."""
         stripes, least = self.tours[0][0], math.inf
         for one, order in self.tours:
             times = self.amplification(order, room, least)
@@ -223,9 +223,9 @@ class TourTrial:
         return self.order_of(self._beginning(stripes, fronts))
 
     def amplification(self, order: TriedOrder, room: float, limit: float = math.inf) -> float:
-        """Bytes of units that are decoded for each byte of patches in an order, if what will not be wanted
-        again is forgotten first, and then what was not used for the longest time; at least ``limit`` beyond
-        that."""
+        """Return the decoded bytes for each byte of patches in an order, if units that are not needed again
+        are evicted first, then the least recently used.  Above ``limit`` the count may stop early, at a value
+        of at least ``limit``."""
         geometry = self._geometry
         held = max(1, int(room // max(1, geometry.unit_nbytes)))
         used: int = len(order.ends) * math.prod(geometry.space.patch.tolist())
@@ -256,11 +256,11 @@ class TourTrial:
 
 
 class Touring:
-    """Plans tours through the volumes of a dataset.  Can be sent to other processes."""
+    """The planner of tours through a dataset's volumes.  Can be pickled."""
 
     def __init__(self, roles: Sequence[Role], space: PatchSpace, places: PatchPlaces, room: int) -> None:
         self._places, self._room = places, room
-        # What costs most to read twice decides; other arrays have other units.
+        # The array that is most expensive to read twice decides; other arrays have other units.
         leading = max(roles, key=lambda role: sum(volume.nbytes for volume in role.volumes))
         dims = len(space.patch)
         units = np.array([volume.grid.unit[len(leading.lead) :] for volume in leading.volumes], np.int64)
@@ -271,17 +271,17 @@ class Touring:
         self._planned: dict[int | None, tuple[int, Stripes, float]] = {}
 
     def planned(self, window: int | None) -> tuple[int, Stripes, float]:
-        """For so many places at a time, or as many as go: how many, by which stripes, and how many bytes are
-        decoded for each that is used."""
+        """Return the plan for ``window`` places at a time, or as many as possible: their number, the stripes,
+        and the decoded bytes for each byte used."""
         if window not in self._planned:
-            # By what another seed draws: an order does not depend on the budget but through this.
+            # For patches of another seed: an order depends on the budget only through this plan.
             some = self._places.places(0, 0, np.arange(min(self._places.count, _PLANNED_BY)))
             found = planned(self._geometry, some, self._room, window)
             self._planned[window] = self._planned[found[0]] = found
         return self._planned[window]
 
     def ranks(self, window: int, seed: int, epoch: int) -> Int64Array:
-        """The place of each patch of an epoch in the tour: int64 (N,)."""
+        """Return the position of each patch of an epoch in the tour: int64 (N,)."""
         _, stripes, _ = self.planned(window)
         places = self._places.places(seed, epoch, np.arange(self._places.count))
         return tour_of(self._geometry, places, stripes, seed=seed, epoch=epoch)
@@ -292,7 +292,7 @@ class Touring:
         return f"{self._places.count} patches of {shapes:08x}, {self.planned(window)[1]!r}"
 
     def groups(self, places: Places) -> Int64Array:
-        """The unit in which each patch begins, counted through all volumes: int64 (N,)."""
+        """Return the unit in which each patch begins, numbered across all volumes: int64 (N,)."""
         space, units = self._geometry.space, self._geometry.units
         counts = -(-space.shapes // units)
         firsts = np.concatenate([[0], np.cumsum(counts.prod(axis=1))])

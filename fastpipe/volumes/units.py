@@ -1,7 +1,7 @@
-"""The memory for decoded units (chunks, or parts of chunks that are decoded alone), and what to fetch for it.
+"""The memory for decoded units (chunks, or independently decodable parts of them), and what to prefetch.
 
-One budget is for all arrays, threads and processes.  For arrays that are somewhere else, the chunks that
-patches will need and that the memory does not hold are fetched ahead.
+One budget covers all arrays, threads and processes.  For remote arrays, the chunks that patches will need and
+that the memory does not hold are prefetched.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from fastpipe.volumes.tours import UnitArray, units_used
 from fastpipe.volumes.volume import GroupedVolume, Int64Array, NativeVolume, UnitGrid, Volume
 from fastpipe.volumes.zarr import ZarrVolume
 
-Units = Sequence[tuple[Any, int]]  # of each array its ``native.UnitMemory`` or None, and its first key
+Units = Sequence[tuple[Any, int]]  # for each array its ``native.UnitMemory`` or None, and its first key
 
 _log = logging.getLogger("fastpipe.cache")
-_SHARE = 4  # "auto" takes one part in so many of what is free
+_SHARE = 4  # "auto" takes this fraction of the free memory
 _ASSUMED = 1 << 30  # bytes, for an order that must be the same on any machine
-_MOST_SIZES = 4  # of slots, where each size of units has slots of its own
-_MOST_WASTE = 1.25  # how much larger than a unit its slot may else be
+_MOST_SIZES = 4  # of slots, if each size of units has its own slots
+_MOST_WASTE = 1.25  # how much larger than a unit its slot may otherwise be
 
 
 def budget_of(cache: Cache) -> int:
@@ -50,24 +50,24 @@ def budget_of(cache: Cache) -> int:
 
 
 def planned_room(cache: Cache) -> int:
-    """Bytes for which an order is planned: not what is free just now, so that it is the same anywhere."""
+    """Return the bytes for which an order is planned, regardless of the free memory: the same anywhere."""
     return 0 if cache.where == "off" else _ASSUMED if cache.max_bytes == "auto" else int(cache.max_bytes)
 
 
 class _Class(NamedTuple):
-    slot_nbytes: int  # of each
-    keys: int  # how many there are
-    slots: int  # how many are remembered
+    slot_nbytes: int  # of each slot
+    keys: int  # number of keys
+    slots: int  # number of remembered units
 
 
 class Remembered:
-    """The memory for the units of some arrays.  Made in the parent of the processes that share it."""
+    """The memory for the units of some arrays.  Created in the parent of the processes that share it."""
 
     def __init__(self, roles: Sequence[Role], budget: int, *, is_fixed: bool = True) -> None:
         self._arrays = [(role, number) for role in roles for number in range(len(role.volumes))]
         volumes = [role.volumes[number] for role, number in self._arrays]
         keys: dict[int, int] = {}
-        # For each array: the size of its slots, and the number of its first unit among those of that size.
+        # For each array: its slot size, and the number of its first unit among those of that size.
         self._firsts: list[tuple[int, int]] = []
         sizes = _slot_sizes([volume.unit_nbytes for volume in volumes if volume.array is None])
         for volume in volumes:
@@ -93,7 +93,7 @@ class Remembered:
             self.note = f"remembered in memory that threads and processes share, {some}"
 
     def most_uses(self, patch: Sequence[int]) -> int:
-        """The most units that a patch of this size can use, of all arrays of a volume."""
+        """Return the most units that a patch of this size can use, in all arrays of a volume."""
         found: dict[int, int] = {}
         for role, number in self._arrays:
             volume, lead = role.volumes[number], len(role.lead)
@@ -105,7 +105,7 @@ class Remembered:
         return max(found.values(), default=0)
 
     def uses(self, places: Places, patch: Sequence[int]) -> Callable[[int], Int64Array]:
-        """For units of a size, the numbers of those that patches use, patch by patch: int64 (N,)."""
+        """Return a function from a unit size to the numbers of used units, patch by patch: int64 (N,)."""
 
         def of(size: int) -> Int64Array:
             arrays = []
@@ -121,17 +121,18 @@ class Remembered:
         return of
 
     def foreseen(self, units: Units) -> Foreseen:
-        """What of a coming order will have to be decoded, with units as of ``slots``."""
+        """Return a simulation of what a coming order must decode, with units as of ``slots``."""
         rooms = {one.slot_nbytes: (one.keys, one.slots) for one in self._classes}
         return Foreseen(units, [size for size, _ in self._firsts], rooms)
 
     def slots(self, workers: int = 0) -> list[tuple[Any, int]]:
-        """For each array the ``native.UnitMemory`` of its units in this process or None, and the number there
-        of its first.  ``workers`` are processes that make batches, this one included; 0 without."""
+        """Return for each array the ``native.UnitMemory`` of its units in this process, or None, and the
+        number there of its first.  ``workers`` is the number of processes that make batches, with this one,
+        or 0."""
         made: dict[int, Any] = {}
         for one in self._classes:
             memory = self._memories.get(one.slot_nbytes)
-            # Where workers and ranks cannot share it, each has its part.
+            # If workers and ranks cannot share it, each has its part.
             if memory is None and (own := one.slots // (max(1, workers) * local_ranks())):
                 memory = _memory(one._replace(slots=own))
             made[one.slot_nbytes] = _mapped(memory)
@@ -139,17 +140,17 @@ class Remembered:
 
 
 def _slot_sizes(sizes: Iterable[int]) -> dict[int, int]:
-    """For units of these sizes, of how many bytes their slots are.
+    """Return the slot size for each of these unit sizes.
 
-    Each size of slots has its part of the budget.  Where there are many sizes, as of files of many shapes,
-    units share slots that are up to a quarter larger: else a volume's part would be too small to be of use.
+    Each slot size has its part of the budget.  If there are many unit sizes, as of files of many shapes,
+    units share slots that are up to a quarter larger: otherwise a volume's part would be too small to help.
     """
     aligned = {size: slot_nbytes(size) for size in sizes}
     if len(set(aligned.values())) <= _MOST_SIZES:
         return aligned
     found: dict[int, int] = {}
     slot = 0
-    for size in sorted(aligned, reverse=True):  # so that the largest fit exactly
+    for size in sorted(aligned, reverse=True):  # the largest first, so that they fit exactly
         if not slot or slot > _MOST_WASTE * aligned[size]:
             slot = aligned[size]
         found[size] = slot
@@ -157,12 +158,12 @@ def _slot_sizes(sizes: Iterable[int]) -> dict[int, int]:
 
 
 def _job(volumes: Sequence[Volume], budget: int) -> str:
-    """What the ranks of a job on this machine have in common, who then share their memory; empty without."""
+    """Return a name that the ranks of a job on this machine have in common, to share memory; or ""."""
     if local_ranks() == 1:
         return ""
     names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
     launch = [os.environ.get(name, "") for name in names]
-    # With the files' state: who has rewritten them since must not be given what was decoded before.
+    # With the files' states: after a file is rewritten, its earlier units must not be used.
     found = [
         (one.name, one.state()[1], one.shape, one.dtype.str, one.grid.unit)
         for one in volumes
@@ -179,7 +180,7 @@ def _memory(one: _Class, job: str = "") -> UnitFile | None:
             ranks = local_ranks()
             _log.warning(
                 "%d ranks of this machine do not share what is decoded, each has a part of the budget: %s",
-                ranks, str(error),  # as text: log handlers keep it, and its traceback would keep this
+                ranks, str(error),  # as text: log handlers keep it, and its traceback would keep this object
             )  # fmt: skip
             one = one._replace(slots=one.slots // ranks)
     if not one.slots:
@@ -200,9 +201,9 @@ def _mapped(memory: UnitFile | None) -> Any:
 
 
 class Foreseen:
-    """Goes through units in the order of their use, and forgets those that were not used for longest.
+    """A simulation of the memory: it visits units in order of use, and evicts the least recently used.
 
-    What is really forgotten is chosen better, and by all processes: this is about what is worth fetching.
+    The real eviction is better, and includes all processes: this decides only what is worth prefetching.
     """
 
     def __init__(self, units: Units, sizes: Sequence[int], rooms: Mapping[int, tuple[int, int]]) -> None:
@@ -214,7 +215,7 @@ class Foreseen:
                 self._kept[size] = OrderedDict.fromkeys(np.flatnonzero(are_there).tolist())
 
     def missed(self, array: int, numbers: Int64Array) -> Int64Array:
-        """Units that will not be remembered, of those that are used next, one after the other: int64 (N,)."""
+        """Return which of the next units will not be in memory, in a row: int64 (N,)."""
         slots, first = self._units[array]
         if slots is None:
             return numbers
@@ -233,24 +234,24 @@ class Foreseen:
 class _Array(NamedTuple):
     number: int  # of the array, among those of all roles
     volume: int  # number of the volume
-    lead: int  # dimensions in front of those that patches are cut along
-    units: UnitGrid  # what is decoded, and remembered, at once
+    lead: int  # dimensions before those along which patches are cut
+    units: UnitGrid  # what is decoded and remembered at once
     chunks: UnitGrid  # what is fetched at once
-    objects: RemoteChunks  # these
+    objects: RemoteChunks  # the objects of chunks
 
     def touched(self, places: Places, patch: Int64Array) -> Int64Array:
-        """Numbers of the units that patches touch, one patch after the other."""
+        """Return the numbers of the units that patches touch, patch by patch."""
         starts = places.starts[places.volumes == self.volume]
         shape = np.array(self.units.shape, np.int64)
         low, high = np.zeros((len(starts), len(shape)), np.int64), np.tile(shape, (len(starts), 1))
-        # Of what is beyond the ends (padding) the nearest inside.
+        # For padding beyond the ends, the nearest element inside.
         low[:, self.lead :] = np.clip(starts, 0, shape[self.lead :] - 1)
         high[:, self.lead :] = np.clip(starts + patch, 1, shape[self.lead :])
         numbers, are_there = self.units.touched_by_each(low, np.maximum(high, low + 1))
         return numbers[are_there]
 
     def rows(self, numbers: Int64Array) -> Int64Array:
-        """The objects of units, as far as there are any."""
+        """Return the existing objects of units."""
         if self.units.unit != self.chunks.unit and self.units.unit:
             unit = np.array(self.units.unit, np.int64)
             starts = np.stack(np.unravel_index(numbers, self.units.counts), axis=-1) * unit
@@ -262,12 +263,12 @@ class _Array(NamedTuple):
 
 
 class PatchChunks:
-    """The chunks of all arrays of a dataset that are somewhere else."""
+    """The chunks of all remote arrays of a dataset."""
 
     def __init__(self, arrays: Sequence[_Array], patch: Sequence[int]) -> None:
         self._arrays, self._patch = arrays, np.array(patch, np.int64)
         self.stores: list[ChunkStore] = list(dict.fromkeys(one.objects.store for one in arrays))
-        # What an order has for batches that have not begun yet.
+        # Rows that an order has announced for batches that have not started.
         self._expected: dict[tuple[int, bytes], Int64Array] = {}
 
     @classmethod
@@ -287,7 +288,7 @@ class PatchChunks:
         return self.__dict__ | {"_expected": {}}
 
     def need(self, places: Places, units: Units) -> Needed:
-        """Say that patches will be read; what is remembered of them is not fetched."""
+        """Announce that patches will be read; units in memory are not fetched."""
         needed = Needed()
         rows: dict[ChunkStore, list[Int64Array]] = {store: [] for store in self.stores}
         for one in self._arrays:
@@ -309,7 +310,7 @@ class PatchChunks:
         return needed
 
     def foreseen(self, store: ChunkStore, places: Places, foreseen: Foreseen) -> Int64Array:
-        """The objects of a store that will have to be fetched for the patches of a batch."""
+        """Return the objects of a store that must be fetched for the patches of a batch."""
         parts = [np.zeros(0, np.int64)]
         for one in self._arrays:
             if one.objects.store is store:
@@ -317,7 +318,7 @@ class PatchChunks:
         return np.concatenate(parts)
 
     def expect(self, store: ChunkStore, places: Places, rows: Int64Array) -> None:
-        """Note that an order has these rows for a batch."""
+        """Record that an order has these rows for a batch."""
         if len(rows):
             self._expected[self.stores.index(store), _name(places)] = rows
 
@@ -326,5 +327,5 @@ class PatchChunks:
 
 
 def _name(places: Places) -> bytes:
-    """What tells a batch from others: its first patch."""
+    """Return a key that identifies a batch: its first patch."""
     return places.volumes[:1].tobytes() + places.starts[:1].tobytes()

@@ -1,6 +1,6 @@
-"""What a volume is: an array somewhere, which is read in units.
+"""A volume: an array in any storage that is read in units.
 
-A *unit* is what is decoded, and remembered, at once: a chunk, or as little of one as can be decoded alone.
+A *unit* is what is decoded and remembered at once: a chunk, or the smallest independently decodable part.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ Box = tuple[slice, ...]
 Int64Array = npt.NDArray[np.int64]
 UInt8Array = npt.NDArray[np.uint8]
 
-DIMS = 5  # that an array may have
-LARGEST_UNIT = 1 << 32  # bytes that are decoded at once
-_ALIGNMENT = 16  # of memory that units are read into
+DIMS = 5  # most dimensions of an array
+LARGEST_UNIT = 1 << 32  # bytes decoded at once
+_ALIGNMENT = 16  # of memory into which units are read
 _MOST = (1 << 63) - 1  # units, and elements along a dimension
-_LEAST_NBYTES = 1 << 17  # bytes: to remember a smaller unit costs more than to decode it
+_LEAST_NBYTES = 1 << 17  # bytes: remembering a smaller unit costs more than decoding it
 
-# Parsers raise these about bytes that are not what they expect.  A package that cannot be imported, memory
-# or descriptors that run out and files that must not be opened are none of them.
+# Parsers raise these for unexpected bytes.  Not among them: a package that cannot be imported, lack of memory
+# or descriptors, and files that must not be opened.
 UNREADABLE: tuple[type[Exception], ...] = (
     ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, RuntimeError, SyntaxError,
     TypeError, ValueError, lzma.LZMAError, struct.error, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
-_OF_CONTENT = (None, errno.EINVAL)  # an offset that no file has, or what a library found out by itself
+_OF_CONTENT = (None, errno.EINVAL)  # an offset beyond any file, or an error of a library's own
 _MOST_TEXT = 300  # characters of a library's message, which may repeat a whole header
 
 
 class UnitGrid:
-    """An array cut into units of one shape; those at its ends reach beyond it.
+    """An array divided into units of one shape; those at its ends extend beyond it.
 
     >>> grid = UnitGrid((10, 10), (4, 8))
     >>> grid.touched((slice(3, 5), slice(0, 4)))
@@ -61,7 +61,7 @@ class UnitGrid:
             raise OverflowError(f"its shape is {self.shape}, of {self.count:,} parts")
 
     def touched(self, box: Sequence[slice]) -> Int64Array:
-        """Return the numbers of the units that a box, which is not empty, touches, in C order: int64 (N,)."""
+        """Return the numbers of the units that a non-empty box touches, in C order: int64 (N,)."""
         numbers = np.zeros(1, np.int64)
         for side, unit, count in zip(box, self.unit, self.counts, strict=True):
             along = np.arange(side.start // unit, (side.stop - 1) // unit + 1)
@@ -71,8 +71,8 @@ class UnitGrid:
     def touched_by_each(
         self, starts: Int64Array, stops: Int64Array
     ) -> tuple[Int64Array, npt.NDArray[np.bool_]]:
-        """Return the units that each of several boxes, from ``starts`` to ``stops``, touches: int64 (N, K),
-        their numbers; and bool (N, K), which of these there are.
+        """Return the units that each of several boxes, from ``starts`` to ``stops``, touches: their numbers,
+        int64 (N, K); and which of these are valid, bool (N, K).
 
         >>> starts, stops = np.array([[0], [2]]), np.array([[1], [9]])
         >>> numbers, are_there = UnitGrid((10,), (4,)).touched_by_each(starts, stops)
@@ -96,7 +96,7 @@ class UnitGrid:
         return tuple(int(at) for at in np.unravel_index(number, self.counts))
 
     def box(self, number: int) -> Box:
-        """Return the part of the array that a unit is, as far as it is in the array."""
+        """Return the part of the array that a unit covers."""
         return tuple(
             slice(at * side, min((at + 1) * side, size))
             for at, side, size in zip(self.place(number), self.unit, self.shape, strict=True)
@@ -104,7 +104,7 @@ class UnitGrid:
 
 
 def box_text(box: Sequence[slice]) -> str:
-    """Return a box as it is written in Python: ``"[0:4, 8:10]"``."""
+    """Return a box in Python's notation: ``"[0:4, 8:10]"``."""
     return f"[{', '.join(f'{side.start}:{side.stop}' for side in box)}]"
 
 
@@ -113,13 +113,13 @@ def sides_text(shape: Sequence[int]) -> str:
 
 
 def chunk_text(chunk: Sequence[int], dtype: np.dtype[Any], codec: str = "") -> str:
-    """Return what is stored together, in words: ``"64×128×128 (1 MiB; zstd)"``."""
+    """Return a description of what is stored together: ``"64×128×128 (1 MiB; zstd)"``."""
     nbytes = in_bytes(math.prod(chunk) * dtype.itemsize)
     return f"{sides_text(chunk)} ({nbytes}; {codec})" if codec else f"{sides_text(chunk)} ({nbytes})"
 
 
 def box_within(box: Sequence[slice], outer: Sequence[slice]) -> Box:
-    """Return a box in the coordinates of one that it is in."""
+    """Return a box in the coordinates of a box that contains it."""
     return tuple(
         slice(side.start - whole.start, side.stop - whole.start)
         for side, whole in zip(box, outer, strict=True)
@@ -136,7 +136,7 @@ class FileState(NamedTuple):
         return cls(name, chunks.FileState.of(found, is_written=is_written))
 
     def check(self, where: int | str | None = None) -> None:
-        """Raise an error if the file, by a descriptor of it, a path or its name, is not as it was."""
+        """Raise an error if the file, given by a descriptor, a path or its name, has changed."""
         if not self.state.fits(os.stat(self.name if where is None else where)):
             raise self.changed()
 
@@ -145,7 +145,7 @@ class FileState(NamedTuple):
 
 
 def folder_state(path: str) -> str:
-    """Describe all files in a folder and below: how many, their bytes, and when one last changed."""
+    """Describe all files in a folder and below: their number, their bytes, and the latest change."""
     count, nbytes, latest, folders = 0, 0, 0, [path]
     while folders:
         for entry in os.scandir(folders.pop()):
@@ -159,33 +159,33 @@ def folder_state(path: str) -> str:
 
 
 class DamagedUnitError(VolumeError):
-    """A volume does not hold a part of itself as it should; others may be whole."""
+    """A part of a volume is damaged; others may be intact."""
 
 
 class UnitReader(ABC):
-    """Reads units of a volume, in the process that opened it.  For threads at once."""
+    """A reader of a volume's units, in the process that opened it.  Thread-safe."""
 
     @abstractmethod
     def read(self, numbers: Int64Array, outs: Sequence[UInt8Array]) -> None:
         """Read units into memory: for each uint8 (M,), C-contiguous and aligned to 16, its elements in C
         order.
 
-        What lies beyond the array's ends is arbitrary.  A ``DamagedUnitError`` says which chunk, and where.
+        Elements beyond the array's ends are arbitrary.  A ``DamagedUnitError`` names the chunk and its place.
         """
 
     def check(self) -> None:  # noqa: B027 - most have nothing to check
-        """Raise a ``VolumeError`` if what was read before may be no longer what the volume holds.  What each
-        chunk is read from by itself, as in a folder, is not looked at."""
+        """Raise a ``VolumeError`` if units read before may no longer match the volume.  Files of single
+        chunks, as in a folder, are not checked."""
 
 
 class Volume(ABC):
-    """An array somewhere.  It can be sent to other processes, which open it for themselves."""
+    """An array in any storage.  It can be sent to other processes, which open it for themselves."""
 
-    name: str  # says in messages which it is: a path, and a name within that
+    name: str  # for messages: a path, and a name within it
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     grid: UnitGrid
-    how: str  # it is stored, in words
+    how: str  # how it is stored, in words
     _fill = b""
 
     @property
@@ -198,22 +198,22 @@ class Volume(ABC):
 
     @property
     def array(self) -> npt.NDArray[Any] | None:
-        """The array, where it is in memory; None where it is read."""
+        """The array if it is in memory; None if it is read."""
         return None
 
     @property
     def fill(self) -> bytes:
-        """The bytes of an element of which nothing was written; zeros where its format does not say."""
+        """The bytes of an element that was never written; zeros if the format does not specify them."""
         return self._fill or bytes(self.dtype.itemsize)
 
     @property
     def finer(self) -> Volume | None:
-        """The same in smaller units, where a unit is some that are stored apart: then one that is damaged
-        does not spoil the others.  None where a unit is what it is."""
+        """The same volume in smaller units, if a unit consists of several stored separately: a damaged one
+        then does not affect the others.  Otherwise None."""
         return None
 
     def native_source(self) -> Any | None:
-        """Return a ``native.VolumeSource`` of where its bytes are; None where only ``open`` reads it."""
+        """Return a ``native.VolumeSource`` with the places of its bytes; None if only ``open`` reads it."""
         return None
 
     @abstractmethod
@@ -221,13 +221,13 @@ class Volume(ABC):
         """Open it in this process."""
 
     def stored_in(self, numbers: Int64Array) -> Int64Array:
-        """Return the number of the chunk that each unit is stored in: those of one are best read together."""
+        """Return the number of the chunk that contains each unit; read the units of one chunk together."""
         return numbers
 
     @abstractmethod
     def state(self) -> tuple[str, str]:
-        """Return a file or folder of it, and in words what it is and in which state all of it is, for what
-        is kept of it from one time to the next; empty where that cannot be known."""
+        """Return a file or folder of it, and a description of it and its state, as a key for stored data
+        about it; empty if the state cannot be known."""
 
     def together(self, numbers: Int64Array, most_nbytes: float = math.inf) -> list[Int64Array]:
         """Return units in groups that are best read by one call: those of one chunk, up to so many bytes."""
@@ -238,13 +238,13 @@ class Volume(ABC):
         return [group[at : at + most] for group in groups for at in range(0, len(group), most)]
 
     def put(self, part: npt.NDArray[Any], out: UInt8Array) -> None:
-        """Put a unit's elements, as far as they are in the array, into memory of the whole unit."""
+        """Copy a unit's elements, as far as they are in the array, into memory of the whole unit."""
         unit = out.view(self.dtype).reshape(self.grid.unit)
         unit[tuple(map(slice, part.shape))] = part
 
 
 def aligned(nbytes: int, count: int) -> list[UInt8Array]:
-    """Return memory for some units: each uint8 (nbytes,), as ``UnitReader.read`` wants it."""
+    """Return memory for ``count`` units: each uint8 (nbytes,), aligned as ``UnitReader.read`` requires."""
     step = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
     memory = np.empty(step * count + _ALIGNMENT, np.uint8)
     skipped = -memory.__array_interface__["data"][0] % _ALIGNMENT
@@ -261,8 +261,8 @@ def in_worthwhile_units(volume: Volume) -> Volume:
 def grown_unit(
     unit: Sequence[int], shape: Sequence[int], itemsize: int, least: int, *, is_cut: bool = False
 ) -> list[int]:
-    """Return a unit of whole smaller ones, as even as these let it be; with ``is_cut`` no side is longer than
-    the array's."""
+    """Return a unit that consists of whole smaller ones, with sides as equal as possible; with ``is_cut`` no
+    side exceeds the array's."""
     grown, ends = list(unit), shape
     if not is_cut:
         ends = [-(-size // side) * side for size, side in zip(shape, unit, strict=True)]
@@ -276,7 +276,7 @@ def grown_unit(
 
 
 class WrappedVolume(Volume):
-    """A volume that is another one with something done to its units."""
+    """A volume that wraps another one and processes its units."""
 
     def __init__(self, inner: Volume, unit: Sequence[int] | None = None) -> None:
         self.inner = inner
@@ -291,7 +291,7 @@ class WrappedVolume(Volume):
 
 
 class WrappedReader(UnitReader):
-    """Reads a ``WrappedVolume``, whose ``read`` its subclasses define."""
+    """A reader of a ``WrappedVolume``; subclasses define ``read``."""
 
     def __init__(self, volume: WrappedVolume) -> None:
         self._volume, self._reader = volume, volume.inner.open()
@@ -301,7 +301,7 @@ class WrappedReader(UnitReader):
 
 
 class GroupedVolume(WrappedVolume):
-    """A volume in larger units: whole multiples of its own."""
+    """A volume in larger units: whole multiples of the inner volume's."""
 
     @property
     def finer(self) -> Volume:
@@ -333,7 +333,7 @@ class _GroupedReader(WrappedReader):
 
 
 class NativeVolume(WrappedVolume):
-    """A volume with elements in the machine's order of bytes."""
+    """A volume with elements in native byte order."""
 
     def __init__(self, inner: Volume) -> None:
         super().__init__(inner)
@@ -361,17 +361,17 @@ class _NativeReader(WrappedReader):
 
 
 def swapped(source: Any, dtype: np.dtype[Any]) -> Any:
-    """Return a native source whose elements, or parts of complex ones, have their bytes turned around."""
+    """Return a native source whose elements, or parts of complex ones, have swapped bytes."""
     return source.swap(dtype.itemsize // 2 if dtype.kind == "c" else dtype.itemsize)
 
 
 @contextmanager
 def as_volume_error(what: str, *others: type[Exception]) -> Iterator[None]:
-    """Raise what a library finds wrong with a file within the block, ``UNREADABLE`` and ``others``, as a
+    """Convert errors about a file's content within the block, ``UNREADABLE`` and ``others``, to a
     VolumeError.
 
-    ``what`` is how the message begins: ``"x.tif cannot be read as TIFF"``.  Errors that say nothing about the
-    file's content stay as they are.
+    ``what`` begins the message: ``"x.tif cannot be read as TIFF"``.  Errors that are not about the file's
+    content are raised unchanged.
     """
     try:
         yield

@@ -1,8 +1,7 @@
-"""Zarr arrays in folders of this machine, and in stores of objects, read without a library in between.
+"""Zarr arrays in local folders and in object stores, read without another library.
 
-Of a chunk in a file that Blosc compressed, only those of its blocks are read and decompressed that a patch
-needs (by the native core).  An object is fetched as a whole, and then all of it is decoded: that costs less
-than it took to come.
+From a chunk's file that Blosc compressed, the native core reads and decompresses only the blocks that a patch
+needs.  An object is fetched and decoded completely, as decoding costs less than fetching.
 """
 
 from __future__ import annotations
@@ -40,21 +39,20 @@ from fastpipe.volumes.volume import (
 )
 
 _LOOKED_AT = 64  # chunks, to find one that was written
-_LEAST_UNIT = 1 << 17  # bytes of a part of a chunk that is remembered by itself
-_LARGEST_CHUNK = 1 << 48  # bytes: no machine holds more, and there is no file of it
-_OVERHEAD = 1 << 16  # that a stored chunk may be larger than twice its content
+_LEAST_UNIT = 1 << 17  # bytes of a part of a chunk that is remembered on its own
+_LARGEST_CHUNK = 1 << 48  # bytes: more than any machine or file can hold
+_OVERHEAD = 1 << 16  # a stored chunk may be larger by this than twice its content
 
 
 class ZarrVolume(Volume, UnitReader):
-    """An array of the kind that ``zarr_array`` describes; ``objects`` are its chunks, where they are no
-    files."""
+    """An array as ``zarr_array`` describes it; ``objects`` are its chunks if they are not local files."""
 
     def __init__(self, path: str, array: ZarrArray, objects: ChunkObjects | None = None) -> None:
         self.name, self._array, self.objects = path, array, objects
         self.shape, self.dtype, self._fill = array.shape, array.dtype, array.fill
         self.chunks = UnitGrid(array.shape, array.chunk)
         self._chunk_nbytes = array.chunk_nbytes
-        # Units are slabs of a chunk along its first dimension of more than one element, where it has one.
+        # Units are slabs of a chunk along its first dimension with more than one element, if any.
         self._axis = next((dim for dim, side in enumerate(array.chunk) if side > 1), 0)
         unit, self._pieces = list(array.chunk), 1
         if unit:
@@ -72,11 +70,11 @@ class ZarrVolume(Volume, UnitReader):
         return file if os.path.exists(file) else os.path.join(self.name, ".zarray")
 
     def _slab(self) -> int:
-        """How much of a chunk can be decoded by itself, along the first dimension that it has."""
+        """Return how much of a chunk can be decoded alone, along its first dimension of several elements."""
         array = self._array
         side = array.chunk[self._axis]
         row = self._chunk_nbytes // side
-        # Of objects never a part, also where they are staged: the order of a tour must not depend on that.
+        # Never a part of an object, even if staged: the order of a tour must not depend on staging.
         if self.objects is not None or self._chunk_nbytes > _LARGEST_CHUNK:
             return side
         least = row
@@ -88,12 +86,12 @@ class ZarrVolume(Volume, UnitReader):
         elif array.codec != "none":
             return side
         wanted = max(least, _LEAST_UNIT)
-        # A slab is to consist of whole blocks, as otherwise some would be decompressed twice.
+        # A slab consists of whole blocks, as otherwise some would be decompressed twice.
         slabs = (slab for slab in even_parts(side) if slab * row >= wanted and slab * row % least == 0)
         return next(slabs, side)
 
     def _some_header(self) -> BloscHeader | None:
-        """The header of a chunk that was written: all of an array's are compressed alike."""
+        """Return the header of a chunk that was written: all chunks of an array are compressed alike."""
         step = max(1, self.chunks.count // _LOOKED_AT)
         for number in range(0, self.chunks.count, step):
             with (
@@ -122,7 +120,7 @@ class ZarrVolume(Volume, UnitReader):
         return self._chunks_and_pieces(numbers)[0]
 
     def _chunks_and_pieces(self, numbers: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """In which chunks units are, and which of its parts each is."""
+        """Return the chunk of each unit, and the number of the unit's part in it."""
         if not self.grid.counts:
             return numbers, np.zeros_like(numbers)
         inner = math.prod(self.grid.counts[self._axis + 1 :])
@@ -132,7 +130,7 @@ class ZarrVolume(Volume, UnitReader):
         return (outer * self.chunks.counts[self._axis] + along) * inner + last, piece
 
     def state(self) -> tuple[str, str]:
-        """The state of its metadata and of all of its chunks: some seconds for a million of them."""
+        """Return the state of its metadata and of all chunks; it takes some seconds for a million chunks."""
         if self.objects is not None:
             return "", f"zarr {self.objects.state}"
         return self._metadata_file(), f"zarr {os.path.abspath(self.name)} {folder_state(self.name)}"
@@ -146,12 +144,12 @@ class ZarrVolume(Volume, UnitReader):
                 self._read_chunk(chunk, [(int(pieces[at]) * self.unit_nbytes, outs[at]) for at in which])
 
     def _read_chunk(self, chunk: int, parts: Sequence[tuple[int, UInt8Array]]) -> None:
-        """Read parts of a chunk: for each where it begins, and its memory."""
+        """Read parts of a chunk, each given by its begin and its memory."""
         objects = self.objects
         path = self._file(chunk) if objects is None else objects.path(chunk)
         try:
             stored = self._stored_in(path) if objects is None else objects.read(chunk)
-            if stored is None:  # never written
+            if stored is None:  # it was never written
                 for _, out in parts:
                     out.reshape(-1, self.dtype.itemsize)[:] = np.frombuffer(self._array.fill, np.uint8)
             elif len(parts) == 1 and len(parts[0][1]) == self._chunk_nbytes:
@@ -164,7 +162,7 @@ class ZarrVolume(Volume, UnitReader):
         except ChunkError as error:
             why = str(error)
         except FileNotFoundError:
-            if objects is None:  # all of the volume is gone
+            if objects is None:  # the whole volume is gone
                 raise
             why = "it was listed, and is not there any more"
         else:
@@ -172,11 +170,11 @@ class ZarrVolume(Volume, UnitReader):
         raise DamagedUnitError(f"{path}, the chunk at {box_text(self.chunks.box(chunk))}: {why}")
 
     def _check_still_there(self) -> None:
-        """A chunk that is not there was never written, unless all of the volume is gone."""
+        """Raise if the whole volume is gone; otherwise a missing chunk was never written."""
         os.stat(self._metadata_file())
 
     def _stored_in(self, path: str) -> UInt8Array | None:
-        """The bytes of a chunk's file; None where it was never written."""
+        """Return the bytes of a chunk's file; None if it was never written."""
         try:
             descriptor = open_file(path)
         except FileNotFoundError:
@@ -184,7 +182,7 @@ class ZarrVolume(Volume, UnitReader):
             return None
         try:
             size = os.fstat(descriptor).st_size
-            if size > 2 * self._chunk_nbytes + _OVERHEAD:  # before memory is taken for it
+            if size > 2 * self._chunk_nbytes + _OVERHEAD:  # checked before allocating
                 raise ChunkError(f"it has {size} bytes, more than any chunk of {self._chunk_nbytes}")
             stored = np.empty(size, np.uint8)
             read_fully(descriptor, stored, 0)
@@ -197,13 +195,13 @@ class ZarrVolume(Volume, UnitReader):
 
 
 # The metadata: https://zarr-specs.readthedocs.io, zarr.json of version 3, .zarray of version 2.
-METADATA = ("zarr.json", ".zarray")  # of an array, by the version that is taken first
+METADATA = ("zarr.json", ".zarray")  # of an array; the first one found is used
 
 _LARGEST = 1 << 62  # along a dimension
-_MOST_DIMS = 32  # as NumPy 1 and tensorstore have them
+_MOST_DIMS = 32  # as in NumPy 1 and tensorstore
 _MOST_METADATA = 1 << 28  # bytes
-# Those that are undone here, with the settings that say nothing about how; an array with any other codec or
-# setting is read by tensorstore.
+# Codecs decoded here, with settings that do not affect decoding.  tensorstore reads arrays with other codecs
+# or settings.
 _SETTINGS = {
     "blosc": {"cname", "clevel", "shuffle", "blocksize", "typesize"}, "zstd": {"level", "checksum"},
     "gzip": {"level"}, "zlib": {"level"},
@@ -213,18 +211,18 @@ NUMBERS = {
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32",
     "float64", "complex64", "complex128",
 }  # fmt: skip
-_KNOWN = {  # of version 3; what else there is may have to be understood
+_KNOWN = {  # of version 3; the reader may have to understand others
     "zarr_format", "node_type", "shape", "data_type", "chunk_grid", "chunk_key_encoding", "fill_value",
     "codecs", "attributes", "dimension_names", "storage_transformers", "consolidated_metadata",
 }  # fmt: skip
 
 
 class ZarrArray(NamedTuple):
-    shape: tuple[int, ...]  # of the array and of a chunk
+    shape: tuple[int, ...]  # of the array, of a chunk
     chunk: tuple[int, ...]
-    dtype: np.dtype[Any]  # of the elements as they are stored
-    codec: str  # one of ``CODECS``, by which a chunk is compressed as a whole
-    fill: bytes  # the bytes of an element of which nothing was written
+    dtype: np.dtype[Any]  # of the elements as stored
+    codec: str  # one of ``CODECS``, which compresses a whole chunk
+    fill: bytes  # the bytes of an element that was never written
     prefix: str
     separator: str
 
@@ -239,7 +237,7 @@ class ZarrArray(NamedTuple):
         return f"{self.prefix}{self.separator}{name}" if place else self.prefix
 
     def place(self, key: str) -> tuple[int, ...] | None:
-        """Which chunk a file below the array's folder is; None for what is no chunk of it."""
+        """Return the chunk in a file below the array's folder; None if the file is no chunk."""
         name = key
         if self.prefix and self.shape:
             name = key.removeprefix(self.prefix + self.separator)
@@ -254,13 +252,13 @@ class ZarrArray(NamedTuple):
 
 
 def is_zarr(path: str) -> bool:
-    """Whether a folder is a Zarr array, or a group of some."""
+    """Return True if a folder is a Zarr array, or a group of arrays."""
     names = ("zarr.json", ".zarray", ".zgroup")
     return any(os.path.isfile(os.path.join(path, name)) for name in names)
 
 
 def zarr_array(path: str) -> ZarrArray | str:
-    """What the metadata of an array in a folder say; or why it is not to be read here, in words."""
+    """Return the metadata of an array in a folder; or, in words, why it is not read here."""
     for name in METADATA:
         file = os.path.join(path, name)
         try:
@@ -277,11 +275,11 @@ def zarr_array(path: str) -> ZarrArray | str:
 
 
 def parsed(file: str, content: bytes) -> ZarrArray | str | None:
-    """What one of ``METADATA`` says, as of ``zarr_array``; None for a group."""
+    """Return the content of one of ``METADATA``, as ``zarr_array`` does; None for a group."""
     data = json_object(file, content)
     if data.get("node_type", "array") == "group":
         return None
-    if isinstance(data.get("dtype"), list):  # tensorstore takes a structure of one field for that field
+    if isinstance(data.get("dtype"), list):  # tensorstore treats a structure of one field as that field
         raise VolumeError(
             f"{file} says that its elements are {shortened(data['dtype'])}, where numbers are needed"
         )
@@ -304,7 +302,7 @@ def json_object(file: str, content: bytes) -> dict[str, Any]:
 
 
 def even_parts(side: int) -> list[int]:
-    """Return the lengths of the parts into which a side of a chunk can be cut evenly, in increasing order.
+    """Return the lengths of the parts into which a chunk's side can be divided evenly, in increasing order.
 
     >>> even_parts(12)
     [1, 2, 3, 4, 6, 12]
@@ -361,7 +359,7 @@ def _version_3(data: dict[str, Any]) -> ZarrArray | str:
 
 
 def _codecs_3(codecs: list[Any], dtype: np.dtype[Any]) -> tuple[np.dtype[Any], str] | str:
-    """The stored elements' type and the codec of chunks; or what is not known here."""
+    """Return the stored dtype and the codec of chunks; or what is not supported here."""
     names = [codec if isinstance(codec, str) else codec["name"] for codec in codecs]
     settings = [{} if isinstance(codec, str) else codec.get("configuration") or {} for codec in codecs]
     if not names or names[0] != "bytes":
@@ -420,7 +418,7 @@ def _checked(array: ZarrArray) -> ZarrArray | str:
 
 
 def _fill(value: Any, dtype: np.dtype[Any], *, has_bits: bool = False) -> bytes:
-    """The bytes of an element of which nothing was written."""
+    """Return the bytes of an element that was never written."""
     if value is None:
         return bytes(dtype.itemsize)
     if dtype.kind == "c":
@@ -449,11 +447,11 @@ _HEADER = struct.Struct("<4B3I")
 
 
 class BloscHeader(NamedTuple):
-    """What a buffer of Blosc's says of itself: c-blosc's README_CHUNK_FORMAT.rst."""
+    """The header of a Blosc buffer: see c-blosc's README_CHUNK_FORMAT.rst."""
 
-    itemsize: int  # of its elements, as far as its compressor was told
-    nbytes: int  # of its content
-    block: int  # of that, in each block, which can be decoded alone
+    itemsize: int  # of its elements, as the compressor was configured
+    nbytes: int  # of the content
+    block: int  # content bytes in each block, which can be decoded alone
     stored: int  # bytes of the buffer
 
     @classmethod
@@ -467,7 +465,7 @@ class BloscHeader(NamedTuple):
 
 
 def decode(codec: str, stored: Any, out: UInt8Array) -> None:
-    """Undo the codec of a whole chunk, one of ``CODECS``, into memory that its content fills: uint8 (N,)."""
+    """Decode a whole chunk with one of ``CODECS``, into memory that its content fills: uint8 (N,)."""
     problem = native.decode_chunk(codec, stored, out)
     if problem == UNKNOWN_CODEC and codec == "blosc":
         _decode_rare(bytes(stored), out)
@@ -478,7 +476,7 @@ def decode(codec: str, stored: Any, out: UInt8Array) -> None:
 
 
 def _decode_rare(stored: bytes, out: UInt8Array) -> None:
-    """Decode a buffer of Blosc's whose compressor only the library may have, such as Snappy."""
+    """Decode a Blosc buffer whose compressor only the library may support, such as Snappy."""
     blosc = require("numcodecs.blosc", extra="volume")
     try:
         made = blosc.decompress(stored)

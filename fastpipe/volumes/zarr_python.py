@@ -1,4 +1,4 @@
-"""Zarr arrays that zarr-python reads: with filters and codecs that nothing else has, or in a ZIP file."""
+"""Zarr arrays that zarr-python reads: with filters and codecs that only it supports, or in a ZIP file."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from fastpipe.volumes.volume import (
 )
 from fastpipe.volumes.zarr import METADATA, NUMBERS, json_object, metadata_in
 
-# Codecs of numbers, with the package of those that numcodecs does not bring.  Others are refused: one of
-# them, "pickle", runs whatever a chunk says.
+# Codecs of numbers, with the package of those that numcodecs does not contain.  Others are rejected: one of
+# them, "pickle", runs code from a chunk.
 _CODECS = {
     "adler32": "", "astype": "", "bitround": "", "blosc": "", "bytes": "", "bz2": "", "crc32": "",
     "crc32c": "google_crc32c", "delta": "", "fixedscaleoffset": "", "fletcher32": "", "gzip": "",
@@ -42,7 +42,7 @@ _CODECS = {
     "sharding_indexed": "", "shuffle": "", "transpose": "", "zfpy": "zfpy", "zlib": "", "zstd": "",
 }  # fmt: skip
 _PART_NBYTES = 1 << 22  # of a unit that is a part of a chunk
-_OVERHEAD = 1 << 16  # that a member of a ZIP file may be larger than twice its content
+_OVERHEAD = 1 << 16  # a member of a ZIP file may be larger by this than twice its content
 
 
 class ZarrPythonVolume(Volume):
@@ -62,7 +62,7 @@ class ZarrPythonVolume(Volume):
                     raise ValueError(f"its codec {shortened(codec)} is not one of numbers; make a copy of it")
         for package in filter(None, map(_CODECS.get, codecs)):
             require(package, package=package.replace("_", "-"))
-        # Of a ZIP file; a folder's files are looked at one by one.
+        # The state of a ZIP file; files of a folder are checked one by one.
         self.opened = FileState.of(path, regular_status(path)) if os.path.isfile(path) else None
         array = self.array_of_library()
         self.shape, self.dtype = tuple(array.shape), np.dtype(array.dtype)
@@ -70,7 +70,7 @@ class ZarrPythonVolume(Volume):
             raise VolumeError(f"{self.name} has elements of {self.dtype}, and not numbers")
         self.grid = UnitGrid(self.shape, _unit(array.chunks, self.dtype.itemsize))
         self._fill = np.array(array.fill_value or 0, self.dtype).tobytes()
-        # What zarr-python reads at once: a shard, where there are some.
+        # zarr-python reads this much at once: a shard, if there are shards.
         stored = getattr(array, "shards", None) or array.chunks
         self.stored_nbytes = math.prod(stored) * self.dtype.itemsize
         self.how = f"Zarr by zarr-python, chunks of {chunk_text(array.chunks, self.dtype)}, as {why}"
@@ -136,7 +136,7 @@ def zarr_in_zip(path: str, inside: str) -> ZarrPythonVolume:
 
 
 def _arrays_in(file: zipfile.ZipFile, names: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The arrays among files of metadata: their paths, and what these say."""
+    """Yield the arrays among metadata files: their paths and their metadata."""
     for name in names:
         where = f"{file.filename}/{name}"
         with file.open(name) as member:
@@ -158,7 +158,7 @@ def _no_array(path: str, file: zipfile.ZipFile, names: Iterable[str]) -> VolumeE
 
 
 def _unit(chunk: Sequence[int], itemsize: int) -> tuple[int, ...]:
-    """Return the unit of an array: a chunk, or a part of one that no memory holds, which may not be stored.
+    """Return the unit of an array: a chunk, or a part of one too large for memory, which may be unwritten.
 
     >>> _unit((64, 64), 4), _unit((10**6, 10**6), 4)
     ((64, 64), (1024, 1024))
@@ -170,7 +170,7 @@ def _unit(chunk: Sequence[int], itemsize: int) -> tuple[int, ...]:
 
 
 def _codecs(metadata: dict[str, Any]) -> Iterator[str]:
-    """The names of all codecs, as numcodecs has them."""
+    """Yield the names of all codecs in numcodecs' notation."""
     if metadata["zarr_format"] == 2:
         for one in (*(metadata.get("filters") or ()), metadata.get("compressor")):
             if one is not None:

@@ -1,4 +1,4 @@
-"""Decoders: which there are, and how fast they decode here."""
+"""Decoders: which are available, and how fast they are on this machine."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from fastpipe.options import Decode
 from fastpipe.tools.doctor.child import ask
 from fastpipe.tools.doctor.report import Examined, Finding, ok, problem, warning
 
-# ---- in a process of its own
+# ---- code that runs in its own process
 
-_SECONDS = 0.3  # for each decoder
-_LOOK_S = 1.0  # for reading files
+_SECONDS = 0.3  # measuring time for each decoder
+_LOOK_S = 1.0  # time for reading files
 _PHOTOS, _SIZE, _QUALITY = 4, (375, 500), 90
-_MOST_NBYTES, _MOST_PIXELS = 32 << 20, 30_000_000  # of all files, and of one
-_AREA = (0.08, 1.0)  # of RandomResizedCrop
+_MOST_NBYTES, _MOST_PIXELS = 32 << 20, 30_000_000  # limits: bytes of all files, pixels of one
+_AREA = (0.08, 1.0)  # area of RandomResizedCrop
 
-_Image = tuple[bytes, Box]  # a JPEG, and the part of a random crop
+_Image = tuple[bytes, Box]  # a JPEG and the box of a random crop
 
 
 def measure(files: Sequence[str]) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def _measured(name: str, reader: ImageReader, images: Sequence[_Image]) -> dict[
 
 
 def _rate(decode: Callable[[_Image], Any], images: Sequence[_Image]) -> float:
-    if decode(images[0]) is None:  # which takes longer than any other, as it is the first
+    if decode(images[0]) is None:  # a warm-up: the first call takes longest
         raise ValueError("it does not decode these images")
     begun, count = time.perf_counter(), 0
     for one in itertools.cycle(images):
@@ -97,13 +97,13 @@ def _made() -> list[bytes]:
 
 
 def _crop(rng: np.random.Generator, header: Any) -> Box:
-    """About a part such as ``RandomResizedCrop`` takes."""
+    """Return a box similar to those of ``RandomResizedCrop``."""
     sides = np.array([header.height, header.width])
     part = np.maximum(1, np.sqrt(rng.uniform(*_AREA)) * sides).astype(int)
     return Box(*map(int, (*rng.integers(0, sides - part + 1), *part)))
 
 
-# ---- Which decoders there are, and how fast they are here -------------------------------------------
+# ---- Available decoders, and their speed on this machine -------------------------------------------
 
 _TOPIC = "decoders"
 _PATIENCE_S = 60.0
@@ -112,7 +112,7 @@ from fastpipe.tools.doctor.decoding import measure
 answer(measure(_asked))
 """
 _INSTALL = "pip install 'fastpipe[image]'"
-_CLEARLY = 1.2  # times as fast, beyond what two short measurements differ by
+_CLEARLY = 1.2  # ratio of speeds that exceeds the noise of two short measurements
 
 
 def check(examined: Examined) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""``fastpipe doctor``: check whether a machine and its environment are fit for input pipelines."""
+"""``fastpipe doctor``: check that a machine and its environment are fit for input pipelines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fastpipe.tools.doctor import machine, packages, storage, stores
 from fastpipe.tools.doctor.report import DoctorReport, Examined, Finding, problem, warning
 from fastpipe.tools.folders import require_folder_of
 
-# The cores first: later their load is our own.
+# The cores first: the later checks load them.
 CHECKS: dict[str, Callable[[Examined], Iterator[Finding]]] = {
     "cores": machine.check_cores, "storage": storage.check, "decoders": decoders.check,
     "stores": stores.check, "packages": packages.check, "memory": machine.check_memory,
@@ -68,14 +68,14 @@ def examine(
     target: str | os.PathLike[str] | None = None, *, storage_options: Mapping[str, Any] | None = None,
     on_progress: Callable[[str], object] = lambda _: None,
 ) -> DoctorReport:  # fmt: skip
-    """Check a machine, and a folder or store; nothing is written, no framework loaded here."""
+    """Check a machine, and a folder or store; write nothing, and import no framework in this process."""
     examined = _examined(target, dict(storage_options or {}))
     begun = time.monotonic()
     found: list[Finding] = []
     for topic, check in CHECKS.items():
         on_progress(f"looking at {topic}")
         try:
-            found.extend(check(examined))  # one by one: those before a failure are kept
+            found.extend(check(examined))  # one by one, to keep those before a failure
         except ImportError as error:
             found.append(problem(topic, f"{type(error).__name__}: {error}", "install what is missing"))
         except Exception as error:
@@ -87,7 +87,7 @@ def examine(
 
 def _examined(target: str | os.PathLike[str] | None, options: dict[str, Any]) -> Examined:
     if target is not None and is_url(target):
-        place = Location.of(target).root  # refuses credentials in the URL
+        place = Location.of(target).root  # raises if the URL contains credentials
         return Examined(url=place, name=place, storage_options=options)
     if options:
         raise OptionError("storage_options are for the URL of a store, such as s3://bucket/train")

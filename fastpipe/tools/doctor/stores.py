@@ -1,4 +1,4 @@
-"""How long a store takes to answer, and how many requests at a time that asks for."""
+"""Response time of a store, and the number of parallel requests that it calls for."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fastpipe.tools.doctor.report import Examined, Finding, judged, ok, problem,
 
 _TOPIC = "store"
 _PATIENCE_S = 60.0
-_MOST = 128  # requests that Stage(connections="auto") has under way
+_MOST = 128  # most requests in flight of Stage(connections="auto")
 _OBJECTS = 32
-_SECONDS = 3.0  # of small requests, and as much of whole objects
+_SECONDS = 3.0  # for small requests, and the same for whole objects
 _MOST_NBYTES = 1 << 20  # of an object
 _CODE = """
 from fastpipe.tools.doctor.stores import measure
@@ -56,7 +56,7 @@ def _latencies(url: str, found: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _connections(found: Mapping[str, Any], images_s: float | None) -> Finding:
-    seconds = sum(found["whole"]) / len(found["whole"])  # the law is about means
+    seconds = sum(found["whole"]) / len(found["whole"])  # Little's law needs the mean
     alone = f"one request at a time brings {1 / seconds:,.0f} objects/s"
     if images_s is None:
         return ok(_TOPIC, f"{alone}; n at a time n times as many, until the line is full (Little's law)")
