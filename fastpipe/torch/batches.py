@@ -59,7 +59,7 @@ class SpecGuess:
     """
 
     def __init__(self) -> None:
-        # The plan and its spec (None if samples differ), replaced together: several threads may use a dataset.
+        # The plan and its spec, None if samples differ.  Replaced together: several threads may use it.
         self._known: tuple[object, SampleSpec | None] = None, None
 
     def of(self, plan: object) -> SampleSpec | None:
