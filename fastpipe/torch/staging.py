@@ -136,7 +136,7 @@ class RemoteImages:
 
     @cached_property
     def _row_of(self) -> Callable[[str], int]:
-        """The function that returns a path's row, -1 if it was not listed.  Each sample calls it repeatedly."""
+        """The function that returns a path's row, -1 if it was not listed; called repeatedly."""
         return lru_cache(_FOUND)(self.listing.find)
 
     @property
