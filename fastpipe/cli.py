@@ -1,4 +1,4 @@
-"""The command ``fastpipe``: its parts, their errors as one line, their exit codes."""
+"""The ``fastpipe`` command: its subcommands, their one-line errors and their exit codes."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ import fastpipe
 from fastpipe.core.text import printable
 from fastpipe.errors import FastpipeError
 
-# Wide enough for a table where the output is a file or a pipe.
+# Width of tables if the output is a file or a pipe.
 PLAIN_WIDTH = 160
 
 
 class Command(NamedTuple):
-    """A part of the command: its module, and one line of help.
+    """A subcommand: its module, and one line of help.
 
-    The module has ``add_arguments(parser)`` and ``run(args, output, progress)``, which returns the exit code;
-    perhaps ``EPILOG``, and ``prepare(arguments)``, which completes them before they are parsed.
+    The module has ``add_arguments(parser)`` and ``run(args, output, progress)``, which returns the exit code.
+    It may have ``EPILOG``, and ``prepare(arguments)``, which completes arguments before they are parsed.
     """
 
     module: str
     about: str
 
     def load(self) -> Any:
-        return importlib.import_module(self.module)  # not before the command is asked for
+        return importlib.import_module(self.module)  # only when the command is used
 
     def prepare(self, arguments: list[str]) -> list[str]:
         prepared: list[str] = getattr(self.load(), "prepare", list)(arguments)
@@ -66,11 +66,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Args:
-        argv: arguments without the program's name; ``None`` takes the process's own.
+        argv: arguments without the program's name; ``None`` takes those of the process.
 
     Returns:
-        Exit code: 0 done, 1 what was looked for was found (outputs that differ, images that cannot be read, a
-        problem), 2 bad input, 130 interrupted.
+        Exit code: 0 success, 1 the command found problems (outputs that differ, images that cannot be read),
+        2 bad input, 130 interrupted.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     asked = [name for name in arguments[:1] if name in COMMANDS]
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     errors = Console(stderr=True)
     try:
         output = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
-        # What a script that is profiled prints is its own.
+        # Leave the output of a profiled script as it is.
         printing = nullcontext() if args.command == "profile" else in_any_encoding()
         with printing, Progress(errors) as progress:
             code: int = COMMANDS[args.command].load().run(args, output, progress)
@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return 0
     except (FastpipeError, OSError) as error:
-        # As Text, because rich makes pictures of words such as ":x:" in a plain string.
+        # As Text, because rich turns words such as ":x:" in a plain string into emoji.
         print_line(errors, f"fastpipe {args.command}: {error}", style="red")
         return 2
     except KeyboardInterrupt:
@@ -102,9 +102,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are printable, as arguments are names of files, often by a shell's pattern.
+    """A parser whose errors are printable, because arguments are file names, often from a shell's pattern.
 
-    It takes options by their whole names: ``--rest`` must not move files.
+    Options must be spelled out: ``--rest`` must not move files.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -115,7 +115,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser(names: Sequence[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
-    """The parser, with the options of these commands."""
+    """Return the parser, with the options of these commands."""
     parser = _Parser("fastpipe", description="Make the input pipeline of a training script fast.")
     parser.add_argument("--version", action="version", version=f"fastpipe {fastpipe.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

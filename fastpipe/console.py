@@ -1,4 +1,4 @@
-"""Progress and tables of commands: one line that changes in a terminal, a line for each step elsewhere."""
+"""Progress and tables of commands: in a terminal one line that is updated, elsewhere a line for each step."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _DECIMAL = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def plain(text: str, style: str = "") -> Text:
-    """Return text for a console that may have names from files in it: without markup, and printable."""
+    """Return text without markup and with control characters escaped; it may contain file names."""
     return Text(printable(text), style)
 
 
 def print_line(console: Console, text: str, style: str = "") -> None:
-    """Print one line, however long: paths are to be copied."""
+    """Print one line without wrapping it, so that paths can be copied."""
     console.print(plain(text, style), soft_wrap=True)
 
 
@@ -52,12 +52,12 @@ class PlainTable(Table):
 
 
 class Progress:
-    """Says what goes on.
+    """The progress display of a command.
 
     Args:
-        console: where to; normally standard error.
+        console: the output; normally standard error.
 
-    In a terminal one line shows the present step; otherwise each finished step is a line.
+    In a terminal, one line shows the current step; otherwise each finished step is a line.
     """
 
     def __init__(self, console: Console) -> None:
@@ -73,22 +73,22 @@ class Progress:
         self.stop()
 
     def stop(self) -> None:
-        """Take the moving line away, for output that is to stay; the next step shows it again."""
+        """Remove the moving line before permanent output; the next step shows it again."""
         if self._status is not None:
             self._status.stop()
 
     def now(self, text: str) -> None:
-        """Show what is being done, in a terminal only."""
+        """Show the current step, in a terminal only."""
         if self._status is not None:
             self._status.update(plain(text))
             self._status.start()
 
     def done(self, text: str) -> None:
-        """What is finished; one line that stays."""
+        """Print a permanent line about a finished step."""
         print_line(self._console, text)
 
     def step(self, text: str) -> None:
-        """A small step: replaces the moving line, or is a line where there is none."""
+        """Show a small step in the moving line, or print a line if there is none."""
         if self._status is not None:
             self.now(text)
         else:
@@ -97,7 +97,7 @@ class Progress:
 
 @contextmanager
 def in_any_encoding() -> Iterator[None]:
-    """Within the block, what standard output's encoding lacks is escaped, where ``print`` would raise."""
+    """Escape characters that standard output's encoding lacks, for which ``print`` would raise an error."""
     stream, errors = sys.stdout, getattr(sys.stdout, "errors", None)
     if errors != "strict" or not hasattr(stream, "reconfigure"):
         yield
@@ -110,12 +110,12 @@ def in_any_encoding() -> Iterator[None]:
 
 
 class Pace:
-    """The moving line of some work that is measured in bytes.
+    """The moving line of work that is measured in bytes.
 
     Args:
-        progress: to show it.
-        what: is done.
-        nbytes: that are to be done.
+        progress: the display.
+        what: name of the work.
+        nbytes: total number of bytes.
     """
 
     def __init__(self, progress: Progress, what: str, nbytes: int) -> None:
@@ -123,15 +123,15 @@ class Pace:
         self._begun, self._done = time.monotonic(), 0
 
     def skip(self, nbytes: int) -> None:
-        """So much less is to be done."""
+        """Reduce the total by ``nbytes``."""
         self._nbytes -= nbytes
 
     def add(self, nbytes: int, where: str) -> None:
-        """So much more is done.
+        """Count more bytes as done, and show share, rate and remaining time.
 
         Args:
-            nbytes: of it.
-            where: the work is, in words.
+            nbytes: number of bytes.
+            where: position of the work, in words.
         """
         self._done += nbytes
         rate = self._done / max(time.monotonic() - self._begun, 1e-9)
@@ -143,7 +143,7 @@ class Pace:
 
 
 def in_time(seconds: float) -> str:
-    """A time for people.
+    """Format a duration in seconds for people.
 
     >>> in_time(7.4), in_time(200), in_time(9000)
     ('7 s', '3 min', '2.5 h')
@@ -154,12 +154,12 @@ def in_time(seconds: float) -> str:
 
 
 def table(title: str, left: Sequence[str], right: Sequence[str]) -> PlainTable:
-    """An empty table.
+    """Make an empty table.
 
     Args:
-        title: above it.
-        left: heads of the first columns, of words.
-        right: heads of the others, of numbers.
+        title: text above the table.
+        left: headings of the first columns, which hold words.
+        right: headings of the other columns, which hold numbers.
     """
     made = PlainTable(title, title_style="bold")
     for name in left:
@@ -170,7 +170,7 @@ def table(title: str, left: Sequence[str], right: Sequence[str]) -> PlainTable:
 
 
 def positive(kind: Callable[[str], Number]) -> Callable[[str], Number]:
-    """Return an argparse type: a number above zero.
+    """Return an argparse type for numbers above 0; for ``int`` that is from 1.
 
     Args:
         kind: ``int`` or ``float``.
@@ -193,18 +193,18 @@ def positive(kind: Callable[[str], Number]) -> Callable[[str], Number]:
 
 
 class TextReport(ABC):
-    """A report that prints itself on a console; its ``str`` and ``repr`` are the same without colours."""
+    """A report that prints itself on a console; ``str`` and ``repr`` give the same text without colours."""
 
     @abstractmethod
     def show(self, console: Console) -> None:
-        """Print it on a console, in its width and colours."""
+        """Print the report on a console, in the console's width and colours."""
 
     @abstractmethod
     def as_json(self) -> dict[str, Any]:
-        """Everything, as plain numbers, texts, lists and dictionaries."""
+        """Return the whole report as plain numbers, strings, lists and dicts."""
 
     def json(self) -> str:
-        """Everything as a JSON object."""
+        """Return the whole report as a JSON object."""
         return json.dumps(self.as_json(), indent=1)
 
     def __str__(self) -> str:
@@ -218,7 +218,7 @@ class TextReport(ABC):
 
 
 def sides(text: str) -> tuple[int, ...]:
-    """An argparse type: whole numbers from 1, one for each dimension.
+    """Parse an argument of whole numbers from 1, one for each dimension.
 
     >>> sides("72,136,136")
     (72, 136, 136)
@@ -233,7 +233,7 @@ def sides(text: str) -> tuple[int, ...]:
 
 
 def size(text: str) -> int:
-    """An argparse type: a number of bytes.
+    """Parse an argument that is a number of bytes.
 
     >>> size("8GiB"), size("1.5M"), size("2 GB")
     (8589934592, 1572864, 2000000000)

@@ -1,4 +1,4 @@
-"""Every error fastpipe raises on purpose, in one tree.
+"""All errors that fastpipe raises on purpose, in one tree.
 
 ::
 
@@ -11,20 +11,20 @@
     ├── CacheError               (OSError)       a cache's folder cannot be used, or must not be
     ├── HDF5Error                (OSError)       an HDF5 file is damaged, has changed, or is in use
     ├── VolumeError              (OSError)       a volume is damaged, has changed, or cannot be opened
-    ├── StoreError               (OSError)       a store of objects does not answer, or not as it must
-    │   ├── StoreAccessError     (PermissionError)   it does not let these credentials in
-    │   ├── StoreBusyError                       it may answer when it is asked again
-    │   └── ObjectChangedError                   an object is not the one that was listed any more
+    ├── StoreError               (OSError)       an object store does not answer, or gives a wrong answer
+    │   ├── StoreAccessError     (PermissionError)   it refuses these credentials
+    │   ├── StoreBusyError                       a retry may succeed
+    │   └── ObjectChangedError                   an object has changed since it was listed
     ├── StageError               (OSError)       a stage's folder cannot be used, or must not be
-    ├── GenerationError          (RuntimeError)  rows cannot be made, or are of another job
+    ├── GenerationError          (RuntimeError)  rows cannot be made, or belong to another job
     ├── WorkerError              (RuntimeError)  a worker process died, or does not answer
     ├── SharedMemoryError        (RuntimeError)  a worker's batch does not fit into /dev/shm
-    └── ClosedError              (RuntimeError)  a loader's threads are gone already
+    └── ClosedError              (RuntimeError)  a loader's threads have already ended
 
 Each also derives from the built-in exception that the replaced code raises in the same
-place, so that a script's ``except OSError`` keeps working.  A message says what failed,
-what was found, where (path and index), and what to do about it.  As text it can be shown anywhere: control
-characters in names from files are escaped (``args`` and ``path`` have them as they are).
+place, so that a script's ``except OSError`` keeps working.  A message states what failed,
+what was found, where (path and index), and what to do about it.  Its text is safe to print anywhere: control
+characters in file names are escaped (``args`` and ``path`` hold them unescaped).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class FastpipeError(Exception):
 
 
 class MissingDependencyError(FastpipeError, ImportError):
-    """An optional package is needed and is not installed; the message has the pip command."""
+    """An optional package is needed but not installed; the message contains the pip command."""
 
 
 class OptionError(FastpipeError, ValueError):
@@ -69,7 +69,7 @@ class OptionError(FastpipeError, ValueError):
 
 
 class AugmentError(FastpipeError, ValueError):
-    """A batch has a kind, shape or dtype that an augmentation does not take, or its arguments cannot work."""
+    """An augmentation's arguments cannot work, or it does not accept a batch's kind, shape or dtype."""
 
 
 class BadSampleError(FastpipeError, OSError):
@@ -77,10 +77,10 @@ class BadSampleError(FastpipeError, OSError):
 
     Args:
         message: the whole message; it already names path and index.
-        path: the file, where there is one.
-        index: the sample's index in the dataset.
+        path: the file, or None if there is none.
+        index: the sample's index in the dataset, or None.
 
-    The original exception is the ``__cause__`` in the process where it happened.
+    In the process where it happened, the original exception is the ``__cause__``.
     """
 
     def __init__(self, message: str, *, path: str | None = None, index: int | None = None) -> None:
@@ -98,27 +98,27 @@ class CacheError(FastpipeError, OSError):
 
 
 class HDF5Error(FastpipeError, OSError):
-    """An HDF5 file cannot be opened, is damaged, has changed since, or is being written to."""
+    """An HDF5 file cannot be opened, is damaged, has changed meanwhile, or is being written to."""
 
 
 class VolumeError(FastpipeError, OSError):
-    """A volume cannot be opened, is damaged, has changed since, or is not what was said of it."""
+    """A volume cannot be opened, is damaged, has changed meanwhile, or is not as described."""
 
 
 class StoreError(FastpipeError, OSError):
-    """A store of objects cannot be reached, refuses, or answers with something else than it must."""
+    """An object store cannot be reached, refuses a request, or gives a wrong answer."""
 
 
 class StoreAccessError(StoreError, PermissionError):
-    """A store does not let these credentials in; asking again does not help."""
+    """A store refuses these credentials; a retry does not help."""
 
 
 class StoreBusyError(StoreError):
-    """A store had no answer just now: it is throttling, restarting, or the connection was cut."""
+    """A store gave no answer for now: it throttles or restarts, or the connection was cut."""
 
 
 class ObjectChangedError(StoreError):
-    """An object is not of the version asked for: it was replaced meanwhile."""
+    """An object no longer has the requested version: it was replaced meanwhile."""
 
 
 class StageError(FastpipeError, OSError):
@@ -126,12 +126,12 @@ class StageError(FastpipeError, OSError):
 
 
 class GenerationError(FastpipeError, RuntimeError):
-    """Rows cannot be made: a function raised, or workers cannot run it; or what is there is of another job.
+    """Rows cannot be made: the function raised, workers cannot run it, or existing rows are from another job.
 
     Args:
-        message: the whole message; it says what is kept, and how to go on.
-        index: the row that failed, where it is one.
-        trace: the traceback's text, where the function raised.
+        message: the whole message; it says what is kept, and how to continue.
+        index: the row that failed, or None if the error is not about one row.
+        trace: the traceback's text if the function raised, else empty.
     """
 
     def __init__(self, message: str, *, index: int | None = None, trace: str = "") -> None:
@@ -145,8 +145,8 @@ class WorkerError(FastpipeError, RuntimeError):
 
     Args:
         message: the whole message; it names the worker, its last sample and its stack.
-        worker: its number, from 0.
-        pid: its process.
+        worker: the worker's number, from 0.
+        pid: the worker's process ID.
     """
 
     def __init__(self, message: str, *, worker: int | None = None, pid: int | None = None) -> None:
@@ -159,7 +159,7 @@ class WorkerError(FastpipeError, RuntimeError):
 
 
 class SharedMemoryError(FastpipeError, RuntimeError):
-    """A worker's batch does not fit into the shared memory through which torch sends it."""
+    """A worker's batch does not fit into the shared memory that torch sends it through."""
 
 
 class ClosedError(FastpipeError, RuntimeError):

@@ -1,4 +1,4 @@
-"""The options of datasets and loaders: values that are checked when they are made, and do not change."""
+"""Options of datasets and loaders: immutable values, checked when they are constructed."""
 
 from __future__ import annotations
 
@@ -18,36 +18,34 @@ __all__ = ["BadSamples", "Cache", "Decode", "Shard", "Shuffle", "Stage", "Subset
 
 @dataclass(frozen=True)
 class Decode:
-    """How images are decoded.  ``scaled`` and ``short_side`` change pixels; with all other settings
-    they are those that Pillow gives.
+    """Settings for decoding images.  ``scaled`` and ``short_side`` change pixels; all other settings
+    give the same pixels as Pillow.
 
     Args:
-        backend: ``"auto"`` decodes with libjpeg-turbo where that gives Pillow's pixels; the others name a
-            decoder.  ``"dali"`` decodes the images of a batch
-            by one run of a pipeline of NVIDIA DALI's, ``"pillow"`` decodes all with Pillow; ``"simplejpeg"``,
-            of earlier versions, is as ``"auto"``.  Whatever a decoder cannot do like
-            Pillow goes to Pillow in any case.  Where ``fastpipe.tf.image_dataset`` gives TensorFlow's
-            pixels, ``"dali"`` gives those, and the others make no difference.
-            With ``FastLoader(device="cuda")`` and no workers,
-            ``"nvimgcodec"`` and ``"dali"`` decode and resample on the GPU, and there pixels differ a
-            little from Pillow's.
-        exif: turn images as their EXIF orientation says.  torchvision's ``ImageFolder``
-            does not, so the default is off.
-        scaled: decode a JPEG at a half, a quarter or an eighth of its size where what the transform uses
-            of it is at least so many times as large as what it makes of that: less work for large
-            photographs.  **Changes pixels.**
-        short_side: make images whose shorter side is longer than this smaller first, as
-            ``torchvision.transforms.Resize(short_side)`` does, whatever the transform does then.  **Changes
-            pixels.**  For a cache: kept images take less room, and less work each time.
+        backend: ``"auto"`` decodes with libjpeg-turbo where its pixels equal Pillow's; the others name a
+            decoder.  ``"dali"`` decodes the images of a batch in one run of an NVIDIA DALI pipeline,
+            and ``"pillow"`` decodes all images with Pillow.  ``"simplejpeg"``, kept from earlier versions,
+            equals ``"auto"``.  Every decoder falls back to Pillow for images that it cannot decode
+            exactly as Pillow does.  Where ``fastpipe.tf.image_dataset`` gives TensorFlow's pixels,
+            ``"dali"`` gives the same ones, and the other values make no difference.
+            With ``FastLoader(device="cuda")`` and no workers, ``"nvimgcodec"`` and ``"dali"`` decode and
+            resample on the GPU; pixels then differ slightly from Pillow's.
+        exif: apply the EXIF orientation.  Off by default, because torchvision's ``ImageFolder`` ignores it.
+        scaled: decode a JPEG at 1/2, 1/4 or 1/8 of its size if the region that the transform reads is at
+            least 2, 4 or 8 times as large as the transform's output.  Saves work for large photographs.
+            **Changes pixels.**
+        short_side: pixels; first shrink images whose shorter side is longer, as
+            ``torchvision.transforms.Resize(short_side)`` does, before any transform.  **Changes
+            pixels.**  Useful with a cache: cached images take less memory, and less work in each epoch.
         max_pixels: refuse images with more pixels, before they are decoded.  ``None``
-            means Pillow's policy (``PIL.Image.MAX_IMAGE_PIXELS``).
-        gpu_share: which part of each batch's images is decoded on the GPU, from 0 to 1, evenly among the
-            others, which the CPU decodes meanwhile.  ``"auto"`` measures: for a second, the training's steps
-            are given batches of several shares, and the one with which they follow each other fastest stays;
-            it is logged, and ``FastLoader.plan`` shows it.  Which images the GPU decodes, and so some pixels,
-            then depends on the machine's speed; a number is the same in each run.  ``None`` is all of them
-            for ``"nvimgcodec"`` and ``"dali"``, and none for ``"auto"``, which with a share decodes by
-            nvImageCodec on the GPU.  Where nothing is decoded on a GPU it has no effect.
+            applies Pillow's policy (``PIL.Image.MAX_IMAGE_PIXELS``).
+        gpu_share: fraction of each batch's images to decode on the GPU, from 0 to 1, spread evenly over the
+            batch; the CPU decodes the others meanwhile.  ``"auto"`` measures: for a second, the training
+            steps get batches of several shares, and the share with the fastest steps is used from then on.
+            It is logged, and ``FastLoader.plan`` shows it.  With ``"auto"``, the machine's speed decides
+            which images the GPU decodes, and so some pixels; a number gives the same images in each run.
+            ``None`` means all images for ``"nvimgcodec"`` and ``"dali"``, and none for ``"auto"``.  With a
+            share, ``"auto"`` uses nvImageCodec on the GPU.  No effect if nothing is decoded on a GPU.
 
     >>> Decode(backend="pillow")
     Decode(backend='pillow')
@@ -90,27 +88,27 @@ class Decode:
 
 @dataclass(frozen=True)
 class Cache:
-    """Where decoded images, chunks or parts of volumes are kept, so that they are decoded once.
+    """The place where decoded images, chunks or parts of volumes are kept, so that they are decoded once.
 
-    What is kept is what was decoded, before the random part of a transform: results stay the
-    same.  A file that changes is decoded again.  Nothing is ever evicted: what does not fit is
-    decoded each time, as without a cache, and the same images are found in every epoch.
+    The cache holds data as decoded, before the random part of a transform, so results do not
+    change.  A file that changes is decoded again.  Nothing is evicted: images that do not fit are
+    decoded in every epoch, as without a cache, and the same images are cache hits in every epoch.
 
     Args:
-        where: ``"ram"`` keeps images in memory; threads, worker processes and all processes of
-            this user on the machine that ask for the same cache share it, and the last of them
-            takes it along.  ``"disk"`` keeps them in files, for this run and later ones.
-            ``"auto"`` is ``"ram"`` from a sample's second use on, and only where all samples fit.
+        where: ``"ram"`` keeps images in memory.  Threads, worker processes and all processes of
+            this user on the machine that use the same cache share it, and the last of them
+            releases it.  ``"disk"`` keeps images in files, for this run and later ones.
+            ``"auto"`` is ``"ram"`` from a sample's second use on, and only if all samples fit.
             ``"off"`` keeps nothing.
-        max_bytes: the most bytes to keep.  ``"auto"``: a quarter of the memory that is free
-            (to the cgroup, in a container), or of the free disk, when the cache is made.
-        dir: with ``"disk"``, an existing or new folder, in which a folder ``fastpipe-decoded``
-            of mode 0700 is made.  Default: in the user's cache folder.
+        max_bytes: maximum size in bytes.  ``"auto"``: a quarter of the memory that is free
+            (to the cgroup, in a container), or of the free disk, when the cache is created.
+        dir: with ``"disk"``, an existing or new folder; the cache creates a folder ``fastpipe-decoded``
+            of mode 0700 in it.  Default: in the user's cache folder.
 
-    Of volumes, parts are kept in memory within ``max_bytes``, from their first use on, and what is wanted
-    least makes room for what is wanted now; there is no ``"disk"``.
+    For volumes, parts are kept in memory within ``max_bytes``, from their first use on; the least wanted
+    parts are evicted when room is needed.  ``"disk"`` is not available for volumes.
 
-    Wherever a ``Cache`` is accepted one of its four words is too.
+    One of the four words is accepted wherever a ``Cache`` is.
 
     >>> Cache("ram", max_bytes=8 << 30)
     Cache(where='ram', max_bytes=8589934592)
@@ -130,7 +128,7 @@ class Cache:
 
     @classmethod
     def of(cls, value: Cache | str) -> Cache:
-        """Accept an object or a word for it."""
+        """Return ``value``, made a ``Cache`` if it is a word."""
         return value if isinstance(value, cls) else cls(where=value)  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
@@ -139,21 +137,21 @@ class Cache:
 
 @dataclass(frozen=True)
 class BadSamples:
-    """What happens to a sample whose file cannot be read or decoded.
+    """The policy for samples whose file cannot be read or decoded.
 
-    An error of a transform is an error of the script, and is raised whatever the policy.
+    Errors that a transform raises are errors of the script: they are raised under every policy.
 
     Args:
         policy: ``"raise"`` stops with an error that names path and index; ``"replace"``
-            puts another sample of the same class in its place; ``"skip"`` leaves it out.
+            uses another sample of the same class instead; ``"skip"`` leaves the sample out.
             ``FastLoader`` with threads then fills the batch with the samples that follow;
             from worker processes, and in a stock ``DataLoader``, the batch is shorter.
-        log: file that gets one JSON line for each bad sample.  ``None`` only logs a
+        log: file to which one JSON line is appended for each bad sample.  ``None`` only logs a
             warning through ``logging``.
-        max_errors: stop with an error once more different samples than this are bad, in any
-            one process.  ``None`` never does.
+        max_errors: raise an error once more than this many different samples are bad in one
+            process.  ``None`` sets no limit.
 
-    Wherever a ``BadSamples`` is accepted its policy's name is too.
+    The policy's name is accepted wherever a ``BadSamples`` is.
 
     >>> BadSamples("replace", max_errors=100)
     BadSamples(policy='replace', max_errors=100)
@@ -170,7 +168,7 @@ class BadSamples:
 
     @classmethod
     def of(cls, value: BadSamples | str) -> BadSamples:
-        """Accept an object or a policy's name."""
+        """Return ``value``, made a ``BadSamples`` if it is a policy's name."""
         return value if isinstance(value, cls) else cls(policy=value)  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
@@ -179,17 +177,17 @@ class BadSamples:
 
 @dataclass(frozen=True)
 class Shuffle:
-    """How an epoch is shuffled, where ``shuffle=True`` is not what is wanted.
+    """How to shuffle an epoch, as an alternative to ``shuffle=True``.
 
     Args:
-        window: with groups, so many of them are mixed at a time; None takes as many as are 32 MB decoded.
-            Of volumes, patches come from so many places in turn; None takes as many as decode little more
-            than is used.
-        unit: ``"sample"`` shuffles samples, each order as likely as any other, which is what
-            ``shuffle=True`` does.  ``"group"`` shuffles the groups of samples that are cheap to read
-            together, such as the chunks of an HDF5 file, and then the samples of each ``window``
-            groups: each group is read once, while it is in memory.  **Changes the order's statistics**:
-            two samples of a batch are of the same group with probability up to 1 / ``window``,
+        window: number of groups that are mixed at a time; None takes as many as are 32 MB decoded.
+            For volumes, patches come from this many places in turn; None takes as many places as
+            decode little more than is used.
+        unit: ``"sample"`` shuffles samples, every order equally likely, as ``shuffle=True`` does.
+            ``"group"`` shuffles the groups of samples that are cheap to read together, such as
+            the chunks of an HDF5 file, and then the samples of each ``window`` groups.
+            Each group is read once, while it is in memory.  **Changes the order's statistics**:
+            two samples of a batch are from the same group with probability up to 1 / ``window``,
             instead of 1 / groups.
 
     >>> Shuffle(window=64, unit="group")
@@ -219,9 +217,9 @@ class Shard:
     Args:
         rank: this process's number, from 0.
         world: number of processes that share an epoch.
-        mode: ``"train"``: equally many batches of equal sizes on each rank, for which fewer
-            samples than there are ranks may come twice.  ``"eval"``: every sample exactly
-            once, equally many batches on each rank, whose sizes differ by at most one.
+        mode: ``"train"`` gives each rank the same number of batches, of equal sizes; to achieve
+            this, fewer samples than there are ranks may come twice.  ``"eval"`` gives every sample
+            exactly once; ranks get the same number of batches, whose sizes differ by at most one.
 
     >>> Shard(1, 4)
     Shard(rank=1, world=4, mode='train')
@@ -244,13 +242,13 @@ class Shard:
 
     @classmethod
     def auto(cls, mode: Literal["train", "eval"] = "train") -> Shard:
-        """The shard of this process as ``torch.distributed`` says, where it is initialised, else the
-        launcher's ``RANK`` and ``WORLD_SIZE``; without either, everything.
+        """Return this process's shard: from ``torch.distributed`` if it is initialised, else from the
+        launcher's ``RANK`` and ``WORLD_SIZE``; without either, the whole epoch.
 
         Raises:
             OptionError: only one of the two variables is set, or one is not a number.
         """
-        distributed = sys.modules.get("torch.distributed")  # whoever initialised it has imported it
+        distributed = sys.modules.get("torch.distributed")  # already imported if it is initialised
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
             return cls(distributed.get_rank(), distributed.get_world_size(), mode)
         rank, world = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
@@ -267,24 +265,24 @@ class Shard:
 
 @dataclass(frozen=True)
 class Stage:
-    """A folder on a local disk to which remote files are copied near, just before they are needed.
+    """A folder on a local disk to which remote files are copied just before they are needed.
 
-    Threads, worker processes and ranks of a machine share it, and each file is downloaded once.  Where all
-    fits, nothing is downloaded again; else what is needed last makes room for what is needed next.  It may
-    be lost, full or read-only at any time: then files come from where they are.
+    Threads, worker processes and ranks of a machine share it, and each file is downloaded once.  If all
+    files fit, none is downloaded again; otherwise the file that is needed last is evicted for the one
+    needed next.  If the stage is lost, full or read-only, files are read from their origin.
 
     Args:
-        dir: an existing or new folder, in which a folder ``fastpipe-stage`` of mode 0700 is made.
-        max_bytes: the most bytes to keep there.  ``"auto"``: what is there, and nine tenths of what is free
-            on the disk, when the stage is opened.
-        mode: ``"prefetch"`` copies what the next batches need; ``"mirror"`` everything, as fast as the
-            store gives it.
-        connections: requests that are under way at a time, at most.  ``"auto"`` follows what latency and
-            bandwidth are measured to need, up to 128.
-        read_ahead: bytes that are fetched before they are used, at most.  ``"auto"`` is an eighth of the
-            free memory, at most 256 MiB.
+        dir: an existing or new folder; the stage creates a folder ``fastpipe-stage`` of mode 0700 in it.
+        max_bytes: maximum size in bytes.  ``"auto"``: the bytes already staged plus nine tenths of the
+            disk's free space, when the stage is opened.
+        mode: ``"prefetch"`` copies what the next batches need; ``"mirror"`` copies everything, as fast as
+            the store delivers it.
+        connections: maximum number of simultaneous requests.  ``"auto"`` adapts to the measured latency
+            and bandwidth, up to 128.
+        read_ahead: maximum number of bytes that are fetched before they are used.  ``"auto"`` is an eighth
+            of the free memory, at most 256 MiB.
 
-    Wherever a ``Stage`` is accepted its folder is too.
+    The folder's path is accepted wherever a ``Stage`` is.
 
     >>> Stage("/nvme/stage", max_bytes=200 << 30)
     Stage(dir='/nvme/stage', max_bytes=214748364800)
@@ -305,7 +303,7 @@ class Stage:
 
     @classmethod
     def of(cls, value: Stage | str | os.PathLike[str]) -> Stage:
-        """Accept an object or a folder."""
+        """Return ``value``, made a ``Stage`` if it is a folder's path."""
         return value if isinstance(value, cls) else cls(value)  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
@@ -316,12 +314,12 @@ class Stage:
 class Subset:
     """Some classes of a dataset, drawn by a seed.
 
-    The classes are sorted by name, then shuffled by NumPy's ``RandomState(seed).permutation``, whose values
-    are the same in every version; the first ``num`` of them are taken, and sorted again.  The same seed
+    The classes are sorted by name, then shuffled with NumPy's ``RandomState(seed).permutation``, whose values
+    are the same in every version; the first ``num`` classes are taken, and sorted again.  The same seed
     draws the same classes of the same dataset; a larger ``num`` adds classes to those of a smaller one.
 
     Args:
-        num: how many classes.
+        num: number of classes, from 1 to 2**32 - 1.
         seed: from 0 to 2**32 - 1.
 
     >>> Subset(num=2, seed=42).select(["ant", "bee", "cat", "dog"])
@@ -337,10 +335,10 @@ class Subset:
                 raise OptionError(f"Subset({name}=…) must be from {least} to 2**32 - 1, got {value}")
 
     def select(self, names: Sequence[str]) -> list[str]:
-        """The classes drawn of these.
+        """Return the ``num`` classes drawn from ``names``, sorted.
 
         Raises:
-            OptionError: there are fewer.
+            OptionError: there are fewer than ``num`` names.
         """
         if self.num > len(names):
             raise OptionError(f"Subset(num={self.num}) asks for more classes than the {len(names)} there are")
@@ -350,7 +348,7 @@ class Subset:
 
 
 def _as_integer(option: Any, name: str, kind: str = "an integer") -> int:
-    """Make a field an ``int``, and return it."""
+    """Convert a field to an ``int``, and return it."""
     value = getattr(option, name)
     try:
         number = operator.index(value)
@@ -361,7 +359,7 @@ def _as_integer(option: Any, name: str, kind: str = "an integer") -> int:
 
 
 def _check_count(option: Any, name: str, unit: str, remedy: str = "") -> None:
-    """Let a field be ``"auto"`` or a positive number."""
+    """Raise an ``OptionError`` unless a field is ``"auto"`` or a positive number."""
     if getattr(option, name) == "auto":
         return
     if (value := _as_integer(option, name, f"'auto' or a number of {unit}")) <= 0:
@@ -374,7 +372,7 @@ def _check_choice(what: str, value: object, choices: tuple[str, ...]) -> None:
 
 
 def _short_repr(option: Any) -> str:
-    """The repr of a dataclass with only those fields that differ from their defaults."""
+    """Return the repr of a dataclass with only those fields that differ from their defaults."""
     changed = [
         f"{field.name}={getattr(option, field.name)!r}"
         for field in fields(option)

@@ -1,4 +1,4 @@
-"""Which patches of volumes an epoch is made of: the ``sampling=`` of a :class:`fastpipe.FastPatchDataset`.
+"""Ways to choose an epoch's patches of volumes: the ``sampling=`` of a :class:`fastpipe.FastPatchDataset`.
 
 >>> Uniform(1000)
 Uniform(samples_per_epoch=1000, volumes='equal', mask_fraction=0.0)
@@ -22,18 +22,18 @@ __all__ = ["Foreground", "Grid", "Positions", "Sampling", "Uniform"]
 
 @dataclass(frozen=True)
 class Uniform:
-    """Patches anywhere: each place at which one fits is as likely as any other of its volume.
+    """Patches anywhere: each place in a volume where a patch fits is equally likely.
 
     Args:
-        samples_per_epoch: how many.
-        volumes: of several volumes, ``"equal"`` takes each as often, ``"size"`` each as often as there are
-            places in it.
-        mask_fraction: take patches only of which at least such a part of the voxels is not 0 in ``mask=``
-            (of several channels, in any); instead of a place that has less another is drawn.  A very small
-            number asks for patches that are not empty.  Voxels are counted in blocks with sides of a
-            quarter of a patch's, and of 4 at most (more in volumes of more than 268 million voxels): of
-            blocks at a patch's surface that are not all in the mask none are counted, so a patch that has
-            only little more than the part may be left out.
+        samples_per_epoch: number of patches, at least 1.
+        volumes: with several volumes, ``"equal"`` draws all of them equally often, ``"size"`` draws each in
+            proportion to its number of places.
+        mask_fraction: minimum fraction, from 0 to 1, of a patch's voxels that are not 0 in ``mask=`` (in
+            any channel, if it has several).  A place with less is replaced by another draw.  A very small
+            number selects patches that are not empty.  Voxels are counted in blocks whose sides are a
+            quarter of the patch's, at most 4 voxels (more in volumes of more than 268 million voxels).
+            Blocks at a patch's surface that are not entirely in the mask count as 0, so a patch that
+            barely exceeds the fraction may be left out.
 
     Raises:
         OptionError: a value cannot work.
@@ -58,19 +58,19 @@ class Uniform:
 class Foreground:
     """Patches anywhere, but some of them around a voxel of the foreground, as nnU-Net does it.
 
-    With probability ``fraction`` a class is drawn of those that the volume has, then one of its voxels, and
-    the patch is centred there, as far as the volume goes (nnU-Net's ``oversample_foreground_percent``, with
-    ``probabilistic_oversampling``).
+    With probability ``fraction``, one of the volume's classes is drawn, then one of its voxels, and the
+    patch is centred there, as far as the volume's ends allow (nnU-Net's ``oversample_foreground_percent``,
+    with ``probabilistic_oversampling``).
 
-    Each label is a class of its own, whether it is a whole number or not.  If a volume has more than 1,000
-    labels that are not, as in a soft segmentation, these are one class together.
+    Each label is a class of its own, also if it is not a whole number.  If a volume has more than 1,000
+    labels that are not whole numbers, as in a soft segmentation, these together are one class.
 
     Args:
-        samples_per_epoch: how many.
-        fraction: of patches around the foreground.
-        classes: the labels that are foreground, as ``labels == label`` finds them; None takes all above 0.
-        voxels: so many of each class and volume are remembered, drawn from all; nnU-Net has 10,000.
-        volumes, mask_fraction: as in :class:`Uniform`; the mask is not asked for patches around the
+        samples_per_epoch: number of patches, at least 1.
+        fraction: probability, from 0 to 1, that a patch is around the foreground.
+        classes: the foreground's labels, compared by ``labels == label``; None takes all above 0.
+        voxels: number of voxels to remember for each class and volume, drawn from all; nnU-Net has 10,000.
+        volumes, mask_fraction: as in :class:`Uniform`; the mask does not apply to patches around the
             foreground.
 
     Raises:
@@ -113,10 +113,11 @@ class Foreground:
 
 @dataclass(frozen=True)
 class Grid:
-    """All patches at regular distances, those at the ends moved inwards so that they fit.
+    """All patches of a regular grid; those at the ends are moved inwards so that they fit.
 
     Args:
-        stride: from one patch to the next, along each dimension; None is the patch's size, without overlap.
+        stride: voxels from one patch to the next: one number, or one for each dimension.  None is the
+            patch's size, without overlap.
 
     Raises:
         OptionError: a value cannot work.
@@ -149,11 +150,11 @@ class Positions:
     """Patches at given places.
 
     Args:
-        array: integers (N, D): where each patch begins; of several volumes (N, 1 + D), with the number of
-            the volume in front.  With ``padding=`` patches may reach beyond the volume.
+        array: integers (N, D): the first voxel of each patch; with several volumes (N, 1 + D), with the
+            volume's number in front.  With ``padding=`` patches may extend beyond the volume.
 
     Raises:
-        OptionError: the array is of another type or shape.
+        OptionError: the array has another dtype or shape.
 
     >>> from fastpipe import FastPatchDataset
     >>> volume = np.arange(30).reshape(5, 6)

@@ -1,1 +1,1 @@
-"""What every kind of data uses."""
+"""Shared code of all kinds of data."""

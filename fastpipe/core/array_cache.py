@@ -1,7 +1,7 @@
-"""Arrays that cost time to find, kept in files of a folder that is the user's alone.
+"""Arrays that are expensive to compute, kept in files of a private folder.
 
-Each file is an archive of arrays as NumPy writes them, one of which has the rest as JSON; zip's checksums
-guard all of it.  Whatever is wrong with a file, or with the folder, costs what is kept there and never more.
+Each file is an archive of arrays as NumPy writes them, one of which holds the rest as JSON; zip's checksums
+protect all of it.  An error in a file, or in the folder, only loses the kept arrays.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fastpipe.core.file_identity import is_settled
 from fastpipe.core.private_folder import PrivateFolder, user_cache_folder
 
 T = TypeVar("T")
-# Gives an array of one dimension by its name and type.
+# Returns a one-dimensional array by its name and dtype.
 Arrays = Callable[[str, Any], npt.NDArray[Any]]
 
 _log = logging.getLogger("fastpipe.index")
@@ -36,9 +36,9 @@ _warned: set[tuple[Path, str]] = set()
 
 
 class KeptFiles:
-    """The files of one kind in a folder, which other kinds may share; it is made when the first is written.
+    """The files of one kind in a folder, which other kinds may share; the first write creates the folder.
 
-    ``warning`` says what a folder that cannot be used costs: logged once in each process, with the reason.
+    ``warning`` describes the cost of an unusable folder: logged once in each process, with the reason.
     """
 
     def __init__(self, path: Path, warning: str) -> None:
@@ -46,10 +46,10 @@ class KeptFiles:
         self._warning = warning
 
     def load(self, key: Any, read: Callable[[dict[str, Any], Arrays], T]) -> T | None:
-        """Return what ``read`` makes of what was kept under a key; None where there is nothing, or it is
+        """Return the result of ``read`` for the data kept under a key; None if there are none, or they are
         damaged.
 
-        It gets what was saved beside the arrays, and these; what it raises is damage.
+        ``read`` gets the saved ``about``, and the arrays; its errors count as damage.
         """
         if not os.path.lexists(self.path):
             return None
@@ -58,7 +58,7 @@ class KeptFiles:
                 descriptor = folder.open(_file_name(key), os.O_RDONLY)
                 with os.fdopen(descriptor, "rb") as file:
                     with contextlib.suppress(OSError):
-                        os.utime(file.fileno())  # in use: not to be removed
+                        os.utime(file.fileno())  # marks the file as in use
                     return _read(file, key, read)
         except FileNotFoundError:
             return None
@@ -67,7 +67,7 @@ class KeptFiles:
             return None
 
     def save(self, key: Any, about: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Keep arrays of one dimension, and what JSON can hold, in the place of what has the same key."""
+        """Keep one-dimensional arrays, and JSON data, and replace those of the same key."""
         text = json.dumps({"key": key, **about}, separators=(",", ":"))
         all_of_it = {"about": np.frombuffer(text.encode(), np.uint8), **arrays}
         try:
@@ -84,8 +84,8 @@ class KeptFiles:
 
 
 def default_folder() -> Path | None:
-    """The folder in the user's own cache folder; None for a user without a home, and on systems whose
-    folders cannot be closed to others."""
+    """Return the folder in the user's cache folder; None for a user without a home, and on systems that
+    cannot close folders to others."""
     if not hasattr(os, "geteuid"):
         return None
     path = user_cache_folder() / "index"
@@ -101,7 +101,7 @@ def _read(file: Any, key: Any, read: Callable[[dict[str, Any], Arrays], T]) -> T
         with zipfile.ZipFile(file) as members:
 
             def array(name: str, dtype: Any) -> npt.NDArray[Any]:
-                content = io.BytesIO(members.read(f"{name}.npy"))  # all of it: then zip checks it
+                content = io.BytesIO(members.read(f"{name}.npy"))  # read completely, so that zip checks it
                 found: npt.NDArray[Any] = np.lib.format.read_array(content, allow_pickle=False)
                 if found.dtype != dtype or found.ndim != 1:
                     raise ValueError(f"{name} has shape {found.shape} and dtype {found.dtype}")
@@ -115,7 +115,7 @@ def _read(file: Any, key: Any, read: Callable[[dict[str, Any], Arrays], T]) -> T
 
 
 def _remove_unused(folder: PrivateFolder) -> None:
-    """Remove the files that nobody has opened for long."""
+    """Remove the files that were not opened for a long time."""
     for name in folder.names():
         if not name.endswith(_SUFFIX):
             continue
@@ -127,10 +127,10 @@ def _remove_unused(folder: PrivateFolder) -> None:
 
 
 class FileArrays:
-    """Keeps arrays about files, each for as long as its file is as it was.
+    """A cache of arrays about files, each valid until its file changes.
 
-    ``now`` gives nanoseconds on the clock of the files' file system.  Whatever is wrong costs the making of
-    the arrays, and one warning in each process.
+    ``now`` returns nanoseconds on the clock of the files' file system.  After any error the arrays are
+    computed again, with one warning in each process.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, now: Callable[[], int] = time.time_ns) -> None:
@@ -139,7 +139,7 @@ class FileArrays:
         self._files = KeptFiles(self.path, "Where chunks are is not kept, so each file is asked each time")
 
     def load(self, status: os.stat_result, about: str) -> list[npt.NDArray[Any]] | None:
-        """The arrays of ``about`` that were kept of a file in this state; None where there are none."""
+        """Return the arrays of ``about`` that were kept for a file in this state; None if there are none."""
 
         def read(kept: dict[str, Any], array: Arrays) -> list[npt.NDArray[Any]] | None:
             if kept["state"] != _state(status):
@@ -149,9 +149,9 @@ class FileArrays:
         return self._files.load(_key(status, about), read)
 
     def save(self, status: os.stat_result, about: str, arrays: Sequence[npt.NDArray[Any]]) -> None:
-        """Keep arrays of one dimension in the place of what was kept of the same file before.
+        """Keep one-dimensional arrays, and replace those kept for the same file before.
 
-        ``status`` is the file's from before they were made.
+        ``status`` is the file's status before they were computed.
         """
         if is_settled(max(status.st_mtime_ns, status.st_ctime_ns), self.now()):
             kept = {"state": _state(status), "dtypes": [array.dtype.str for array in arrays]}
@@ -165,7 +165,7 @@ def default_file_arrays() -> FileArrays | None:
 
 
 def _key(status: os.stat_result, about: str) -> list[Any]:
-    # Not the whole state: what was kept of the file as it was before is written over.
+    # Not the whole state, so that arrays of the file's earlier state are overwritten.
     return ["arrays", about, status.st_dev, status.st_ino]
 
 

@@ -1,4 +1,4 @@
-"""Samples that are parts of arrays: how they are formed, and how a batch of them is read."""
+"""Samples that are parts of arrays: their form, and how a batch of them is read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EpochOrder = Callable[[int], npt.NDArray[np.int64]]  # an epoch's indices, (N,),
 
 
 class Form(NamedTuple):
-    """What a sample is made of: a ``"value"``, ``"tuple"`` or ``"dict"`` (with its keys) of named
+    """The structure of a sample: a ``"value"``, ``"tuple"`` or ``"dict"`` (with its keys) of named
     datasets."""
 
     kind: str
@@ -26,7 +26,7 @@ class Form(NamedTuple):
 
     @classmethod
     def of(cls, keys: Any) -> Form:
-        """Return the form that ``keys=`` asks for."""
+        """Return the form for an option ``keys=``."""
         if isinstance(keys, str):
             return cls("value", (), (keys,))
         if isinstance(keys, Mapping):
@@ -48,19 +48,19 @@ class Form(NamedTuple):
         return tuple(values) if self.kind == "tuple" else dict(zip(self.fields, values, strict=True))
 
 
-# Samples tried in a bad one's place.
+# Samples that are tried as replacements of a bad one.
 _MOST_REPLACEMENTS = 100
 
 
 class BatchReader(Protocol):
-    """What reads the batches of a dataset of arrays."""
+    """A reader of batches of a dataset of arrays."""
 
     @property
     def plan(self) -> Any:
-        """What is read how; its ``lines`` say it in words."""
+        """The plan of how data are read; its ``lines`` describe it in words."""
 
     def follow(self, batches: Callable[[], Iterator[npt.NDArray[np.int64]]], seed: int, epoch: int) -> None:
-        """Have fetched ahead what an epoch needs of arrays in stores; ``batches`` gives samples,
+        """Prefetch the data that an epoch needs from arrays in stores; ``batches`` yields samples,
         int64 (N,)."""
 
     def _reading(
@@ -70,13 +70,13 @@ class BatchReader(Protocol):
         """Return how a batch is read into arrays.
 
         Args:
-            samples: int64 (N,): positions in the dataset of the indices as they were requested.
-            key: of the samples' draws; ``is_keyed``: set by a loader.
-            order: of the key's epoch, if it is known.
+            samples: int64 (N,): positions in the dataset, in the order of the requested indices.
+            key: the key of the samples' draws; ``is_keyed``: whether a loader has set it.
+            order: the order of the key's epoch, if it is known.
         """
 
     def _running(self) -> Any:
-        """Return what this process has, made when first needed."""
+        """Return this process's runtime, created at its first use."""
 
 
 def checked_threads(threads: Any) -> Any:
@@ -88,14 +88,14 @@ def checked_threads(threads: Any) -> Any:
 def drawn_substitute(
     count: int, samples: npt.NDArray[np.int64], key: Key, row: int, attempt: int
 ) -> int | None:
-    """Return another of ``count`` samples: the ``attempt``-th, from 1, in a sequence that the key of the
-    sample in ``row`` draws; None when enough were tried."""
+    """Return another of ``count`` samples: the ``attempt``-th, from 1, in a sequence drawn with the key of
+    the sample in ``row``; None after enough attempts."""
     if attempt > min(count - 1, _MOST_REPLACEMENTS):
         return None
     seed = sample_seed(key.seed, key.epoch, int(key.draws[row]))
     drawn = uniforms(seed, 0, np.array([0]), _MOST_REPLACEMENTS)[0]
     others = count - 1
-    # Where all others may be tried, each is tried once.
+    # If all others may be tried, each is tried once.
     few = np.argsort(drawn[:others], kind="stable") if others <= _MOST_REPLACEMENTS else None
     step = int(drawn[attempt - 1] * others) if few is None else int(few[attempt - 1])
     return (int(samples[row]) + 1 + step) % count

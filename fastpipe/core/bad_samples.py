@@ -1,4 +1,4 @@
-"""Bad samples: counted, logged, named, and never silently dropped."""
+"""Bad samples are counted, logged and named, and never silently dropped."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _log = logging.getLogger("fastpipe.bad_samples")
 
 _OF_MACHINE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS}
 
-# What reading an image's file and decoding it raise because of the file.  Pillow's plugins let through
-# whatever a damaged file makes Python raise in them.
+# Errors of reading and decoding that are due to an image's file.  Pillow's plugins do not catch the errors
+# that a damaged file makes Python raise in them.
 _OF_FILES = (
     OSError, SyntaxError, ValueError, ArithmeticError, LookupError, EOFError, RuntimeError,
     struct.error, zlib.error,
@@ -40,14 +40,14 @@ _OF_FILES_BY_NAME = {
     "PIL.Image.DecompressionBombError",
     "tensorflow.python.framework.errors_impl.InvalidArgumentError",
 }
-# These are mistakes in a program, unless the decoder itself makes them, which a damaged file has led astray.
+# Mistakes in a program, unless the decoder itself raises them because of a damaged file.
 _OF_PROGRAMS = (TypeError, AttributeError, AssertionError)
 _DECODERS = ("PIL.", "tensorflow.")
 
 
 @dataclass(frozen=True)
 class Item:
-    """A sample: its number in the dataset, its file, its class or None, and its column of a table."""
+    """A sample: its number in the dataset, its file, its class or None, and its table column."""
 
     index: int
     path: str
@@ -56,8 +56,8 @@ class Item:
 
 
 def is_of_machine(error: BaseException) -> bool:
-    """Return whether an error says nothing of a file: with it the next one could not be read either, or this
-    one could at another time, or by another user.  FileNotFoundError, also of a store, says something of the
+    """Return whether an error is not about a file: the next file could not be read either, or this one
+    could be at another time, or by another user.  FileNotFoundError, also from a store, is about the
     file."""
     kinds = (MemoryError, ImportError, NameError, RecursionError, PermissionError)
     ours = (StoreError, StageError, CacheError, ClosedError)
@@ -67,7 +67,7 @@ def is_of_machine(error: BaseException) -> bool:
 def means_damage(error: BaseException) -> bool:
     """Return whether an error of reading or decoding an image means that its file is bad.
 
-    Any other is raised whatever the policy: of the machine, of a missing package, or a warning made an error.
+    Other errors are raised under every policy: machine errors, missing packages, warnings turned into errors.
     """
     if is_of_machine(error):
         return False
@@ -100,7 +100,7 @@ def bad_sample_error(item: Item, cause: BaseException) -> BadSampleError:
 
 
 def no_replacement(item: Item, tried: int) -> BadSampleError:
-    """Return the error of a sample in whose place nothing could be put."""
+    """Return the error for a bad sample without a replacement."""
     of = "" if item.target is None else f" of class {item.target}"
     return BadSampleError(
         f"sample {item.index} ({item.path!r}) could not be read, nor could any of {tried} tried in its place"
@@ -110,7 +110,7 @@ def no_replacement(item: Item, tried: int) -> BadSampleError:
 
 
 def why_nothing_is_left(left_out: Mapping[int, BadSampleError], count: int) -> BadSampleError | None:
-    """Return the error of a batch of ``count`` samples that were all left out; None if none was asked for."""
+    """Return the error of a batch whose ``count`` samples were all left out; None if none was requested."""
     if not left_out:
         return None
     first = left_out[min(left_out)]
@@ -132,12 +132,12 @@ def _size_note(path: str) -> str:
 
 
 class BadSampleLog:
-    """Counts the different bad samples of this process and writes them down."""
+    """A counter and log of this process's different bad samples."""
 
     def __init__(self, options: BadSamples) -> None:
         self._options = options
         self._lock = threading.Lock()
-        # By where they are too: with random patches an index is another one in each epoch.
+        # By position too: with random patches, an index is a different patch in each epoch.
         self._seen: set[tuple[int, str]] = set()
 
     @property
@@ -145,7 +145,7 @@ class BadSampleLog:
         return len(self._seen)
 
     def record(self, item: Item, error: BadSampleError) -> None:
-        """Count a bad sample that the policy lets pass, log it if new, and raise where the budget
+        """Count a bad sample that the policy accepts, log it if new, and raise an error when the budget
         is spent."""
         with self._lock:
             name = item.index, item.path
@@ -173,7 +173,7 @@ class BadSampleLog:
             "index": item.index, "path": item.path, "target": item.target,
             "action": self._options.policy, "error": repr(error.__cause__),
         }  # fmt: skip
-        line = json.dumps(content, default=repr)  # a target may be anything
+        line = json.dumps(content, default=repr)  # a target may have any type
         # One write of one line to a file opened for appending: lines of several processes
         # never mix.
         descriptor = open_output(self._options.log, appends=True)

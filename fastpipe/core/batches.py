@@ -1,4 +1,4 @@
-"""Batches: samples read, decoded and transformed side by side, into one piece of memory."""
+"""Batches: samples read, decoded and transformed in parallel, into one block of memory."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _Asked = Sequence[tuple[PartlyDecoded, Box]]
 
 
 class UnreadableError(Exception):
-    """Reading or decoding failed, as opposed to transforming; the cause says how.
+    """Reading or decoding failed, as opposed to transforming; the cause is the original error.
 
-    ``item`` is what could not be read, where it is one of several parts of the sample.
+    ``item`` is the part that could not be read, if the sample has several parts.
     """
 
     def __init__(self, item: Item | None = None) -> None:
@@ -44,7 +44,7 @@ class UnreadableError(Exception):
 
 
 class WatchedImage:
-    """An opened image.  It measures its decoding, and raises ``UnreadableError`` where that fails."""
+    """An opened image.  It measures its decoding, and raises ``UnreadableError`` if that fails."""
 
     def __init__(self, image: EncodedImage) -> None:
         self._image = image
@@ -97,13 +97,13 @@ class _WatchedRows:
 
 
 def judged(error: Exception) -> Exception:
-    """Return ``UnreadableError`` for the error of a bad file, or the error, which says nothing of
-    the file."""
+    """Return ``UnreadableError`` for the error of a bad file; return any other error
+    unchanged."""
     return UnreadableError() if means_damage(error) else error
 
 
 def said_of(decoder: BatchDecoder) -> str:
-    """The line of a plan about a decoder, before that of what decodes images one by one."""
+    """Return a plan's line about a batch decoder; it precedes the line about single-image decoders."""
     return f"the JPEGs of a batch  →  {decoder.describe()}; those that it declines as follows"
 
 
@@ -117,12 +117,12 @@ def decoded_together(
     last: Callable[[], None] | None = None,
     width: int = 1,
 ) -> list[Job]:
-    """Begin to make samples: ask each for its images, decode these, make each; return both jobs.
+    """Begin to make samples: collect their images, decode these, make each sample; return both jobs.
 
-    ``asked`` gives of samples the images that may be decoded, with what is needed of them; none of a sample
-    of which something is wrong, for ``make``, which keeps errors to itself, to find.  ``took`` hears the
-    nanoseconds of decoding, and ``last`` that all are made.  A thread opens, or makes, ``width`` samples at a
-    time; without a pool the calling one does all before returning.
+    ``asked`` returns a sample's images that may be decoded, with the needed parts; none for a faulty sample,
+    whose error ``make`` then finds and handles.  ``took`` receives the nanoseconds of decoding, and ``last``
+    is called when all are made.  A thread opens, or makes, ``width`` samples at a time; without a pool, the
+    calling thread does everything before returning.
     """
     parts = [range(first, min(first + width, count)) for first in range(0, count, width)]
     found: list[Sequence[_Asked]] = [()] * len(parts)
@@ -160,27 +160,27 @@ def decoded_together(
         return [pool.submit(open_part, len(parts), go_on), second]
     first = Job(open_part, len(parts), go_on)
     first.run_here()
-    if found:  # it has failed, of which whoever waits hears
+    if found:  # it has failed; waiting threads get the error
         second.cancel()
     second.run_here()
     return [first, second]
 
 
-# Samples that a thread opens, or makes, in one go where a device decodes: what is left to do is so little
-# that threads, and files read one by one, would mostly wait for Python's lock.
+# Samples that a thread opens, or makes, in one go if a device decodes: the remaining work is so small that
+# threads, and files read one by one, would mostly wait for the GIL.
 _AT_A_TIME = 8
 
 
 class BatchMaker:
-    """Makes batches of image samples.
+    """A maker of batches of image samples.
 
     Args:
-        read: a path to what there is of the image: its encoded file, or more.
-        open_image: that and the path to an opened image.
-        policy, bad, clock: what becomes of bad samples; where these, and times, are collected.
+        read: maps a path to the image's data: its encoded file, or more.
+        open_image: maps the data and the path to an opened image.
+        policy, bad, clock: the policy for bad samples; the collectors of bad samples and of times.
         decoder: decodes the images of a batch at once; None lets each thread decode its own.
-        read_past, read_many_past: as ``read``, of one or many paths, past whatever keeps decoded images; None
-            in the place of what the latter leaves to the former.
+        read_past, read_many_past: as ``read``, for one or many paths, bypassing the cache; the latter
+            returns None for paths that it leaves to the former.
     """
 
     def __init__(
@@ -220,11 +220,11 @@ class BatchMaker:
             memory: (N, …) the batch's memory, or a row of a larger one for each sample; None lets samples be
                 separate values.
             finish: called with a sample's value and its number in the batch, in the thread that made it.
-            substitute: for the policy ``"replace"``: a sample's number and the attempt, from 1, to another
-                item; None when there is none left to try.
-            is_batch: whether the maker's decoder of batches may be asked.
-            device: where the batch is made, as far as it can be; its plan writes bytes, to ``memory`` for the
-                rest.
+            substitute: for the policy ``"replace"``: maps a sample's number and the attempt, from 1, to
+                another item; None if there is none left.
+            is_batch: whether the maker's batch decoder may be used.
+            device: the device that makes as much of the batch as possible; its plan writes bytes, to
+                ``memory`` for the rest.
         """
         batch = PendingBatch(self, items, plan, parameters.tolist(), memory, finish, substitute, device)
         batch.begin(pool, device or (self.decoder if is_batch else None))
@@ -232,22 +232,22 @@ class BatchMaker:
 
 
 class PendingSamples(ABC):
-    """Samples that are being made side by side.  What makes one is a subclass's."""
+    """Samples that are being made in parallel.  Subclasses define how one is made."""
 
     def __init__(
         self, items: Sequence[Item], policy: str, bad: BadSampleLog,
         substitute: Callable[[int, int], Item | None] | None,
     ) -> None:  # fmt: skip
         self.items = items
-        self.jobs: list[Job] = []  # what threads have to do for it, in this order
+        self.jobs: list[Job] = []  # the threads' jobs for it, in order
         self._policy, self._bad, self._substitute = policy, bad, substitute
         self._errors: dict[int, BaseException] = {}
         self._left_out: dict[int, BadSampleError] = {}
         self._passed: dict[int, list[tuple[Item, BadSampleError]]] = {}  # until ``wait`` records them
-        self._open: dict[int, Any] = {}  # what was opened of samples before they are made, by ``_asked``
+        self._open: dict[int, Any] = {}  # images that ``_asked`` opened before samples are made
 
     def begin(self, pool: ThreadPool | None, decoder: BatchDecoder | None = None) -> None:
-        """Make them, in the pool's threads or before returning; ``decoder`` decodes the images of all."""
+        """Make the samples, in the pool's threads or before returning; ``decoder`` decodes all images."""
         count = len(self.items)
         if decoder is not None:
             self.jobs = decoded_together(
@@ -261,17 +261,17 @@ class PendingSamples(ABC):
             self.jobs[0].run_here()
 
     def wait(self) -> list[int]:
-        """Wait until it is made; return the numbers of the samples that are there: all, but for ``"skip"``.
+        """Wait until all are made; return the numbers of the made samples: all, except with ``"skip"``.
 
         Raises:
-            BadSampleError: as the policy says, for the first bad sample of the batch.
-            Exception: what a transform raised, for the first sample that it failed on.
+            BadSampleError: according to the policy, for the first bad sample of the batch.
+            Exception: a transform's error, for the first sample that it failed on.
         """
         for job in self.jobs:
             job.wait()
         first = min(self._errors, default=len(self.items))
         passed, self._passed = self._passed, {}
-        for number in sorted(passed):  # in the order of batches, so that the budget ends at the same one
+        for number in sorted(passed):  # in order, so that the budget always ends at the same sample
             for item, error in passed[number] if number <= first else ():
                 self._bad.record(item, error)
         if self._errors:
@@ -286,7 +286,7 @@ class PendingSamples(ABC):
         return self._left_out
 
     def cancel(self) -> None:
-        """Give the batch up: samples that have not been begun never are."""
+        """Cancel the batch: samples that have not been begun are never made."""
         for job in self.jobs:
             job.cancel()
 
@@ -306,12 +306,12 @@ class PendingSamples(ABC):
                     return
                 assert self._substitute is not None
                 item = self._substitute(number, attempt)
-        except BaseException as error:  # ``wait`` raises it, where its sample is the first that failed
+        except BaseException as error:  # ``wait`` raises it if its sample is the first that failed
             say_where(error, item or self.items[number])
             self._errors[number] = error
 
     def _pass_over(self, number: int, item: Item, unreadable: UnreadableError) -> str:
-        """Raise the error of a bad sample, or keep it for ``wait`` if the policy lets it pass; its text."""
+        """Raise a bad sample's error, or keep it for ``wait`` if the policy accepts it; return its text."""
         assert unreadable.__cause__ is not None
         item = unreadable.item or item
         error = bad_sample_error(item, unreadable.__cause__)
@@ -332,29 +332,29 @@ class PendingSamples(ABC):
         for number in numbers:
             try:
                 found.append(self._asked(number))
-            except Exception:  # whoever makes the sample meets it again, and knows what to do
+            except Exception:  # raised again, and handled, when the sample is made
                 found.append([])
         return found
 
     @abstractmethod
     def _asked(self, number: int) -> list[tuple[PartlyDecoded, Box]]:
-        """The images of a sample that a decoder of batches may decode, with what is needed of them; errors
-        are left to be found when the sample is made."""
+        """Return a sample's images that a batch decoder may decode, with the needed boxes; errors are left
+        to be found when the sample is made."""
 
     def _opened_before(self, number: int, item: Item) -> Any:
-        """What ``_asked`` opened of a sample, once; None of a substitute, and where nothing was decoded."""
+        """Return, once, what ``_asked`` opened; None for a substitute, and if nothing was decoded."""
         return self._open.pop(number, None) if item is self.items[number] else None
 
     @abstractmethod
     def _decoding(self, nanoseconds: int) -> None: ...
 
     def _made_all(self) -> None:  # noqa: B027
-        """Hear that all samples are made, or have errors, where they were decoded at once."""
+        """Called when all samples are made, or have errors, if they were decoded at once."""
 
     @abstractmethod
     def _make_from(self, number: int, item: Item) -> None:
-        """Make a sample; raise ``UnreadableError`` if its file is bad, and anything else whatever
-        the policy."""
+        """Make a sample; raise ``UnreadableError`` if its file is bad; other errors are raised under
+        every policy."""
 
 
 class PendingBatch(PendingSamples):
@@ -375,8 +375,8 @@ class PendingBatch(PendingSamples):
         super().__init__(items, maker.policy, maker.bad, substitute)
         self.there: Any = None
         self._device = device
-        self._images: dict[int, _ImageThere] = {}  # by samples, those that are made on the device
-        self._read: dict[int, Any] = {}  # by samples, what was read of them before they are opened
+        self._images: dict[int, _ImageThere] = {}  # images made on the device, by sample
+        self._read: dict[int, Any] = {}  # data read before opening, by sample
         self.memory = memory
         self.values: list[Any] = [None] * len(items)
         self._maker, self._plan, self._parameters = maker, plan, parameters
@@ -413,10 +413,10 @@ class PendingBatch(PendingSamples):
     def _asked(self, number: int) -> list[tuple[PartlyDecoded, Box]]:
         item, parameters = self.items[number], self._parameters[number]
         is_there = self._device is not None and self._device.takes(number)
-        # What is kept has the pixels of the CPU's decoder: some epochs would have these, others the device's.
+        # Cached images have the CPU decoder's pixels: epochs would mix these with the device's.
         read = self._read.pop(number, None)
         image = self._opened(item, self._maker.read_past if is_there else None, read)
-        if is_there and image.encoded() is None:  # which no device decodes
+        if is_there and image.encoded() is None:  # no device can decode it
             image = self._opened(item)
         self._open[number] = image
         if image.encoded() is None or not (self._device is None or is_there):
@@ -447,7 +447,7 @@ class PendingBatch(PendingSamples):
     def _opened(
         self, item: Item, read: Callable[[str], Any] | None = None, found: Any = None
     ) -> WatchedImage:
-        """Read (by ``read``, else the maker's) and open an image, of which ``found`` was read already."""
+        """Read (with ``read``, else the maker's) and open an image; ``found`` was read already."""
         maker, start = self._maker, perf_counter_ns()
         try:
             if found is None:
@@ -459,7 +459,7 @@ class PendingBatch(PendingSamples):
 
 
 class _ImageThere:
-    """An image decoded on a device, where it is resampled by ``how``; its pixels, once they are there."""
+    """An image decoded on a device, where ``how`` resamples it; its pixels, once they exist."""
 
     def __init__(self, image: WatchedImage, how: Any) -> None:
         self._image, self.how = image, how

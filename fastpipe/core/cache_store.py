@@ -1,8 +1,8 @@
-"""One cache: a file of bytes and a log of what lies where in it, used by several processes at once.
+"""One cache: a data file and a log of its entries' places, used by several processes at once.
 
-Both files only grow.  An entry's bytes are written first and its record last, so whoever is
-killed in between leaves some unused bytes and nothing else.  What is there is never moved or
-evicted: the same entries are found in every epoch.
+Both files only grow.  An entry's bytes are written first and its record last, so a process that
+is killed in between leaves only some unused bytes.  Entries are never moved or evicted: the
+same entries are found in every epoch.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _ALIGNMENT = 64
 
 
 def aligned(nbytes: int) -> int:
-    """Bytes of a data file that an entry takes, its note included; and where the next one may begin."""
+    """Return the bytes that an entry takes in a data file, with its note, rounded up to the alignment."""
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 class Entry(NamedTuple):
-    """A kept array: its number in the log; offset and size in the data file; the uint8 shape (height, width,
-    channels); flags as given to ``put``; ``native.sum_of`` its bytes; length of the note behind them."""
+    """A cached array: its number in the log; offset and size in the data file; the uint8 shape (height,
+    width, channels); flags as given to ``put``; ``native.sum_of`` its bytes; length of the note."""
 
     number: int
     offset: int
@@ -58,7 +58,7 @@ class Part(NamedTuple):
 
 UInt8Array = npt.NDArray[np.uint8]
 
-_MOST_PARTS = 1024  # that Linux writes at a time
+_MOST_PARTS = 1024  # maximum that Linux writes at a time
 
 
 def write_all(descriptor: int, parts: Sequence[memoryview], offset: int) -> None:
@@ -84,25 +84,25 @@ _log = logging.getLogger("fastpipe.cache")
 _MAGIC = b"fastpipe cache 1\n".ljust(32, b"\0")
 _ALLOCATED = struct.Struct("<Q")  # behind the magic: where free space begins in the data file
 _HEADER = 64
-_LOOK_AFTER = 1 << 24  # bytes between two looks at whether there still is memory or disk
-_PART = 1 << 23  # the most bytes of the data file that a process takes at a time
-_PAUSE_S = 2.0  # without keeping anything, after another process did not let go of the lock
+_LOOK_AFTER = 1 << 24  # bytes between two checks for free memory or disk
+_PART = 1 << 23  # maximum bytes of the data file that a process reserves at a time
+_PAUSE_S = 2.0  # pause of keeping after another process did not release the lock
 
 
 class DamagedStoreError(OSError):
-    """The two files do not belong together, or are none of a store."""
+    """The two files do not belong together, or are not a store's."""
 
 
 class EntryStore:
-    """Arrays of bytes by the digest of what they are, in two files (data and log), which are closed with the
-    store; for threads and processes at once.
+    """Byte arrays by the digest of their identity, in two files (data and log), which are closed with the
+    store; safe for concurrent threads and processes.
 
-    A store is never needed: where something goes wrong, ``find`` finds nothing and ``put`` keeps nothing.
-    With ``verify`` an entry's bytes are compared with their checksum when this process first reads it.
-    ``marks`` are further bytes in front of the entries that ``mark`` uses; the same for all who share the
-    file.  ``is_in_memory`` says that the data file has its full size, and nobody makes it shorter: it is read
-    through a map, without a copy. ``is_short`` says now and then whether the machine has no room left,
-    whatever ``max_bytes`` is.
+    A store is optional: after an error, ``find`` finds nothing and ``put`` keeps nothing.
+    With ``verify``, this process compares an entry's bytes with their checksum at the first read.
+    ``marks`` is the number of extra bytes before the entries that ``mark`` uses; the same for all sharers of
+    the file.  ``is_in_memory``: the data file has its full size and never shrinks, so it is read through a
+    map, without a copy.  ``is_short`` is called now and then, and returns whether the machine has no room
+    left, whatever ``max_bytes`` is.
     """
 
     def __init__(
@@ -125,9 +125,9 @@ class EntryStore:
         self._marks, self._is_short = marks, is_short
         self._table = native.EntryTable()
         self._lock = lock_of(log)
-        self._allocated = marks  # as last seen; it only grows
+        self._allocated = marks  # last known value; it only grows
         self._part, self._part_size = Part(os.getpid(), 0, 0), 0
-        self._taken, self._look_at = 0, 0  # bytes put here so far, and when to look for room again
+        self._taken, self._look_at = 0, 0  # bytes put here so far, and when to check for room again
         self._not_before = 0.0
         self._why_closed, self._has_said = "", False
         close = weakref.finalize(self, self._lock.close, data, log)
@@ -150,26 +150,26 @@ class EntryStore:
         return len(self._table)
 
     def refreshed(self) -> int:
-        """Return the number of entries, with those that other processes have put there."""
+        """Return the number of entries, including those of other processes."""
         self._refresh()
         return len(self._table)
 
     def find(self, digest: bytes) -> Entry | None:
-        """The entry of a digest of 16 bytes, also if another process has just put it there."""
+        """Return the entry of a 16-byte digest, also if another process has just added it; else None."""
         while True:
             entry = self._known(digest)
             if entry is None and self._refresh():
                 entry = self._known(digest)
             if entry is None or not self._verify or self._verified(entry):
-                return entry  # without a damaged one there may be another
+                return entry  # behind a damaged one there may be another
 
     def _known(self, digest: bytes) -> Entry | None:
         found = self._table.find(digest)
         return None if found is None else Entry(*found)
 
     def images(self, tag: bytes, *, marks: bool) -> Any:
-        """Return the ``native.KeptImages`` that finds images here, of ``tag`` as of ``identify``; with
-        ``marks`` an image is kept only when it comes for the second time."""
+        """Return the ``native.KeptImages`` that finds images here, with ``tag`` as in ``identify``; with
+        ``marks``, an image is kept only from its second use on."""
         return native.KeptImages(
             self._table,
             self._data,
@@ -189,7 +189,7 @@ class EntryStore:
         )  # fmt: skip
 
     def read(self, entry: Entry, first: int, count: int) -> UInt8Array:
-        """Return rows of an entry, uint8 (count, width, channels), not to be written to."""
+        """Return rows of an entry, uint8 (count, width, channels), read-only."""
         _, width, channels = entry.shape
         offset, nbytes = entry.offset + first * width * channels, count * width * channels
         if self.mapped is not None:
@@ -208,7 +208,7 @@ class EntryStore:
         return [Entry(*one) for one in self._table.entries()]
 
     def mark(self, digest: bytes) -> bool:
-        """Mark a digest; return whether it was marked before by any process, or looks like one that was."""
+        """Mark a digest; return whether any process marked it, or one with the same mark, before."""
         place = int.from_bytes(digest[:8], "little") % self._marks
         try:
             if os.pread(self._data, 1, place) == b"\1":
@@ -219,7 +219,7 @@ class EntryStore:
         return False
 
     def has_room(self, nbytes: int) -> bool:
-        """Whether an entry of so many bytes could be kept."""
+        """Return whether an entry of this many bytes would fit."""
         part = self._part
         left = self._end - (part.start if part.stop == self._allocated else self._allocated)
         left = max(left, part.stop - part.start)
@@ -231,19 +231,19 @@ class EntryStore:
         return not self._not_before or time.monotonic() >= self._not_before
 
     def put(self, digest: bytes, pixels: UInt8Array, flags: int = 0, note: bytes = b"") -> bool:
-        """Keep a C-contiguous uint8 (H, W, C) array, with a note beside it; return whether it is
-        there now."""
+        """Keep a C-contiguous uint8 (H, W, C) array with a note; return whether it is in the store
+        now."""
 
         height, width, channels = pixels.shape
-        # Another process may have been faster.
+        # Another process may have added it first.
         is_put = self._put([digest], [pixels], (height, width, channels), flags, note) >= 0
         return is_put or self._table.find(digest) is not None
 
     def put_all(self, digests: Sequence[bytes], arrays: Sequence[UInt8Array], note: bytes = b"") -> int:
-        """Keep arrays uint8 (N,), of the same N, none of which is there, if there is room for all.
+        """Keep new arrays uint8 (N,), all of the same N, if there is room for all of them.
 
-        For small ones, of which each by itself would take longer to keep than to make.  Return where the
-        first begins, each ``aligned(N + len(note))`` behind the one before; -1 where they are not kept.
+        For small arrays, which would take longer to keep one by one than to make.  Return the first one's
+        offset; each is ``aligned(N + len(note))`` after the one before.  Return -1 if they are not kept.
         """
         return self._put(digests, arrays, (1, arrays[0].nbytes, 1), 0, note)
 
@@ -269,7 +269,7 @@ class EntryStore:
             )
             with self._lock.alone(self._log):
                 return offset if self._append_locked(digests, records) else -1
-        except FileLockedError:  # by a process that has been stopped: waiting each time would stop this one
+        except FileLockedError:  # by a stopped process: waiting each time would stall this one
             self._not_before = time.monotonic() + _PAUSE_S
         except OSError as error:
             self._stop(error)
@@ -279,7 +279,7 @@ class EntryStore:
         with self._lock.alone(self._log):
             if os.fstat(self._log).st_size < _HEADER:
                 if os.fstat(self._data).st_size and not self.is_in_memory:
-                    # Somebody may still use these bytes, by a log that has been removed.
+                    # A process with a removed log may still use these bytes.
                     raise DamagedStoreError(errno.EINVAL, "a cache's data file without its log")
                 os.ftruncate(self._log, 0)
                 self._write_log((_MAGIC + _ALLOCATED.pack(0)).ljust(_HEADER, b"\0"), 0)
@@ -289,7 +289,7 @@ class EntryStore:
             self._refresh_locked()
 
     def _refresh(self) -> bool:
-        """Learn of entries that other processes have put there; whether there are any."""
+        """Read the entries that other processes have added; return whether there are any."""
         known = _HEADER + len(self._table) * RECORD_SIZE
         try:
             if os.fstat(self._log).st_size < known + RECORD_SIZE:
@@ -316,17 +316,17 @@ class EntryStore:
 
     def _append_locked(self, digests: Sequence[bytes], records: bytes) -> bool:
         end = os.fstat(self._log).st_size
-        end -= (end - _HEADER) % RECORD_SIZE  # a record that was cut off is written over
+        end -= (end - _HEADER) % RECORD_SIZE  # an incomplete record is overwritten
         if end != _HEADER + len(self._table) * RECORD_SIZE:
             self._refresh_locked()
-            if any(self._table.find(digest) is not None for digest in digests):  # another was faster
+            if any(self._table.find(digest) is not None for digest in digests):  # another process was first
                 return False
         self._write_log(records, end)
         self._table.extend(records)
         return True
 
     def _room_for(self, nbytes: int) -> int | None:
-        """Where so many bytes may lie; None without room."""
+        """Return the offset of free space for this many bytes; None without room."""
         needed = aligned(nbytes)
         with self._lock.threads:
             part = self._part
@@ -336,12 +336,12 @@ class EntryStore:
         with self._lock.alone(self._log):
             self._refresh_locked()
             start, part = aligned(self._allocated), self._part
-            if part.pid == os.getpid() and part.stop == start:  # nobody has taken what follows it
+            if part.pid == os.getpid() and part.stop == start:  # the space after it is free
                 start = part.start
             if start + nbytes > self._end:
                 return None
-            # More than this one takes, so that the next need no lock: twice as much each time, as what
-            # is left of it when the process ends is lost.
+            # Reserve more than this entry takes, so that the next ones need no lock.  Double the size each
+            # time, because the unused rest is lost when the process ends.
             size = max(needed, min(self._part_size, self.max_bytes // 64))
             self._part_size = min(2 * size, _PART)
             stop = min(max(start + size, self._allocated), self._end)
@@ -368,7 +368,7 @@ class EntryStore:
         return is_right
 
     def _is_too_late(self, nbytes: int) -> bool:
-        """Whether the machine has run out of room, looked at now and then."""
+        """Return whether the machine has run out of room, checked now and then."""
         if self._is_short is not None and self._taken >= self._look_at:
             self._look_at = self._taken + _LOOK_AFTER
             try:

@@ -1,4 +1,4 @@
-"""Where a cache's files are: in memory, found by all processes of a user, or in a private folder."""
+"""The places of a cache's files: in memory, shared by all processes of a user, or in a private folder."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ from fastpipe.options import Cache
 
 _log = logging.getLogger("fastpipe.cache")
 
-AUTO_SHARE = 4  # "auto" takes one part in so many of what is free
-_LEFT = 1 << 28  # bytes of memory or disk below which nothing more is kept
+AUTO_SHARE = 4  # "auto" takes 1 / AUTO_SHARE of the free bytes
+_LEFT = 1 << 28  # free bytes of memory or disk below which nothing more is kept
 _MARKS = 1 << 20
-_FULL, _MOST_STALE = 0.9, 0.5  # a cache that is so full and so stale is begun anew
-_LOOKED_AT = 1000  # entries, to know how stale it is
+_FULL, _MOST_STALE = 0.9, 0.5  # a cache that is this full and this stale is replaced
+_LOOKED_AT = 1000  # entries that are checked for staleness
 
 
 def open_cache_store(option: Cache) -> EntryStore | None:
     """Return the store of an option: the same one for equal options, in this process and, as far as the
-    option says, in others.  It lives as long as somebody refers to it or to the option object.
+    option says, in others.  It lives as long as references to it or to the option object exist.
 
-    None, after a warning, where it cannot be made in a place that nobody named.
+    Return None, after a warning, if it cannot be created in a default place.
 
     Raises:
         CacheError: the folder that the option names cannot be used.
     """
     where = "disk" if option.where == "disk" else "ram"
-    # The user's cache folder is where the environment says, now.
+    # The environment may change the user's cache folder, so it is looked up now.
     key = (where, option.max_bytes, str(option.dir or user_cache_folder()) if where == "disk" else "")
     failure = (option.where, *key)
     with _opening:
@@ -63,7 +63,7 @@ def open_cache_store(option: Cache) -> EntryStore | None:
                     raise CacheError(f"the cache in {option.dir!r} cannot be used: {error}") from error
                 if failure not in _failed:
                     _failed.add(failure)
-                    # Of what nobody asked for there is no need to warn.
+                    # A cache that was not requested needs no warning.
                     level = logging.INFO if option.where == "auto" else logging.WARNING
                     _log.log(level, "decoded images are not kept: %s", str(error))
                 return None
@@ -88,7 +88,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _ram(option: Cache) -> EntryStore:
-    """The store in memory that processes of this user share, or a new one."""
+    """Return the store in memory that processes of this user share, or a new one."""
     store = None
     try:
         with meeting_folder() as folder:
@@ -124,8 +124,8 @@ def _ram_store(data: int, log: int, limit: int) -> EntryStore:
 
 
 def _marks(limit: int) -> int:
-    """Bytes to mark digests; a multiple of what entries are aligned to."""
-    return min(_MARKS, max(64, limit // 1024 * 64))  # all who share it have the same limit
+    """Return the number of bytes for marks; a multiple of the entries' alignment."""
+    return min(_MARKS, max(64, limit // 1024 * 64))  # all processes that share it have the same limit
 
 
 def _memory_is_short() -> bool:
@@ -134,7 +134,7 @@ def _memory_is_short() -> bool:
 
 
 def _join(folder: PrivateFolder, name: str) -> EntryStore | None:
-    """A store that a living process holds."""
+    """Return a store that a living process holds; None if there is none."""
     for found in announced(folder, name):
         opened: list[int] = []
         try:
@@ -148,16 +148,16 @@ def _join(folder: PrivateFolder, name: str) -> EntryStore | None:
             continue
         try:
             return _ram_store(data, log, limit)
-        except OSError as error:  # whoever has its lock is stopped, perhaps
+        except OSError as error:  # the lock's owner may be stopped
             _log.info("a cache in memory cannot be shared: %s", error)
     return None
 
 
 def _disk(option: Cache) -> EntryStore:
-    """The store in a folder: its newest generation of files, or a new one."""
+    """Return the store in a folder: its newest generation of files, or a new one."""
     parent = user_cache_folder() if option.dir is None else Path(option.dir)
     with PrivateFolder(parent / "fastpipe-decoded") as folder, alone(folder):
-        # Who uses older files goes on with them: they lose their names only.
+        # Processes that use older files continue with them: only the names are removed.
         for generation in itertools.count(max(_generations(folder), default=0)):
             try:
                 store = _disk_store(folder, generation, option)
@@ -173,7 +173,7 @@ def _disk(option: Cache) -> EntryStore:
 
 
 def _generations(folder: PrivateFolder) -> list[int]:
-    """The numbers of the pairs of files; what is no such file is left to be removed."""
+    """Return the numbers of the file pairs; other files are left for removal."""
     names = [os.path.splitext(name) for name in folder.names()]
     return [
         int(name) for name, end in names if end in (".data", ".log") and len(name) == 6 and name.isdigit()
@@ -186,7 +186,7 @@ def _disk_store(folder: PrivateFolder, generation: int, option: Cache) -> EntryS
         limit = option.max_bytes
         if limit == "auto":
             limit = (free_disk(data) + os.fstat(data).st_blocks * 512) // AUTO_SHARE
-        # Last: closing it by hand would end the lock of another store of this process.
+        # Last: closing it explicitly would end the lock of another store of this process.
         log = folder.open(f"{generation:06d}.log", os.O_RDWR | os.O_CREAT)
     except BaseException:
         os.close(data)
@@ -200,7 +200,7 @@ def _disk_is_short(descriptor: int) -> bool:
 
 
 def _is_mostly_stale(store: EntryStore) -> bool:
-    """Return whether most entries are of files that are not there any more or have changed."""
+    """Return whether the files of most entries are gone or have changed."""
     entries = store.entries()
     looked_at = entries[:: max(1, len(entries) // _LOOKED_AT)]
     return sum(_is_stale(store, entry) for entry in looked_at) > _MOST_STALE * len(looked_at)

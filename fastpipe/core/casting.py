@@ -1,4 +1,4 @@
-"""Which values another type would hold as others."""
+"""Detection of values that another dtype cannot hold."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-# Kinds of types whose values another kind can hold.
+# Kinds of dtypes, and the kinds that can hold their values.
 _HELD_BY = {"b": "biufc", "i": "biufc", "u": "biufc", "f": "fc", "c": "c", "S": "S", "U": "U"}
 
 
 def unheld(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[np.bool_]:
-    """Return which values a type cannot hold, bool of their shape: whole numbers and texts must stay exactly
-    what they are, floats are rounded and stay finite, and never become whole numbers.
+    """Return which values a dtype cannot hold, as bool of their shape: whole numbers and texts must stay
+    exact; floats may be rounded but must stay finite, and never become whole numbers.
 
     >>> unheld(np.array([1, 300, -1]), np.dtype("uint8")).tolist()
     [False, True, True]
@@ -31,7 +31,7 @@ def unheld(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[np.boo
             return np.asarray(np.isfinite(made) != np.isfinite(values))
         made = made.real if dtype.kind == "c" else made
         found = np.asarray(made.astype(values.dtype) != values)
-        if kind in "iu":  # some come back equal from what is not: a sign's bits, the float above the largest
+        if kind in "iu":  # some differ but convert back equal: sign bits, the float above the maximum
             found |= (made < 0) != (values < 0)
             if made.dtype.kind == "f":
                 found |= made >= 2.0 ** (8 * values.itemsize - (kind == "i"))

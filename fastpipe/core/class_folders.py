@@ -33,7 +33,7 @@ T = TypeVar("T")
 # Device, inode, and the times of the last change of content and of status, in nanoseconds.
 Stamp = tuple[int, int, int, int]
 
-# Listing waits for the disk or the network, so there may be many more threads than cores.
+# Listing waits for the disk or the network, so many more threads than cores make sense.
 THREADS = 32
 _TELL_EVERY_S = 0.25
 _WINDOW_S = 0.05
@@ -41,8 +41,8 @@ _WINDOW_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Folder(Generic[T]):
-    """One folder as it was found: its path from the root; a stamp that tells whether it has changed since
-    (None if nothing can tell); names of the folders in it; and what was made of its ``count`` other names."""
+    """One folder as found: its path from the root; a stamp that shows later changes (None if none is
+    reliable); names of the folders in it; and the result for its ``count`` other names."""
 
     path: str
     stamp: Stamp | None
@@ -52,9 +52,9 @@ class Folder(Generic[T]):
 
 
 class _Task(NamedTuple):
-    top: int  # which of the folders to walk this one is below
+    top: int  # number of the top folder above this one
     path: str
-    status: os.stat_result | None = None  # if somebody asked for it already
+    status: os.stat_result | None = None  # if known already
     is_top: bool = False
 
 
@@ -62,25 +62,25 @@ _Visit = tuple[int, Folder[T] | None, list[_Task]]
 
 
 def waits(since: tuple[float, float]) -> bool:
-    """Return whether more than half of the time since then (``perf_counter``, ``thread_time``), of 50 ms or
-    more, was waiting."""
+    """Return whether at least 50 ms passed since then (``perf_counter``, ``thread_time``), more than half
+    of it waiting."""
     passed, ran = time.perf_counter() - since[0], time.thread_time() - since[1]
     return passed >= _WINDOW_S and passed - ran > passed / 2
 
 
 class Walker(Generic[T]):
-    """Finds folders with their files, as ``sorted(os.walk(top, followlinks=True))`` does.
+    """A finder of folders and their files, as ``sorted(os.walk(top, followlinks=True))``.
 
-    Whatever is not a folder is a file: broken links, fifos, and links in a loop once the operating system
-    gives up following them.  A folder that cannot be read is left out, with all below it.
+    Everything that is not a folder is a file: broken links, fifos, and links in a loop once the operating
+    system stops following them.  A folder that cannot be read is left out, with all below it.
 
     Args:
-        prefix: what the paths below are appended to: a folder with its separator, or nothing.
-        take: makes of a folder's path and the names in it how many are kept, and what is kept; from any
-            thread.
-        known: folders as they were found before, by path.  One whose stamp is the same is not listed again.
+        prefix: prefix of all paths: a folder with its separator, or nothing.
+        take: a function of a folder's path and the names in it that returns how many are kept, and what is
+            kept; called from any thread.
+        known: folders as found before, by path.  A folder with the same stamp is not listed again.
         now: the time in nanoseconds, on the clock of the file systems.
-        is_waiting: whether listing in one thread is mostly waiting; asked after each folder.
+        is_waiting: whether listing in one thread is mostly waiting; called after each folder.
         on_progress: called with the number of folders and files so far, a few times a second.
     """
 
@@ -105,7 +105,7 @@ class Walker(Generic[T]):
         self._remote = False
 
     def walk(self, tops: Sequence[str]) -> list[list[Folder[T]]]:
-        """Return for each of ``tops`` it and all folders below, sorted by path; nothing if it is no
+        """Return each of ``tops`` with all folders below it, sorted by path; an empty list if it is not a
         folder."""
         found: list[list[Folder[T]]] = [[] for _ in tops]
         pending = [_Task(number, path, is_top=True) for number, path in enumerate(tops)]
@@ -139,7 +139,7 @@ class Walker(Generic[T]):
             pool.shutdown(cancel_futures=True)
 
     def _put(self, found: list[list[Folder[T]]], visit: _Visit[T]) -> list[_Task]:
-        """Keep what was found of a folder; return what is to be visited next."""
+        """Keep the result for a folder; return the tasks to visit next."""
         top, folder, below = visit
         if folder is not None:
             found[top].append(folder)
@@ -169,7 +169,7 @@ class Walker(Generic[T]):
         return task.top, folder, [_Task(task.top, os.path.join(task.path, name)) for name in names]
 
     def _unchanged_below(self, task: _Task, known: Folder[T], status: os.stat_result) -> list[_Task] | None:
-        """Return what is below a folder with the same stamp; None if it must be listed all the same."""
+        """Return the tasks below a folder with the same stamp; None if it must be listed nevertheless."""
         path = self._prefix + task.path
         may_list = os.access(path, os.R_OK, effective_ids=os.access in os.supports_effective_ids)
         if not (may_list and self._file_systems.is_local(status.st_dev, path)):
@@ -179,7 +179,7 @@ class Walker(Generic[T]):
             inner = os.path.join(task.path, name)
             found = _status(self._prefix + inner)
             if found is None or not stat.S_ISDIR(found.st_mode):
-                return None  # a link that led to a folder, and is a file from now on
+                return None  # a link that led to a folder, and now counts as a file
             below.append(_Task(task.top, inner, found))
         return below
 
@@ -198,15 +198,15 @@ class Walker(Generic[T]):
         if lasting and status is not None and self._file_systems.is_local(status.st_dev, path):
             stamp = _stamp(status)
             is_old = is_settled(max(stamp[2:]), before)
-            after = _status(path)  # else another folder may have taken its name before it was listed
+            after = _status(path)  # another folder may have taken its name before the listing
             if not is_old or after is None or _stamp(after) != stamp:
                 stamp = None
         return Folder(inner, stamp, folders, *self._take(inner, files))
 
 
 def _split(entries: Iterable[os.DirEntry[str]]) -> tuple[list[str], list[str], bool]:
-    """Return the names of the folders, and of everything else; and whether only a change of the folder could
-    make them others, as it could not where links lead to what may become a folder."""
+    """Return the names of the folders, and of everything else; and whether these can change only with the
+    folder itself, which is false if a link's target may become a folder."""
     folders: list[str] = []
     files: list[str] = []
     lasting = True
@@ -234,18 +234,18 @@ def _stamp(status: os.stat_result) -> Stamp:
     return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
 
 
-# A file of the index holds the folders of one root, for one choice of extensions: in JSON where each is, its
-# stamp and the folders in it; in two arrays the paths of its files.
+# A file of the index holds the folders of one root, for one choice of extensions: as JSON each folder's path,
+# stamp and subfolders; as two arrays the paths of its files.
 
 _KEEP_FROM_S = 0.25
 _VERSION = 1
 
 
 class IndexCache:
-    """The files in which scans are kept, if they took ``keep_from_s``; a folder that cannot be used costs one
+    """The files that keep scans which took at least ``keep_from_s``; an unusable folder causes one
     warning.
 
-    ``now`` gives nanoseconds on the clock of the file systems that are scanned.
+    ``now`` returns nanoseconds on the clock of the scanned file systems.
     """
 
     def __init__(
@@ -261,11 +261,11 @@ class IndexCache:
         self._files = KeptFiles(self.path, "The index of the dataset is not kept, so it is scanned each time")
 
     def load(self, key: list[Any]) -> dict[str, Folder[Packed]]:
-        """Return the folders of an earlier scan, by path; none where nothing is kept or it is damaged."""
+        """Return the folders of an earlier scan, by path; an empty dict if none are kept, or on damage."""
         return self._files.load(key, _read) or {}
 
     def save(self, key: list[Any], folders: Sequence[Folder[Packed]]) -> None:
-        """Keep folders, all of which have stamps, in the place of what was kept before."""
+        """Keep folders, all of which have stamps, and replace those kept before."""
         described = [[one.path, one.stamp, list(one.folders), one.count] for one in folders]
         lengths = [np.zeros(0, dtype=np.int64), *(one.content.lengths for one in folders)]
         arrays: dict[str, npt.NDArray[Any]] = {
@@ -309,7 +309,7 @@ def _all_are(kind: type, values: Iterable[Any]) -> bool:
 def left_out(
     known: Mapping[str, Folder[Packed]], tops: Iterable[str], prefix: str
 ) -> dict[str, Folder[Packed]]:
-    """Return known folders of classes that this scan left out, and that are still there."""
+    """Return known folders of classes that this scan left out, and that still exist."""
     above = {path: path.split(os.sep, 1)[0] for path in known}
     others = set(above.values()) - set(tops)
     there = {top for top in others if os.path.isdir(prefix + top)}
@@ -318,7 +318,7 @@ def left_out(
 
 TORCHVISION_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
-# Names of class folders, or what takes some of the names that there are.
+# Names of class folders, or a way to choose among the existing names.
 Classes = Sequence[str] | Callable[[list[str]], Sequence[str]] | Subset
 
 _NAMED_AT_MOST = 20
@@ -329,13 +329,13 @@ def find_classes(
 ) -> tuple[list[str], dict[str, int]]:
     """Find the class folders of a dataset; return their names, and the class index of each name.
 
-    ``classes`` are names of folders to take, in this order; or a function that is given the sorted names of
+    ``classes`` are names of folders to take, in this order; or a function that receives the sorted names of
     all, and returns those to take; or a ``Subset``, whose classes are sorted; None takes all of them, sorted.
 
     Raises:
         FileNotFoundError: the directory does not exist, or has no folder in it.
-        OptionError: ``classes`` is empty, names a folder twice or one that is not there, or draws too many.
-        TypeError: ``classes`` is not a sequence of strings, nor gives one.
+        OptionError: ``classes`` is empty, names a folder twice or a missing one, or draws too many.
+        TypeError: ``classes`` is not, and does not return, a sequence of strings.
     """
     return choose_classes(
         directory, (entry.name for entry in retrying_open(os.scandir, directory) if entry.is_dir()), classes
@@ -345,7 +345,7 @@ def find_classes(
 def choose_classes(
     directory: str | os.PathLike[str], names: Iterable[str], classes: Classes | None
 ) -> tuple[list[str], dict[str, int]]:
-    """Take classes of names in any order: what ``find_classes`` does once a folder is listed."""
+    """Choose classes among names in any order, as ``find_classes`` does after listing the folder."""
     found = sorted(names)
     if not found:
         raise FileNotFoundError(printable(f"Couldn't find any class folder in {directory}."))
@@ -383,7 +383,7 @@ def _checked(directory: str | os.PathLike[str], found: list[str], classes: Seque
 
 
 def _listed(names: Sequence[str]) -> str:
-    """The names in quotes; not all of them if they are many."""
+    """Return the names in quotes, shortened if they are many."""
     text = ", ".join(map(repr, names[:_NAMED_AT_MOST]))
     more = len(names) - _NAMED_AT_MOST
     return text if more <= 0 else f"{text} and {more} more"
@@ -408,10 +408,10 @@ def scan_folder(
         directory: the folder that holds one folder for each class; ``~`` is expanded.
         class_to_idx: the class folders to scan, and their class indices.
         extensions: lower-case ending, or endings, of the files to take; compared without regard to case.
-        is_valid_file: called with each path, says whether to take it.  Exactly one of both must be given.
-        allow_empty: whether a class may have no file; else that is a FileNotFoundError.
-        cache: where scans are kept, so that folders which have not changed since are not listed again.  Never
-            used with ``is_valid_file``, which may look at anything.
+        is_valid_file: a function that returns whether to take a path; give either this or ``extensions``.
+        allow_empty: whether a class may have no file; otherwise that is a FileNotFoundError.
+        cache: the place of kept scans, so that unchanged folders are not listed again.  Not used with
+            ``is_valid_file``, whose result may depend on anything.
         on_progress: called a few times a second with the number of folders and of files found.
     """
     directory = os.path.expanduser(directory)
@@ -442,7 +442,7 @@ def check_scan(
     extensions: str | Sequence[str] | None,
     is_valid_file: Callable[[str], bool] | None,
 ) -> None:
-    """Refuse the options that torchvision refuses, as it does."""
+    """Raise torchvision's errors for options that torchvision refuses."""
     if not class_to_idx:
         raise ValueError("'class_to_index' must have at least one entry to collect any samples.")
     if (extensions is None) == (is_valid_file is None):
@@ -466,7 +466,7 @@ def _find_by_extension(
     on_progress: Callable[[int, int], None] | None,
 ) -> list[list[Packed]]:
     endings = (extensions,) if isinstance(extensions, str) else tuple(extensions)
-    # An ending with a separator in it asks for more of the path than the name.
+    # An ending with a separator refers to more of the path than the name.
     by_path = any(separator in "".join(endings) for separator in filter(None, (os.sep, os.altsep)))
 
     def take(folder: str, names: list[str]) -> tuple[int, Packed]:
@@ -493,8 +493,8 @@ def _find_by_extension(
 
 
 def _key(directory: str, endings: tuple[str, ...]) -> list[Any] | None:
-    """Return what names the scan of a folder, wherever that is moved; None for one that will fail in its own
-    way."""
+    """Return the key of a folder's scan, which a move of the folder does not change; None if the scan will
+    raise its own error."""
     try:
         status = os.stat(directory)
     except (OSError, ValueError):
@@ -520,7 +520,7 @@ def _packed(
 
 
 def empty_message(empty: Sequence[str], extensions: str | Sequence[str] | None) -> str:
-    """Return what torchvision says of classes without a file."""
+    """Return torchvision's message about classes without a file."""
     message = printable(f"Found no valid file for the classes {', '.join(empty)}. ")
     if extensions is None:
         return message
@@ -532,7 +532,7 @@ _log = logging.getLogger("fastpipe.index")
 
 _SILENT_S = 2.0
 _LINE_EVERY_S = 10.0
-_ERASE = "\x1b[2K"  # a terminal's line
+_ERASE = "\x1b[2K"  # erases a terminal's line
 
 
 class ScanProgress:

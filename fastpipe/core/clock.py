@@ -27,7 +27,7 @@ class StageClock:
     """
 
     def __init__(self) -> None:
-        # Each thread adds to a dictionary of its own: no lock, on a path taken for every sample.
+        # Each thread adds to a dictionary of its own, without a lock, because each sample does this.
         self._local = threading.local()
         self._all: list[dict[str, int]] = []
 
@@ -54,7 +54,7 @@ class StageClock:
         return (StageClock, ())
 
 
-# NVTX ranges: what fastpipe's threads are at, for Nsight Systems, where ``FASTPIPE_NVTX=1`` asks for it.
+# NVTX ranges show the work of fastpipe's threads in Nsight Systems, if ``FASTPIPE_NVTX=1`` is set.
 
 _log = logging.getLogger("fastpipe")
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -62,10 +62,10 @@ _VARIABLE = "FASTPIPE_NVTX"
 
 
 def ranged(name: str) -> Callable[[_F], _F]:
-    """Have each call of a function be a range ``fastpipe.NAME`` of the thread that calls it.
+    """Decorate a function so that each call is a range ``fastpipe.NAME`` of the calling thread.
 
-    Where the environment does not ask for it when fastpipe is imported, the function stays as it is.  Ranges
-    are made by torch where it has a GPU, else by the package ``nvtx``; so far they were tested with modules
+    If the environment does not enable ranges when fastpipe is imported, the function stays unchanged.  Ranges
+    are made by torch if it has a GPU, else by the package ``nvtx``; so far they were tested only with modules
     that imitate these, without a GPU.
     """
     if os.environ.get(_VARIABLE, "") in ("", "0"):
@@ -85,8 +85,8 @@ def _range(text: str) -> Iterator[None]:
 
 @functools.cache
 def _marks() -> tuple[Callable[[str], object], Callable[[], object]]:
-    """Return what begins and ends a range of the thread that calls; found when the first range begins: by
-    then the script has imported what it uses."""
+    """Return the functions that begin and end a range of the calling thread; looked up at the first range,
+    when the script has imported its packages."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is not None and cuda.is_available():
         return cuda.nvtx.range_push, cuda.nvtx.range_pop

@@ -1,4 +1,4 @@
-"""What an epoch took, and how much of it was waiting for data: the same for every framework."""
+"""The times of an epoch, and its share of waiting for data, for all frameworks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from fastpipe.errors import OptionError
 
-_DEEPEST = 8  # a list may have itself in it
+_DEEPEST = 8  # a list may contain itself
 
 
 _SCALARS = (
@@ -22,26 +22,26 @@ _SCALARS = (
 
 
 class EpochTimes(NamedTuple):
-    """What an epoch took.
+    """The times of an epoch.
 
-    A step begins with the request for its batch, so that its wait is a part of it.
+    A step begins with the request of its batch, so that it includes the wait.
 
     Attributes:
-        epoch: its number, from 0.
-        seconds: of its training steps and what is between them, validation by a trainer excepted.
-        steps: how many.
-        step_seconds: of a step, with its wait for data: their median.
-        waiting: the part of ``seconds`` in which a step waited for its batch, 0 to 1; None where that is not
-            known.
-        images_per_second: samples in ``seconds``; None as well.
-        step_seconds_p95: of a step: what 95 of 100 do not exceed.
-        wait_seconds, wait_seconds_p95: the same of a step's wait; None as ``waiting``.
-        first_batch_seconds: from the epoch's begin until its first batch was there; None where not known.
-        late_batches: those that took longer than ``warn_after``, the first excepted.
-        is_complete: False where the loop was left before the loader had no more.
-        gpu_utilisation: the part of the time in which the GPU ran a kernel, 0 to 1; None where nobody looked.
-        gpu_memory_utilisation: the part in which its memory was read or written; None as well.
-        pcie_bytes_per_second: that it received; None as well.
+        epoch: the epoch's number, from 0.
+        seconds: duration of the training steps and the time between them, without a trainer's validation.
+        steps: number of steps.
+        step_seconds: median duration of a step, including its wait for data.
+        waiting: fraction of ``seconds`` in which steps waited for their batches, 0 to 1; None if
+            unknown.
+        images_per_second: samples per second of ``seconds``; None if unknown.
+        step_seconds_p95: 95th percentile of a step's duration.
+        wait_seconds, wait_seconds_p95: median and 95th percentile of a step's wait; None if unknown.
+        first_batch_seconds: time from the epoch's beginning to its first batch; None if unknown.
+        late_batches: number of batches that took longer than ``warn_after``, without the first.
+        is_complete: False if the loop ended before the loader was exhausted.
+        gpu_utilisation: fraction of time in which the GPU ran a kernel, 0 to 1; None if not measured.
+        gpu_memory_utilisation: fraction in which its memory was read or written; None if not measured.
+        pcie_bytes_per_second: bytes that the GPU received per second; None if not measured.
 
     >>> print(EpochTimes(0, 1.2, 3, 0.4, 0.75, 8.3))
     epoch 0: 1.20 s, 3 steps of 400.0 ms, 75% waiting for data, 8 images/s
@@ -75,7 +75,7 @@ class EpochTimes(NamedTuple):
         return said if self.is_complete else f"{said}, left early"
 
     def scalars(self) -> dict[str, float]:
-        """What is known of it, by the names that loggers and TensorBoard get.
+        """Return the known values, by their names in loggers and TensorBoard.
 
         >>> EpochTimes(0, 1.5, 3, 0.5, None, None).scalars()
         {'fastpipe/epoch_seconds': 1.5, 'fastpipe/step_seconds': 0.5}
@@ -96,8 +96,8 @@ def epoch_times(
     warn_after: float | None = None,
     is_complete: bool = True,
 ) -> EpochTimes:
-    """Return the times of an epoch whose steps were measured: seconds of all, of each step, and what of these
-    it waited, None where nobody knows; its samples may be no number.
+    """Return the times of a measured epoch: seconds in total, of each step, and of each step's wait, None if
+    unknown; ``samples`` may be NaN.
 
     >>> epoch_times(0, 2.0, [0.5, 1.5], [0.25, 0.75], 8)[:6]
     (0, 2.0, 2, 1.0, 0.5, 4.0)
@@ -125,14 +125,14 @@ def _quantile(values: Sequence[float] | npt.NDArray[np.float64], part: float) ->
 
 @dataclass(frozen=True)
 class WaitLimits:
-    """How long batches may take before a warning says so.
+    """The limits of batch times beyond which a warning is issued.
 
     Args:
         warn_after: seconds for a batch; None for no limit.
-        warn_waiting: the part of an epoch that is spent waiting, 0 to 1; None for no limit.
+        warn_waiting: fraction of an epoch that is spent waiting, 0 to 1; None for no limit.
 
     Raises:
-        OptionError: a limit that cannot work.
+        OptionError: a limit has a value that cannot work.
 
     >>> times = epoch_times(3, 10.0, [0.1, 9.9], [0.1, 9.8], 8, warn_after=1.0)
     >>> print(WaitLimits(warn_after=1.0).warning(times))
@@ -152,8 +152,8 @@ class WaitLimits:
             )
 
     def warning(self, times: EpochTimes, stages: Mapping[str, float] | None = None) -> str | None:
-        """Return what is to be said of an epoch, with the seconds of the loader's stages; None if
-        nothing is."""
+        """Return the warning about an epoch, with the seconds of the loader's stages; None if there is
+        none."""
         said = []
         if times.late_batches and self.warn_after is not None:
             said.append(
@@ -174,14 +174,14 @@ class WaitLimits:
 
 
 def samples_of(batch: Any) -> float:
-    """Return how many samples a batch has: the first dimension of the first array in it, or the length of a
-    list of texts or numbers; not a number where there is neither.
+    """Return the number of samples in a batch: the first dimension of its first array, or the length of a
+    list of strings or numbers; NaN if there is neither.
 
     >>> samples_of((np.zeros((8, 3)), np.zeros(8))), samples_of({"text": ["a", "b"]}), samples_of(None)
     (8, 2, nan)
     """
     for _ in range(_DEEPEST):
-        # Exact types first: to ask a list for a shape, or abstract classes, takes as long as all the rest.
+        # Exact types first: looking up a list's shape, or abstract classes, takes as long as all the rest.
         kind = type(batch)
         if kind is list or kind is tuple:
             inner = batch[0] if batch else None
@@ -190,7 +190,7 @@ def samples_of(batch: Any) -> float:
         elif (shape := getattr(batch, "shape", None)) is not None:
             try:
                 return int(shape[0]) if len(shape) else 1
-            except (TypeError, ValueError):  # a dimension that is not known
+            except (TypeError, ValueError):  # an unknown dimension
                 return math.nan
         elif isinstance(batch, Mapping):
             inner = next(iter(batch.values()), None)

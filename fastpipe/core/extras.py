@@ -1,4 +1,4 @@
-"""Optional packages: imported when first needed, or an error that names the pip command."""
+"""Imports of optional packages at first use; the error for a missing one names the pip command."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typing import Any
 
 from fastpipe.errors import MissingDependencyError
 
-_DISTRIBUTIONS = {"google_crc32c": "google-crc32c"}  # packages that are installed by another name
+_DISTRIBUTIONS = {"google_crc32c": "google-crc32c"}  # packages with another name on PyPI
 
 
 def load_part(module: str) -> ModuleType:
     """Import a module by its whole name, also for the ``__getattr__`` of a package.
 
     Raises:
-        ImportError: an attribute is missing in what it imports, or a file hides a package.  Python would
-            take an AttributeError for a name that the package does not have, and hide the reason.
+        ImportError: an imported module lacks an attribute, or a file hides a package.  (Python would
+            treat an AttributeError as a missing name of the package, and hide the reason.)
     """
     try:
         return importlib.import_module(module)
@@ -44,10 +44,10 @@ def _advice(found: object) -> str:
 
 
 def require(module: str, *, extra: str = "", package: str = "") -> Any:
-    """Import ``module``, or say what brings it: an extra of fastpipe, or a package that is in none.
+    """Import ``module``, or raise an error with what installs it: an extra of fastpipe, or a package.
 
     Raises:
-        MissingDependencyError: the package that owns ``module``, or one that this imports, is not installed.
+        MissingDependencyError: the package of ``module``, or one that it imports, is not installed.
         Others: an installed package fails for another reason: its own error, or that of `load_part`.
 
     >>> require("json", extra="image").loads("[1]")
@@ -67,7 +67,7 @@ def require(module: str, *, extra: str = "", package: str = "") -> Any:
 
 
 def missing_package(error: ModuleNotFoundError) -> MissingDependencyError:
-    """Return the error for a package that no extra brings, from the one that another package raised."""
+    """Return the error for a package that no extra installs, from the error that another package raised."""
     name = str(error.name).partition(".")[0]
     return MissingDependencyError(
         f"the package {name!r} is needed here and it is not installed. "
@@ -76,8 +76,8 @@ def missing_package(error: ModuleNotFoundError) -> MissingDependencyError:
 
 
 def load_rich() -> None:
-    """Import what of rich draws from Python's generator when it is imported, and put that back: to be called
-    before anything else of rich is loaded in a script's process."""
+    """Import the part of rich that draws from Python's generator on import, and restore the generator; call
+    this before anything else of rich is imported in a script's process."""
     state = random.getstate()
     load_part("rich.style")
     random.setstate(state)
@@ -85,8 +85,8 @@ def load_rich() -> None:
 
 @contextmanager
 def briefly_set(name: str, value: str) -> Iterator[None]:
-    """Set a variable of the environment within the block, unless it is set: for what a package reads, or
-    sets, when it is imported.  The script's other child processes are to inherit what the script set."""
+    """Set an environment variable within the block, unless it is set: for packages that read or set it on
+    import.  The script's other child processes must inherit the script's own values."""
     was_set = name in os.environ
     os.environ.setdefault(name, value)
     try:
@@ -98,10 +98,10 @@ def briefly_set(name: str, value: str) -> Iterator[None]:
 
 @cache
 def require_threadpoolctl(extra: str) -> Any:
-    """Import threadpoolctl as ``require`` does, without the variable that its import sets for good.
+    """Import threadpoolctl as ``require`` does, without the variable that its import sets permanently.
 
-    Another package that imports it later, such as scikit-learn, relies on that variable: it gets a module of
-    its own, which sets it.
+    Another package that imports it later, such as scikit-learn, relies on that variable: it gets a separate
+    module, which sets it.
     """
     if "threadpoolctl" in sys.modules:
         return sys.modules["threadpoolctl"]

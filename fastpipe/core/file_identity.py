@@ -1,4 +1,4 @@
-"""What a file is: whether a cached thing still belongs to the file at a path."""
+"""Identity of files: does cached data still belong to the file at a path?"""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ import numpy.typing as npt
 _NUMBERS = struct.Struct("<5Q")
 _HALVES = struct.Struct("<2Q")
 _MASK = (1 << 64) - 1
-_NO_DEVICE = _MASK  # in the place of a device's number: an object of a store
+_NO_DEVICE = _MASK  # replaces a device's number for an object of a store
 _OF_OBJECT = _NO_DEVICE.to_bytes(8, "little")
-# Longer than a tick of the clock of Linux's file systems; and than what others count in, which
-# shows in the zeros at the end.
+# Longer than a clock tick of Linux's file systems; and than the time steps of others, which trailing
+# zeros reveal.
 _STEP_NS, _COARSE_STEP_NS = 20_000_000, 2_100_000_000
 
 
 class FileIdentity(NamedTuple):
     """One state of one file.
 
-    ``digest`` is 16 bytes of the state and of what is made of the file.  Once ``is_settled``, a change makes
-    another state: times are written in steps, and a file that changes twice within one may look as after the
-    first.
+    ``digest`` is 16 bytes of the state and of the use of the file.  Once ``is_settled``, any change gives
+    another state: times are written in steps, and a file that changes twice within one step may look as it
+    did after the first change.
     """
 
     digest: bytes
@@ -37,16 +37,16 @@ class FileIdentity(NamedTuple):
     is_settled: bool
 
     def note(self) -> bytes:
-        """Return the state and the path, from which ``is_stale`` tells whether it is still that."""
+        """Return the state and the path, with which ``is_stale`` checks whether the file is unchanged."""
         return self.state + os.fsencode(os.path.abspath(self.path))
 
 
 def identify(path: str, tag: bytes) -> FileIdentity:
-    """Return the present state of a file: device, inode, size, and its times of modification and change.
+    """Return the current state of a file: device, inode, size, and its times of modification and change.
 
-    Every way to change a file or to put another in its place changes one of them, once it has settled; a
-    program cannot set the time of change.  ``tag``, of at most 64 bytes, is what else makes a difference,
-    such as how the file is decoded.
+    Every way to change or replace a settled file changes one of them; a program cannot set the time of
+    change.  ``tag``, of at most 64 bytes, holds everything else that makes a difference, such as how the
+    file is decoded.
     """
     now = time.time_ns()
     status = os.stat(path)
@@ -57,7 +57,7 @@ def identify(path: str, tag: bytes) -> FileIdentity:
 
 
 def states_of_objects(versions: Sequence[bytes]) -> npt.NDArray[np.uint64]:
-    """Return the states of objects, as of ``identify_object``: uint64 (N, 5)."""
+    """Return the states of objects, as ``identify_object`` defines them: uint64 (N, 5)."""
     states = np.zeros((len(versions), 5), np.uint64)
     states[:, 0] = _NO_DEVICE
     states[:, 3:] = np.frombuffer(b"".join(versions), "<u8").reshape(-1, 2)
@@ -71,7 +71,7 @@ def identify_object(version: bytes, path: str, tag: bytes) -> FileIdentity:
 
 
 def is_stale(note: bytes) -> bool:
-    """Return whether the file of a note is gone or has changed; of an object only its store knows."""
+    """Return whether the file of a note is gone or has changed; for an object, only its store knows."""
     if note.startswith(_OF_OBJECT):
         return False
     try:
@@ -81,14 +81,14 @@ def is_stale(note: bytes) -> bool:
 
 
 def state_of(status: os.stat_result) -> bytes:
-    times = (status.st_mtime_ns & _MASK, status.st_ctime_ns & _MASK)  # may lie before 1970
+    times = (status.st_mtime_ns & _MASK, status.st_ctime_ns & _MASK)  # may be before 1970
     return _NUMBERS.pack(status.st_dev, status.st_ino, status.st_size, *times)
 
 
-# Which file systems stamp a folder's every change with a time that can be relied on, and how fine it is.
+# File systems that stamp each change of a folder with a reliable time, and the resolution of that time.
 
-# File systems of this machine alone.  A network's (nfs, cifs, 9p, virtiofs, lustre, …) may show
-# times that are old, or its server's clock; what is behind a FUSE mount may not keep times at all.
+# Local file systems.  Network file systems (nfs, cifs, 9p, virtiofs, lustre, …) may show old times,
+# or the server's clock; file systems behind a FUSE mount may not keep times at all.
 _LOCAL = frozenset(
     (
         "ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "bcachefs", "f2fs", "jfs", "reiserfs", "tmpfs",
@@ -96,7 +96,7 @@ _LOCAL = frozenset(
     )
 )  # fmt: skip
 _MOUNTS = "/proc/self/mountinfo"
-# The coarsest, of FAT, has two seconds; the kernel's clock is up to a hundredth behind the one that is asked.
+# The coarsest resolution, FAT's, is two seconds; the kernel's clock lags up to 10 ms behind ours.
 _RESOLUTION_NS = 2_100_000_000
 
 
@@ -114,16 +114,16 @@ class FileSystems:
             major, _, minor = fields[2].partition(":")
             if major.isdecimal() and minor.isdecimal():
                 self._of_device[os.makedev(int(major), int(minor))] = kind
-            # What is mounted later over the same folder hides what was there.
+            # A later mount over the same folder hides the earlier one.
             # The kernel writes blanks and the like as a backslash and three octal digits.
             folder = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4])
             self._of_folder[folder] = kind
 
     def kind(self, device: int, folder: str) -> str | None:
-        """Return the kind of a folder's file system; None where nobody tells.
+        """Return the kind of a folder's file system; None if unknown.
 
-        ``device``, its ``st_dev``, names the file system whatever is mounted where; its path decides where
-        that fails: each of btrfs's subvolumes has a number of its own, which is listed nowhere.
+        ``device``, its ``st_dev``, identifies the file system whatever the mounts are; if that fails, the
+        path decides: each of btrfs's subvolumes has a number of its own, which is listed nowhere.
         """
         kind = self._of_device.get(device)
         if kind is None and self._of_folder:
@@ -136,7 +136,7 @@ class FileSystems:
         return self.kind(device, folder) in _LOCAL
 
     def is_remote(self, device: int, folder: str) -> bool:
-        """Return whether answers may take long: known not to be on this machine alone."""
+        """Return whether the file system is known to be remote, so that answers may take long."""
         return self.kind(device, folder) not in (None, *_LOCAL)
 
     def _kind_at(self, folder: str) -> str | None:
@@ -149,7 +149,7 @@ class FileSystems:
 
 
 def is_settled(changed: int, now: int) -> bool:
-    """Return whether a change after ``now`` would have another time than the last; in nanoseconds."""
+    """Return whether a change after ``now`` would get another time than the last one; in nanoseconds."""
     return now - changed > _RESOLUTION_NS
 
 

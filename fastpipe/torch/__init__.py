@@ -1,4 +1,4 @@
-"""fastpipe behind torch's own interfaces: datasets and a loader."""
+"""Datasets and a loader with torch's own interfaces."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from fastpipe.core.extras import load_part, require
 from fastpipe.core.processes import load_triton_apart
 
-# First, so that a missing package is said with the pip command that brings it.
+# First, so that the error for a missing package contains the pip command that installs it.
 require("torch", extra="torch")
 load_triton_apart()
 
@@ -26,7 +26,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-# Loaded by who uses them.
+# Imported on first use.
 _LAZY = {
     "EpochTimer": "fastpipe.torch.trainers",
     "FastHDF5Dataset": "fastpipe.torch.hdf5_dataset",

@@ -1,4 +1,4 @@
-"""Datasets whose samples are rows of arrays, made a batch at a time: what HDF5 files and volumes share."""
+"""Datasets whose samples are rows of arrays, made a batch at a time: shared by HDF5 files and volumes."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from fastpipe.torch.wrappers import Located, positions_of
 
 @dataclass
 class UserCode:
-    """The script's code that runs on the values of a sample.
+    """The script's own functions that process the values of a sample.
 
     Attributes:
         transform: called with all values if it is ``joint``, else with the sample of a dict, else with the
             first value.
-        is_safe: several threads may call it at once, whatever it is.
+        is_safe: the script promises that several threads may call it at once.
         target_transform: called with the second value.
     """
 
@@ -57,11 +57,11 @@ class UserCode:
 
     @property
     def runs_here(self) -> bool:
-        """Whether some of it runs only in the consumer's thread."""
+        """Whether some of the code runs only in the consumer's thread."""
         return self.target_transform is not None or not self.is_safe
 
     def transformed(self, values: list[Any], seed: Callable[[], int] | None) -> list[Any]:
-        """Values after ``transform``; its draws through torch come from the seed that a function gives."""
+        """Return the values after ``transform``; its draws through torch use the seed from a function."""
         transform = self.transform
         if transform is None:
             return values
@@ -81,7 +81,7 @@ class UserCode:
 
 
 class StockSamples(Dataset[Any]):
-    """The samples of a dataset without fastpipe, whose values a format's own library gives."""
+    """The samples of a dataset without fastpipe: a format's own library reads the values."""
 
     def __init__(self, rows: Any, code: UserCode) -> None:
         self._rows, self._code = rows, code
@@ -107,7 +107,7 @@ class RowsBatch(StartedBatch):
         self.pending: PendingRead = pending
         self.parts, self.count = parts, len(pending.samples)
         self.nbytes = sum(part.array.nbytes for part in parts)
-        # The threads must outlive the batch, also when the dataset gets new ones meanwhile.
+        # The threads must outlive the batch, even if the dataset gets new ones meanwhile.
         self._pool, self._form, self._code = pool, form, code
         self._key, self._is_keyed, self._is_threaded = key, is_keyed, is_threaded
 
@@ -120,7 +120,7 @@ class RowsBatch(StartedBatch):
             kept = list(self.kept)
             parts = [_part_of(part.array[kept], part.tensor is not None) for part in parts]
         if self._form.kind == "value" and parts[0].array.ndim == 1:
-            values = list(parts[0].array)  # scalars, which torch collates by their own types
+            values = list(parts[0].array)  # scalars, collated by torch according to their types
             return list(map(copied, values)) if parts[0].array.dtype.kind == "V" else values
         return SampleRows(self._form, parts)
 
@@ -134,7 +134,7 @@ class RowsBatch(StartedBatch):
                 # Without a key there is no transform either, and only ``target_transform`` is to run.
                 seed = partial(self._seed, row) if self._code.is_safe and self._key is not None else None
                 made[row] = self._code.transformed(self._values(row), seed)
-            except Exception as error:  # raised where its sample is the first that failed
+            except Exception as error:  # raised if its sample is the first that failed
                 failed[row] = error
 
         if self._code.is_safe and self._is_threaded and self._pool is not None:
@@ -162,7 +162,7 @@ class RowsBatch(StartedBatch):
         return samples
 
     def _values(self, row: int) -> list[Any]:
-        # Of their own: what a transform returns is often a view of what it was given.
+        # Copies, because a transform's result is often a view of its input.
         return [copied(part.array[row]) for part in self.parts]
 
     def _seed(self, row: int) -> int:
@@ -174,62 +174,62 @@ def _part_of(array: npt.NDArray[Any], is_tensor: bool) -> Part:
     return Part(array, torch.from_numpy(array) if is_tensor else None)
 
 
-# Parts of a batch below this have memory of their own: who keeps the labels of an epoch would else keep
-# slots, and who sends them from a worker a segment.
+# Parts of a batch with fewer bytes have memory of their own: a script that keeps the labels of an epoch
+# would otherwise keep slots, and a worker that sends them would use a segment.
 _OWN_MEMORY = 1 << 18
 
 
 class RowsDataset(BatchedDataset, Dataset[Any]):
     """A dataset whose samples are rows of arrays, made a batch at a time.
 
-    Subclasses have ``plan``; ``_wants_key``: something is drawn for samples; ``_reading``: how a batch is
-    read, as of ``BatchReader``; ``_code``: what the script does to samples; and ``_stock``: the same samples
-    without fastpipe.
+    Subclasses define ``plan``; ``_wants_key``: whether samples need random draws; ``_reading``: a
+    ``BatchReader``'s way to read a batch; ``_code``: the script's functions for samples; and ``_stock``: the
+    same samples without fastpipe.
     """
 
     seed: int | None
     bad_samples: BadSamples
-    # Bytes of batches that a loader may begin while one sample holds up the one that is due.
+    # Bytes of batches that a loader may begin while one sample delays the batch that is due.
     _spare_nbytes: int = MOST_SPARE
     _form: Form
     _values: list[Value]
 
     @property
     def _draws_samples(self) -> bool:
-        """Whether each epoch draws which samples there are."""
+        """Whether each epoch draws new samples."""
         return False
 
     def _places_in_files(self) -> npt.NDArray[np.int64] | None:
-        """Return the file, or the like, of each sample, int64 (N,); None if there is only one."""
+        """Return the number of each sample's file or other unit, int64 (N,); None if there is only one."""
         return None
 
     def _prefetcher(self, dataset: Any, *, is_here: bool) -> Prefetcher | None:
-        """Return what fetches the samples of ``dataset``, a loader's, in advance; None if all are local."""
+        """Return a prefetcher for ``dataset``, the loader's dataset; None if all samples are local."""
         return None
 
     def __getitem__(self, index: int) -> Any:
-        """Sample ``index``."""
-        # As it is, where it is a number: it may say of which epoch it is.
+        """Return sample ``index``."""
+        # Keep an int as it is: a subclass of int may carry the epoch.
         number = index if isinstance(index, int) else operator.index(index)
         batch = self._start_batch([number], threaded=False)
         samples = self._only(batch)
-        if isinstance(samples, SampleRows):  # whose own samples are of types that collate without a copy
+        if isinstance(samples, SampleRows):  # its own samples have types that collate without a copy
             return self._form.sample([part.array[0] for part in batch.parts])
         return samples[0]
 
     def batch_sampler(
         self, batch_size: int, *, shuffle: bool | Shuffle, drop_last: bool = False, shard: Shard | None = None
     ) -> DatasetBatches:
-        """Batches of indices for a stock ``DataLoader``, which a :class:`fastpipe.FastLoader` makes itself.
+        """Make batches of indices for a stock ``DataLoader``; a :class:`fastpipe.FastLoader` needs none.
 
-        With the dataset's ``seed`` the order is a function of seed and epoch; without one each epoch's
-        is drawn from torch's global generator.
+        With the dataset's ``seed`` the order is a function of seed and epoch; without one, each epoch's
+        order is drawn from torch's global generator.
 
         Args:
-            batch_size: samples in a batch.
+            batch_size: number of samples in a batch.
             shuffle: False, True or a :class:`fastpipe.Shuffle`.
             drop_last: leave out an incomplete last batch.
-            shard: this rank's part.
+            shard: this rank's part, a :class:`fastpipe.Shard`.  Default: everything.
 
         >>> import h5py, os, tempfile
         >>> from fastpipe import FastHDF5Dataset
@@ -247,13 +247,13 @@ class RowsDataset(BatchedDataset, Dataset[Any]):
         return DatasetBatches(self, batch_size, shuffle, drop_last, shard)
 
     def _shown(self, lines: Sequence[str], **options: Any) -> str:
-        """Return the repr: these lines, and the options that are not None."""
+        """Return the repr, made of these lines and of the options that are not None."""
         bad_samples = None if self.bad_samples == BadSamples() else self.bad_samples
         options |= {"Bad samples": bad_samples, "Seed": self.seed}
         given = [f"{name}: {value!r}" for name, value in options.items() if value is not None]
         return "\n    ".join([type(self).__name__, *lines, *given])
 
-    # ---- what a loader asks ---------------------------------------------------------------------
+    # ---- requests of a loader -------------------------------------------------------------------
 
     def _answers_for_batches(self) -> bool:
         return type(self).__getitem__ is RowsDataset.__getitem__
@@ -284,7 +284,7 @@ class RowsDataset(BatchedDataset, Dataset[Any]):
             if not threaded or nbytes < _OWN_MEMORY or value.dtype.hasobject:
                 array = np.empty(shape, value.dtype)
             elif value.torch_dtype is not None and get_worker_info() is not None:
-                # Will be sent to the parent: make it where both see it.
+                # The batch goes to the parent: use memory that both can access.
                 array = shared_flat(nbytes).numpy().view(value.dtype).reshape(shape)
             else:
                 array = slots.take(shape, value.dtype)
@@ -293,7 +293,7 @@ class RowsDataset(BatchedDataset, Dataset[Any]):
 
 
 class RowsSource(Source):
-    """Makes batches of the datasets of rows behind a dataset of the user's."""
+    """The source of batches of row datasets behind the user's dataset."""
 
     _batches: EpochBatches | None = None
 
@@ -315,7 +315,7 @@ class RowsSource(Source):
         return [prefetcher for prefetcher in found if prefetcher is not None]
 
     def follow_order(self, batches: EpochBatches | None) -> None:
-        # What ranks share is used in the order of none of them.
+        # Data that ranks share are not used in any single rank's order.
         self._batches = batches if batches is not None and batches.shard.world == 1 else None
 
     def made_by(self) -> object:

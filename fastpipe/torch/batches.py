@@ -1,4 +1,4 @@
-"""A batch of images in the making: its samples, its memory, and the user code that is still to run."""
+"""Batches of images while they are made: their samples, memory, and the user code that remains to run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PLACED = object()  # the value of a sample that is in the batch's memory
 
 
 def matches_spec(value: Any, like: SampleSpec) -> bool:
-    """Whether a sample is such a tensor, in plain memory, of whatever strides."""
+    """Return whether a sample is such a tensor, in plain memory, with any strides."""
     return (
         type(value) is like.kind
         and value.shape == like.shape
@@ -52,14 +52,14 @@ def matches_spec(value: Any, like: SampleSpec) -> bool:
 
 
 class SpecGuess:
-    """Predicts, from finished batches, what tensors the samples of a plan will be.
+    """A prediction, from finished batches, of the tensors that a plan's samples will be.
 
     The first batch whose samples are all alike decides.  After the first sample that differs, each
     sample is a separate value.
     """
 
     def __init__(self) -> None:
-        # The plan, and None if samples differ.  Replaced as one: several threads may use a dataset.
+        # The plan and its spec, None if samples differ.  Replaced together: several threads may use it.
         self._known: tuple[object, SampleSpec | None] = None, None
 
     def of(self, plan: object) -> SampleSpec | None:
@@ -79,13 +79,13 @@ class SpecGuess:
 
 
 class Place(NamedTuple):
-    """Where the samples of a batch go.
+    """The destination of a batch's samples.
 
     Attributes:
-        memory: of the batch, which the plan writes; or a row of a larger one for each sample.
-        tensor: (N, …) over it; None where samples are separate values, or in a larger one.
-        like: what samples must be for ``tensor`` to hold them; None where the plan writes all of them there.
-        finish: what is left to do in the thread that made a sample; ``then``: the same, done by the engine.
+        memory: the batch's memory, which the plan writes; or a row of a larger batch for each sample.
+        tensor: (N, …) over the memory; None if samples are separate values, or in a larger batch.
+        like: the spec of samples that ``tensor`` can hold; None if the plan writes all of them there.
+        finish: the remaining work of the thread that made a sample; ``then``: the same, done by the engine.
     """
 
     memory: npt.NDArray[Any] | Sequence[npt.NDArray[Any]] | None = None
@@ -97,14 +97,14 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """How a batch of images is to be made.
+    """Settings for making a batch of images.
 
     Attributes:
-        threaded: threads may make it; else the calling one does, before the batch is returned.
-        rows: rows of a larger batch where its samples go; None gives it memory of its own.
-        sends_bytes: make bytes, on ``device`` where there is a way to; of a ``split`` its first part only.
-        dtype: of 16 bits, for samples that are not bytes and can be of it; else "".
-        is_pinned: make it in page-locked memory, from which it is copied to a GPU.
+        threaded: threads may make it; else the calling thread does, before the batch is returned.
+        rows: rows of a larger batch for its samples; None gives it memory of its own.
+        sends_bytes: make bytes, on ``device`` if possible; with a ``split`` only its first part.
+        dtype: 16-bit dtype for samples that are not bytes and support it; else "".
+        is_pinned: make it in page-locked memory, for the copy to a GPU.
     """
 
     threaded: bool = True
@@ -117,7 +117,7 @@ class BatchRequest:
 
     @property
     def augments_here(self) -> bool:
-        """Whether decoding threads do all of a split transform; else its second part is the device's."""
+        """Whether decoding threads do all of a split transform; else the device does its second part."""
         return self.split is not None and not self.sends_bytes
 
     def plan_of(self, plan: Plan) -> Plan:
@@ -127,7 +127,7 @@ class BatchRequest:
 
 
 class BatchMemory:
-    """Allocates the memory of a dataset's batches in one process, and reuses it."""
+    """An allocator of a dataset's batches in one process, which reuses their memory."""
 
     def __init__(self, is_pinned: bool = False) -> None:
         self.slots = SlotPool(KEPT_SLOTS)
@@ -137,7 +137,7 @@ class BatchMemory:
         """Return uninitialised memory, uint8 (size,), of a batch or of a single sample."""
         if not is_batch:
             return torch.from_numpy(np.empty(size, np.uint8))
-        if get_worker_info() is not None:  # will be sent to the parent: make it where both see it
+        if get_worker_info() is not None:  # the batch goes to the parent: use memory that both can access
             return shared_flat(size)
         if self._is_pinned:
             return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
@@ -174,7 +174,7 @@ def _augmented(split: Split, key: Key, count: int, memory: BatchMemory, rows: Ro
     whole: Any = tensor if rows is None else rows.memory
     batch = split.chain.native_batch(shape, key, whole, *([] if rows is None else [rows.numbers]))
 
-    def finish(value: Any, number: int) -> Any:  # of samples that the engine has declined
+    def finish(value: Any, number: int) -> Any:  # for samples that the engine has declined
         problem = batch.change(number, value.as_subclass(torch.Tensor).numpy())
         split.chain.check_change(problem, number)
         return PLACED
@@ -183,7 +183,7 @@ def _augmented(split: Split, key: Key, count: int, memory: BatchMemory, rows: Ro
 
 
 class Batch(StartedBatch):
-    """A batch of one folder that is being made; ``turn`` is that of a device, as far as it is made on one."""
+    """An unfinished batch of one folder; ``turn`` is its turn on a device, if it is made on one."""
 
     pending: PendingBatch
 
@@ -206,13 +206,13 @@ class Batch(StartedBatch):
         parameters, objects = plan.draw(key), items.positions[:0]
         if remote is not None:
             objects = folder._rows(items.positions)
-            if request.threaded:  # last, as many threads are awake then
+            if request.threaded:  # last, because many threads are awake then
                 remote.reader().need(objects)
         maker = None
         if request.device and request.sends_bytes and plan.writes_bytes:
             maker = runtime.maker_on(request.device)
         turn = self.turn = None if maker is None else maker.turn()
-        # The threads must outlive the batch, also when the dataset gets new ones meanwhile.
+        # The threads must outlive the batch, even if the dataset gets new ones meanwhile.
         self._folder, self._runtime, self._plan, self._key = folder, runtime, plan, key
         self._tensor, self._like = place.tensor, place.like
         self.nbytes = 0 if self._tensor is None else self._tensor.nbytes
@@ -233,7 +233,7 @@ class Batch(StartedBatch):
         return samples
 
     def make(self) -> Sequence[Any]:
-        """Finish a part of a larger batch, which is not handed out yet."""
+        """Finish a part of a larger batch that is not delivered yet."""
         kept = self.kept = self.pending.wait()
         targets = self._targets(kept)
         whole = self._whole(kept)
@@ -290,7 +290,7 @@ class Batch(StartedBatch):
         try:
             if self._is_keyed:
                 return run_seeded(self._plan.stock, value, _seed_of(self._key, number))
-            for transform in self._plan.stock:  # as in ImageFolder: from whatever the script seeded
+            for transform in self._plan.stock:  # as in ImageFolder: draws from the script's generators
                 value = transform(value)
             return value
         except Exception as error:
@@ -321,14 +321,14 @@ def batch_memory(
 
 
 def batch_memory_like(like: SampleSpec, count: int, memory: BatchMemory) -> torch.Tensor:
-    with torch.inference_mode(False):  # threads write to it, which are in no mode of the caller's
+    with torch.inference_mode(False):  # threads write to it, outside the caller's mode
         return memory.flat(count * like.nbytes).view(like.dtype).view(count, *like.shape)
 
 
 class Items(Sequence[Item]):
-    """Some samples as items of work, each made when it is used.
+    """Some samples as work items, each created when it is used.
 
-    ``samples`` are those of the dataset when this was made: flat arrays, or a list of (path, target).
+    ``samples`` are the dataset's samples at construction: flat arrays, or a list of (path, target).
     """
 
     def __init__(self, samples: Any, positions: npt.NDArray[np.int64]) -> None:
@@ -352,7 +352,7 @@ class Items(Sequence[Item]):
         return Item(position, self.samples.path(position), self.samples.targets.item(position))
 
     def targets(self, numbers: Sequence[int]) -> list[Any] | npt.NDArray[np.int64]:
-        """Return the targets of some of them; class indices of a table as an array."""
+        """Return the targets of some samples; a table's class indices as an array."""
         if self._items is not None:
             return [self._items[number].target for number in numbers]
         positions = self.positions if len(numbers) == len(self) else self.positions[numbers]
@@ -374,7 +374,7 @@ class Items(Sequence[Item]):
             return isinstance(samples, SampleTable) and samples.frozen is self.samples
         try:
             return all(item == _item_of(samples, item.index) for item in self._items)
-        except Exception:  # fewer samples, or targets that do not compare
+        except Exception:  # fewer samples, or targets that cannot be compared
             return False
 
 
@@ -386,12 +386,12 @@ def _item_of(samples: Any, position: int) -> Item:
 
 
 def _substitute_of(samples: Any, items: Sequence[Item], key: Key, number: int, attempt: int) -> Item | None:
-    """Return another sample of the same class (any, if targets are neither integers nor texts), drawn by the
-    replaced one's key; None if there is none."""
+    """Return another sample of the same class (any, if targets are neither integers nor strings), drawn with
+    the replaced sample's key; None if there is none."""
     item = items[number]
     if isinstance(samples, SampleTable) and samples.is_flat:
         targets = samples.targets_array()
-    else:  # objects: in an array of their own type, 1 and "1", or two integers beyond int64, may be the same
+    else:  # objects: in a typed array, 1 and "1", or two integers beyond int64, may become equal
         targets = np.array([sample[1] for sample in samples], object)
         if not all(isinstance(target, (int, np.integer, str)) for target in targets):
             targets = np.zeros(len(targets), np.int64)

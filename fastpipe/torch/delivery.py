@@ -1,4 +1,4 @@
-"""The last part of a batch's way: to the device, normalised there, augmented as a batch."""
+"""The last stage of a batch: the copy to the device, normalisation there, and batch augmentation."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
     from fastpipe.augment.chains import ImageChain
     from fastpipe.core.transfer import Transfer
 
-_AUGMENT = 1 << 41  # where the draws of batch augmentation are, behind those of samples and collate
+_AUGMENT = 1 << 41  # offset of the draws of batch augmentation, after those of samples and collate
 
 
 @dataclass(eq=False)
 class Delivery:
-    """Takes batches from an iterator and hands them out on the device.
+    """The stage that takes batches from an iterator and delivers them on the device.
 
-    The next batch begins its way as soon as it is there, so that its copy runs beside the step that uses the
-    one before.  The user's augmentation runs when a batch is asked for, as it may draw from generators that
-    the step uses as well.
+    The copy of the next batch starts as soon as the batch is ready, and runs during the step that uses the
+    previous one.  The user's augmentation runs when a batch is requested, because it may draw from generators
+    that the step uses as well.
 
     Attributes:
-        transfer: to the device; None leaves batches where they are.
-        finishes: batches come as ``Unfinished``, to be finished there; by ``rest`` of a split transform.
-        augment: the user's, of batches; under a ``seed`` its draws are a function of epoch and batch.
+        transfer: the copy to the device; None leaves batches where they are.
+        finishes: batches arrive as ``Unfinished``, and are finished there, by ``rest`` of a split transform.
+        augment: the user's function for batches; with a ``seed`` its draws depend on epoch and batch only.
         rank: this rank and the number of ranks.
-        on_epoch: called at an epoch's end with the seconds from batch to batch, and those that were waited.
-        is_made_there: batches may be made on the device, and are to be collated there.
-        dtype: of the first part of each batch where that is float32; None leaves it.
+        on_epoch: called at an epoch's end with the seconds from batch to batch, and the seconds of waiting.
+        is_made_there: batches may be made on the device, and are collated there.
+        dtype: target dtype for the first part of each batch if that is float32; None leaves it.
     """
 
     transfer: Transfer | None
@@ -77,14 +77,14 @@ class Delivery:
         if self.augment is not None:
             batch = self._augmented(batch, moving.epoch, moving.number)
         if self.transfer is not None and self.transfer.is_asynchronous and iterator.is_ready():
-            with torch.inference_mode(False):  # the script may use the batch elsewhere than it is now
+            with torch.inference_mode(False):  # the script may use the batch outside its current mode
                 self._ahead = self._pull(iterator)
         return batch
 
     def _pull(self, iterator: Any) -> _Moving:
         try:
             batch = iterator._next_data()
-        except Exception as error:  # also StopIteration; an interrupt is due at once
+        except Exception as error:  # also StopIteration; an interrupt is raised at once
             return _Moving(DeferredError(error), iterator.how_far)
         point = iterator._sampler_iter.progress.point
         number = point.batches + self._pulled
@@ -97,7 +97,7 @@ class Delivery:
         return _Moving(given, iterator.how_far, point.epoch, number)
 
     def on_stream(self) -> AbstractContextManager[Any]:
-        """Return a block in which batches on the device are collated, on the stream that finishes them."""
+        """Return a context that collates batches on the device, on the stream that finishes them."""
         if self.transfer is None or not self.is_made_there:
             return nullcontext()
         return self.transfer.on_stream()
@@ -112,7 +112,7 @@ class Delivery:
         seed = sample_seed(self.seed, epoch, _AUGMENT + number * ranks + rank)
         with preserved_generators():
             seed_generators(seed)
-            with KeyedGenerator(seed):  # which knows the device's generators as well
+            with KeyedGenerator(seed):  # covers the device's generators as well
                 return augment(*several)
 
     def _finished(self, batch: Any) -> Any:
@@ -132,7 +132,7 @@ class Delivery:
 
 
 def _in_dtype(batch: Any, dtype: torch.dtype) -> Any:
-    """Return a batch with its first part, or itself, in another dtype if it is a float32 tensor."""
+    """Convert a batch's first part, or the batch itself, to another dtype if it is a float32 tensor."""
     if isinstance(batch, torch.Tensor):
         return batch.to(dtype) if batch.dtype == torch.float32 else batch
     if type(batch) in (list, tuple) and batch:
@@ -141,12 +141,12 @@ def _in_dtype(batch: Any, dtype: torch.dtype) -> Any:
 
 
 class _Pace:
-    """How fast an epoch goes."""
+    """The speed of an epoch."""
 
     count, first, last, waited = 0, 0.0, 0.0, 0.0
 
     def given(self, asked: float) -> None:
-        """Count a batch that was asked for at that time; the first one says nothing about the others."""
+        """Count a batch that was requested at time ``asked``; the first batch is not representative."""
         self.last = perf_counter()
         if self.count:
             self.waited += self.last - asked
@@ -161,7 +161,7 @@ class _Pace:
 
 
 class _Moving(NamedTuple):
-    """A batch on its way, or the error that came instead."""
+    """A batch that is being delivered, or the error raised instead."""
 
     found: Callable[[], Any] | DeferredError
     how_far: Any
@@ -175,13 +175,13 @@ class _Moving(NamedTuple):
 
 
 class DeferredError:
-    """Keeps an error until the batch is asked for in whose place it comes."""
+    """An error that is kept until its batch is requested."""
 
     def __init__(self, error: BaseException) -> None:
         self._error: BaseException | None = error
 
     def take(self) -> BaseException:
-        """Return the error to raise.  It is not kept: its traceback refers to much."""
+        """Return the error to raise, and drop it, because its traceback keeps many objects alive."""
         assert self._error is not None
         error, self._error = self._error, None
         return error

@@ -1,4 +1,4 @@
-"""What a loader says of itself: its plan, its stock equivalent, and advice if its batches are late."""
+"""Descriptions of a loader: its plan, its stock equivalent, and advice if its batches are late."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 
 class LoaderPlan:
-    """What a loader does where, and why.  ``print`` it.
+    """A printable description of what a loader does where, and why.
 
     Attributes:
         is_fast: whether fastpipe makes the batches.
-        why_not: what keeps the dataset from that; empty if nothing does.
+        why_not: why fastpipe does not make the batches; empty if it does.
     """
 
     def __init__(self, loader: Any, source: Source | None, depth: int, why_processes: str) -> None:
@@ -55,7 +55,7 @@ class LoaderPlan:
 
 
 def why_no_source(dataset: Any) -> str:
-    """Return why fastpipe does not make the batches of a dataset, in words; empty where it does."""
+    """Return why fastpipe does not make the batches of a dataset, in words; empty if it does."""
     ends = ends_of(dataset)
     reasons = [_why_not_alone(end) for end in ends]
     if not any(reasons) and len(set(map(is_rows, ends))) > 1:
@@ -66,7 +66,7 @@ def why_no_source(dataset: Any) -> str:
 def _why_not_alone(dataset: Any) -> str:
     name = type(dataset).__name__
     if isinstance(dataset, BatchedDataset):
-        its: Any = dataset  # of whose class a subclass, or an option, may make samples one by one
+        its: Any = dataset  # a subclass, or an option, may make samples one by one
         is_fast = type(its).__getitems__ is BatchedDataset.__getitems__ and its._answers_for_batches()
         return "" if is_fast else f"{name} makes its samples in its own way"
     if is_folder(dataset):
@@ -104,7 +104,7 @@ def _work_note(loader: Any, source: Source | None, depth: int, why_processes: st
 
 
 def stock_loader(loader: Any) -> DataLoader[Any]:
-    """Return torch's loader over torchvision's dataset, with the same batches in the same order."""
+    """Return torch's loader over torchvision's dataset, with the loader's batches in the same order."""
     options = options_of(loader) | {"dataset": stock_dataset(loader.dataset)}
     order, seed = loader._order, loader._effective_seed()
     ours = order.ours()
@@ -122,7 +122,7 @@ def stock_loader(loader: Any) -> DataLoader[Any]:
 
 
 def stock_dataset(dataset: Any) -> Any:
-    """Return a dataset with torchvision's, or the formats' own, datasets instead of fastpipe's."""
+    """Return a dataset in which those of torchvision, or of the formats' libraries, replace fastpipe's."""
     if type(dataset) is Subset:
         return Subset(stock_dataset(dataset.dataset), dataset.indices)
     if type(dataset) is ConcatDataset:
@@ -135,7 +135,7 @@ def stock_dataset(dataset: Any) -> Any:
 
     from fastpipe.torch.image_folder import FastImageFolder
 
-    if type(dataset) is not FastImageFolder:  # what a subclass does is unknown
+    if type(dataset) is not FastImageFolder:  # a subclass may do anything
         return dataset
     folder = ImageFolder.__new__(ImageFolder)
     VisionDataset.__init__(
@@ -163,7 +163,7 @@ class _Singles:
 
 
 class _IndicesOfEpochs:
-    """What a sampler gives, with the seed and the number of the epoch."""
+    """A sampler's indices, with the epoch's seed and number."""
 
     def __init__(self, sampler: Any, seed: int, epoch: int) -> None:
         self._sampler, self._seed, self._epoch = sampler, seed, epoch
@@ -188,7 +188,7 @@ class _IndicesOfEpochs:
 
 
 class _SamplesOfEpochs(Dataset[Any]):
-    """A stock dataset, also behind torch's wrappers, whose samples are drawn for each epoch."""
+    """A stock dataset whose samples are drawn for each epoch, also behind torch's wrappers."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -197,7 +197,7 @@ class _SamplesOfEpochs(Dataset[Any]):
         return len(self.dataset)
 
     def __getitem__(self, index: KeyedIndex) -> Any:
-        # Out of band, as wrappers make plain numbers of indices.
+        # Out of band, because wrappers turn indices into plain numbers.
         with keyed(key_for(index.seed, index.epoch, 0, 1)):
             return self.dataset[int(index)]
 
@@ -216,20 +216,20 @@ def _name_of(dataset: Any) -> str:
 
 _log = logging.getLogger("fastpipe")
 
-# Advice is given when the loop has waited this long, this share of its time, and this long for each batch: a
-# batch that takes less is made faster here than it is sent from another process.
+# Advice is logged once the loop has waited this long, this share of its time, and this long for each batch: a
+# batch that takes less time is made faster here than it is sent from another process.
 _WAITED_S = 1.0
 _WAITED_SHARE = 0.2
 _EACH_S = 0.005
-# The share of the threads' time that torchvision's transforms take before another way to do them is named.
+# The share of the threads' time spent in torchvision's transforms above which an alternative is suggested.
 _TRANSFORM_SHARE = 0.3
 
 
 class Advice:
-    """Watches a loader's batches, and names once what would help if they are waited for."""
+    """A monitor of a loader's batches; if the loop waits for them, it logs once what would help."""
 
     def __init__(self) -> None:
-        self._batches, self._waited, self._elapsed = 0, 0.0, 0.0  # in all epochs so far, in seconds
+        self._batches, self._waited, self._elapsed = 0, 0.0, 0.0  # totals of all epochs so far, in seconds
         self._has_advised = False
         self._remedy: Callable[[], str] | None = None
         self._clock: Callable[[], float] = perf_counter
@@ -237,7 +237,7 @@ class Advice:
 
     def begin_epoch(self, loader: Any, source: Source | None, in_processes: bool) -> Advice:
         self._last, self._remedy = None, None
-        if not (self._has_advised or in_processes or loader._why_workers):  # which were chosen by measuring
+        if not (self._has_advised or in_processes or loader._why_workers):  # workers chosen by measuring
             self._remedy, self._clock = _remedy_for(loader, source)
         return self
 
@@ -250,12 +250,12 @@ class Advice:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Count the block as the request of a batch."""
+        """Time the block as the request of a batch."""
         if self._remedy is None or self._has_advised:
             yield
             return
         begun, asked = perf_counter(), self._clock()
-        yield  # an error, or the end of the epoch, says nothing of waiting
+        yield  # an error, or the end of the epoch, does not count as waiting
         now = perf_counter()
         self._batches += 1
         self._waited += self._clock() - asked
@@ -268,11 +268,11 @@ class Advice:
 
 
 def _remedy_for(loader: Any, source: Source | None) -> tuple[Callable[[], str] | None, Callable[[], float]]:
-    """Return what says what would help, or None, and the clock by which a loop waits."""
+    """Return a function that describes what would help, or None, and the clock that measures waiting."""
     has_own_collate = loader.collate_fn not in (default_collate, default_convert)
     if source is None:
         kinds = map(type, ends_of(loader.dataset))
-        # Others cost so little that no worker helps.
+        # Other transforms cost so little that workers do not help.
         own = [kind for kind in kinds if kind.__module__.partition(".")[0] not in _LIGHT]
         if not own and not has_own_collate:
             return None, perf_counter
@@ -313,7 +313,7 @@ def _about_augment(source: Source) -> str:
         return ""
     try:
         source.split()
-    except (SplitError, MissingDependencyError):  # advice never ends an epoch
+    except (SplitError, MissingDependencyError):  # advice must never end an epoch
         return ""
     return (
         "batches wait for torchvision's transforms after the crop: augment='auto', of FastLoader and "

@@ -1,7 +1,7 @@
-"""What torch's iterators are given instead of the user's dataset and samplers.
+"""Wrappers that torch's iterators get instead of the user's dataset and samplers.
 
-An index batch carries its key along, the wrapped dataset sets it out of band (``Subset`` and its kind rebuild
-plain indices), and errors gain the sample's index and path.
+An index batch carries its key.  The wrapped dataset passes the key out of band, because wrappers such as
+``Subset`` rebuild plain indices.  Errors gain the sample's index and path.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from fastpipe.torch.threads import note
 from fastpipe.torch.transport import peek_requests
 from fastpipe.torch.wrappers import integers, located
 
-_COLLATE = 1 << 40  # where the draws of collate functions are, behind those of any epoch's samples
+_COLLATE = 1 << 40  # offset of the draws of collate functions, after those of any epoch's samples
 
 
 class UsersDataset:
-    """The user's dataset; an error of it says which sample it was about."""
+    """The user's dataset; its errors gain the sample's index and path."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
         inner = dataset
-        while type(inner) is Subset:  # which has a ``__getitems__``, but no code of its own in it
+        while type(inner) is Subset:  # its ``__getitems__`` has no code of its own
             inner = inner.dataset
         self._answers_for_batches = bool(getattr(inner, "__getitems__", None))
 
@@ -62,9 +62,9 @@ class UsersDataset:
 
 
 class KeyedDataset(UsersDataset):
-    """Sets the key of a request, then asks the user's dataset.
+    """The user's dataset, with the key of each request set before it is called.
 
-    Under a seed, whatever it draws comes from it: for each sample anew, or once for a batch.
+    With a seed, all of its draws come from the seed: seeded for each sample, or once for a batch.
     """
 
     def __getitems__(self, asked: KeyedIndices) -> Any:
@@ -90,7 +90,7 @@ class KeyedDataset(UsersDataset):
 
 
 class SourceDataset(KeyedDataset):
-    """Asks a source for batches, and the user's dataset for single samples."""
+    """A dataset that gets batches from a source, and single samples from the user's dataset."""
 
     def __init__(self, dataset: Any, source: Source) -> None:
         super().__init__(dataset)
@@ -104,24 +104,24 @@ class SourceDataset(KeyedDataset):
             self._begin_what_follows(batch, base)
             samples = batch.finish()
         error = None if len(samples) else batch.why_empty()
-        if error is not None:  # nothing can be collated from no samples
+        if error is not None:  # an empty batch cannot be collated
             raise error
         return samples
 
     def _begin_what_follows(self, batch: StartedBatch, base: int) -> None:
-        """In a worker with threads, begin the next batch before this one is done, once the parent asks for
+        """In a worker with threads, begin the next batch before this one is done, once the parent requests
         it."""
         if self._source.threads == 1:
-            return  # perhaps this one, which would make all of it before anything else
+            return  # the only thread may be this one, which would make the whole batch first
         for message in peek_requests(lambda: self._source.is_done(batch)):
             asked = message[1] if isinstance(message, tuple) else None
             if isinstance(asked, KeyedIndices) and asked.begun is None:
-                with suppress(Exception):  # which it meets again when its turn comes
+                with suppress(Exception):  # the error is raised again when the batch is due
                     asked.begun = self._source.start(asked.indices, asked.key(base))
 
 
 class KeyedCollate:
-    """A collate function of the user's whose draws come from the key of its batch."""
+    """The user's collate function, with draws from the key of its batch."""
 
     def __init__(self, function: Callable[[list[Any]], Any]) -> None:
         self._function = function
@@ -136,7 +136,7 @@ class KeyedCollate:
 
 
 class _Fetched(threading.local):
-    """What a thread fetches: the batch last asked for and, outside of workers, the base seed."""
+    """The state of a fetching thread: the batch last requested and, outside of workers, the base seed."""
 
     last: KeyedIndices | None = None
     base_seed = 0
@@ -147,7 +147,7 @@ fetched = _Fetched()
 
 @contextmanager
 def _seeded(asked: KeyedIndices, base: int) -> Iterator[None]:
-    """Where a seed is given, draws from the global generators come from it."""
+    """Seed the global generators for the block, if there is a seed."""
     if asked.seed is None:
         yield
         return
@@ -162,11 +162,11 @@ def _base_seed() -> int:
 
 
 def _say_which(error: BaseException, dataset: Any, index: Any) -> None:
-    """Add index and, where the dataset is one of files, path (Python 3.11 and later show it)."""
+    """Add the index and, if the dataset consists of files, the path (shown by Python 3.11 and later)."""
     if not hasattr(error, "add_note") or any("sample " in note for note in getattr(error, "__notes__", ())):
         return
     path = None
-    with suppress(Exception):  # whatever it is, the error at hand is the one to be seen
+    with suppress(Exception):  # any error here must not hide the original one
         ((end, _, (local,)),) = located(dataset, integers([index]))
         path = end.samples[local][0]
     error.add_note(f"while loading sample {index!r}" + (f" from {path!r}" if isinstance(path, str) else ""))

@@ -32,7 +32,7 @@ _ON_DEVICES = ("nvimgcodec", "dali")
 
 
 class FolderSource(Source):
-    """Makes batches of the image folders behind a dataset of the user's."""
+    """The source of batches of the image folders behind the user's dataset."""
 
     bases: list[FastImageFolder]
     by_split: Split | None = None
@@ -82,7 +82,7 @@ class FolderSource(Source):
         return [(plan_state(base.transform), str(base.memory_format)) for base in self.bases]
 
     def _request_now(self) -> BatchRequest:
-        """Return how batches are made: by the split, until the transform changes."""
+        """Return the settings for batches: with the split, until the transform changes."""
         if self.by_split is None:
             return self._request
         state = self.transform_state()
@@ -102,7 +102,7 @@ class FolderSource(Source):
         return base._start_batch(local, key, self._request_now())
 
     def _start_mixed(self, parts: Sequence[Located], key: Key) -> StartedBatch:
-        folders = {id(end): folder for end, folder in self._pairs}  # of which there may be many
+        folders = {id(end): folder for end, folder in self._pairs}  # there may be many
         own = [(folders[id(end)], numbers, local) for end, numbers, local in parts]
         return _Mixed(own, key, self._request_now())
 
@@ -140,7 +140,7 @@ class FolderSource(Source):
 
 
 class _FolderPrefetcher:
-    """Has images of a folder fetched before they are asked for."""
+    """A prefetcher of a folder's images."""
 
     def __init__(self, dataset: Any, base: FastImageFolder, is_here: bool) -> None:
         self._dataset, self._base, self._is_here = dataset, base, is_here
@@ -153,7 +153,7 @@ class _FolderPrefetcher:
 
     def requested(self, indices: Sequence[int]) -> None:
         if self._is_here:
-            return  # a batch says so itself
+            return  # the batch raises the error
         local = indices_in(self._dataset, self._base, indices)[1]
         if len(local):
             self._reader().need(self._base._rows(local))
@@ -164,13 +164,13 @@ class _FolderPrefetcher:
 
 
 class _Mixed(MixedBatch):
-    """A batch of several folders; in one memory, where they make the same tensors."""
+    """A batch of several folders, in one memory if they make the same tensors."""
 
     def __init__(self, parts: Sequence[Located], key: Key, request: BatchRequest) -> None:
         count = sum(len(numbers) for _, numbers, _ in parts)
         self._key = key if request.split is not None and request.sends_bytes else None
         ends = [base.plan.as_bytes().end for base, _, _ in parts]
-        if request.split is None and len({end and end.affine for end in ends}) > 1:  # what is left differs
+        if request.split is None and len({end and end.affine for end in ends}) > 1:  # remaining steps differ
             request = replace(request, sends_bytes=False)
         plans = [request.plan_of(base.plan) for base, _, _ in parts]
         runtime, first, split = parts[0][0]._running(), plans[0], request.split
@@ -211,7 +211,7 @@ class _Mixed(MixedBatch):
         return BatchSamples(tensor, self._kind, [entry(sample, 1) for sample in samples], self._end, key)
 
     def _together(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the batch: the common memory, or all of it on the device on which parts were made."""
+        """Return the batch: the common memory, or all of it on the device that made parts of it."""
         made = [(numbers, batch.there()) for numbers, batch in self.parts]
         device = next((there.device for _, there in made if there is not None), None)
         if device is None:

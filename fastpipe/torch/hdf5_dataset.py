@@ -19,48 +19,48 @@ from fastpipe.torch.threads import process_of
 
 
 class FastHDF5Dataset(HDF5Samples, RowsDataset):
-    """Rows of HDF5 datasets as samples, as ``h5py`` gives them, many times as fast.
+    """Rows of HDF5 datasets as samples, with the values that ``h5py`` gives, many times as fast.
 
-    Where the chunks of a file lie is asked of the HDF5 library once; they are then read and
-    decoded in threads, without the library's lock, and the rows of a batch are copied into
-    its memory from many chunks by one call.  It works in any ``DataLoader``; in a
+    The HDF5 library locates the chunks of a file once.  Threads then read and decode them
+    without the library's lock, and one call copies the rows of a batch from many chunks
+    into its memory.  The dataset works in any ``DataLoader``; in a
     :class:`fastpipe.FastLoader` the next batches are read while the current one is used.
 
     Args:
-        path: an HDF5 file; or several, whose samples follow each other.  With a ``stage``, also URLs, such as
-            ``"s3://bucket/mels.h5"``, or of any other file system that fsspec knows.
+        path: an HDF5 file, or a sequence of files whose samples are concatenated.  With a ``stage``, also
+            URLs, such as ``"s3://bucket/mels.h5"``, of any file system that fsspec supports.
         keys: a dataset's path in the file, for samples that are single values; a sequence of paths, for
-            tuples; or a mapping to paths, for dicts.  All must have the same first dimensions.
-        sample_dims: how many of these count samples, in C order: with 2, ``dataset[i]`` is
+            tuples; or a mapping to paths, for dicts.  All datasets must have the same first dimensions.
+        sample_dims: number of these dimensions that count samples, in C order: with 2, ``dataset[i]`` is
             ``h5["x"][i // n, i % n]`` for a dataset of shape (m, n, …).
-        transform: called with the sample's first value where samples are tuples; with the sample where they
-            are single values or dicts.
-        target_transform: called with the second value of a tuple.
-        seed: makes order and augmentation a pure function of (seed, epoch) under a ``FastLoader``.  Anywhere
-            else randomness comes from torch's global generator.
-        cache: where decoded chunks are kept, a :class:`fastpipe.Cache` or its ``where``.  ``"auto"`` keeps
-            them in memory from their second use on, if all of them fit a quarter of what is free.
-        bad_samples: what happens to samples that cannot be read, a :class:`fastpipe.BadSamples` or its
+        transform: a function that is called with the first value of a tuple, or with the whole sample if it
+            is a single value or a dict.
+        target_transform: a function that is called with the second value of a tuple.
+        seed: makes order and augmentation a pure function of (seed, epoch) under a ``FastLoader``.  Elsewhere
+            random numbers come from torch's global generator.
+        cache: where to keep decoded chunks, a :class:`fastpipe.Cache` or its ``where``.  ``"auto"`` keeps
+            them in memory from their second use on, if all of them fit a quarter of the free memory.
+        bad_samples: how to handle samples that cannot be read, a :class:`fastpipe.BadSamples` or its
             policy's name.  ``"replace"`` takes another sample, drawn from all.
-        threads: reading threads; ``"auto"`` is cores ÷ (ranks on this machine × workers).
+        threads: number of reading threads; ``"auto"`` is cores ÷ (ranks on this machine × workers).
         thread_safe: promise that ``transform`` may be called from several threads at once.
-        stage: a folder on a local disk, or a :class:`fastpipe.Stage`, to which files that are URLs are copied
-            whole, once for all processes of the machine, before the dataset is there.  Without any URL all
-            files are copied: of a network's folder, say.  What is there already is not copied again.
-        storage_options: for URLs: credentials and endpoint, as fsspec's file system for them takes them.
+        stage: a folder on a local disk, or a :class:`fastpipe.Stage`.  The constructor copies files that are
+            URLs to it, whole and once for all processes of the machine.  If no file is a URL, all files are
+            copied, for example from a network folder.  Files already staged are not copied again.
+        storage_options: credentials and endpoint for URLs, as their fsspec file system accepts them.
 
     Attributes:
         path, keys, sample_dims, transform, target_transform, seed: as given.
 
-    ``dataset[i]`` holds NumPy arrays, or scalars, exactly as ``h5["x"][i]`` gives them; a batch is
-    collated to tensors.  ``print(dataset)`` says what is read how.
+    ``dataset[i]`` holds NumPy arrays, or scalars, exactly as ``h5["x"][i]`` gives them; batches are
+    collated to tensors.  ``print(dataset)`` shows how each HDF5 dataset is read.
 
     Raises:
         FileNotFoundError, PermissionError: as ``open`` raises them.
-        StageError: a file does not fit the stage, or that cannot be written to.
-        StoreError: a store does not answer as it must.
+        StageError: a file does not fit on the stage, or the stage is not writable.
+        StoreError: a store does not answer, or gives a wrong answer.
         KeyError: the file has no such dataset.
-        HDF5Error: it is no HDF5 file, it is damaged, or somebody has it open for writing.
+        HDF5Error: the file is not an HDF5 file, is damaged, or is open for writing.
         OptionError: an option's value cannot work, or the datasets do not fit together.
 
     >>> import h5py, os, tempfile

@@ -1,4 +1,4 @@
-"""``FastImageFolder``: torchvision's ``ImageFolder`` that answers for a whole batch."""
+"""``FastImageFolder``: torchvision's ``ImageFolder``, which makes whole batches."""
 
 from __future__ import annotations
 
@@ -88,45 +88,45 @@ _USUAL, _HERE = BatchRequest(), BatchRequest(threaded=False)
 class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # torchvision ships no types
     """``torchvision.datasets.ImageFolder`` with the same samples, several times as fast.
 
-    Images are decoded only where the transform's crop needs them, resampled and normalised
-    in one pass, by threads that do not hold the GIL.  ``print(dataset.plan)`` says what is
-    done where.  It works in any ``DataLoader``; in a :class:`fastpipe.FastLoader` the next
+    Threads that do not hold the GIL decode only the part of an image that the transform's crop
+    needs, and resample and normalise it in one pass.  ``print(dataset.plan)`` shows what runs
+    where.  The dataset works in any ``DataLoader``; in a :class:`fastpipe.FastLoader` the next
     batches are made while the current one is used.
 
     Args:
         root, transform, target_transform, loader, is_valid_file, allow_empty: as in
-            ``ImageFolder``.  With a ``loader`` of your own, that loader is called.
+            ``ImageFolder``.  A ``loader`` of your own is called for each image.
         seed: makes order and augmentation a pure function of (seed, epoch) under a
-            ``FastLoader``.  Anywhere else randomness comes from torch's global generator.
-        stage: a folder on a local disk where remote images are copied before they are needed, a
-            :class:`fastpipe.Stage` or its path.  Without one they are fetched ahead into memory.
+            ``FastLoader``.  Elsewhere random numbers come from torch's global generator.
+        stage: a folder on a local disk to which remote images are copied before they are needed, a
+            :class:`fastpipe.Stage` or its path.  Without one they are prefetched into memory.
         storage_options: for a ``root`` that is a URL, such as ``"s3://bucket/train"``: credentials and
-            settings, as fsspec's file system for it takes them (``key``, ``secret``, ``endpoint_url`` …).
-        refresh: list the objects below such a ``root``, or one with a ``stage``, anew, in the place of using
-            an earlier listing.
-        cache: where decoded images are kept, a :class:`fastpipe.Cache` or its ``where``.  With
-            ``"off"`` nothing is written anywhere, nor is the scan of a large folder kept.
+            settings for its fsspec file system (``key``, ``secret``, ``endpoint_url`` …).
+        refresh: list the objects below a remote or staged ``root`` again, instead of using an earlier
+            listing.
+        cache: where to keep decoded images, a :class:`fastpipe.Cache` or its ``where``.  With
+            ``"off"`` nothing is written anywhere, not even the scan of a large folder.
         classes: names of the class folders to use, in this order; a function that chooses them from the
             sorted names of all; or a :class:`fastpipe.Subset`.  Default: all, sorted.
-        bad_samples: what happens to files that cannot be read, a :class:`fastpipe.BadSamples`
+        bad_samples: how to handle files that cannot be read, a :class:`fastpipe.BadSamples`
             or its policy's name.
-        decode: how images are decoded, a :class:`fastpipe.Decode`.
-        threads: decoding threads; ``"auto"`` is cores ÷ (ranks on this machine × workers), and of 8 or more
-            one less where no other worker is beside the training's thread.
-        thread_safe: promise that transforms which fastpipe does not know may be called from
-            several threads at once; they then run in the decoding threads.
-        memory_format: ``torch.channels_last`` makes image tensors with those strides, at no
-            cost; the shape stays (C, H, W).
+        decode: how to decode images, a :class:`fastpipe.Decode`.
+        threads: number of decoding threads; ``"auto"`` is cores ÷ (ranks on this machine × workers), minus
+            one if that is 8 or more and no other worker runs beside the training's thread.
+        thread_safe: promise that transforms unknown to fastpipe may be called from several
+            threads at once; they then run in the decoding threads.
+        memory_format: ``torch.channels_last`` gives image tensors these strides at no cost; the
+            shape stays (C, H, W).
 
-    ``dataset[i]`` is ``(image, target)``, exactly what ``ImageFolder`` gives: a PIL image
-    without a transform, else what the transform makes of it.
+    ``dataset[i]`` is ``(image, target)``, exactly as in ``ImageFolder``: a PIL image without a
+    transform, else the transform's result.
 
     Raises:
-        FileNotFoundError: no class folder, or a class without images.
+        FileNotFoundError: there is no class folder, or a class has no images.
         OptionError: an option's value cannot work.
     """
 
-    _listed: tuple[list[str], Any] | None = None  # classes and samples, while it is made of them
+    _listed: tuple[list[str], Any] | None = None  # classes and samples, during ``from_samples``
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # tor
         # VisionDataset's constructor, not ImageFolder's, which builds lists of Python objects.
         VisionDataset.__init__(self, root, transform=transform, target_transform=target_transform)
         self.classes, self.class_to_idx = self.find_classes(self.root)
-        if callable(classes):  # which may have no pickle
+        if callable(classes):  # a function may not be picklable
             self._only_classes = list(self.classes)
         self.extensions = IMG_EXTENSIONS if is_valid_file is None else None
         self.imgs = self.samples = self._find_samples(is_valid_file, allow_empty)
@@ -194,20 +194,20 @@ class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # tor
         classes: Sequence[str] = (),
         **options: Any,
     ) -> Self:
-        """The images of a list or a table, in the place of a ``Dataset`` of your own that opens them.
+        """Make a dataset of a list or table of images; replaces a ``Dataset`` of your own that opens them.
 
         Args:
-            samples: a (path, target) of each image, as ``ImageFolder.samples`` has them; of a table of pandas
-                ``zip(table["file"], table["label"])``.  A target is whatever the batch is to have: a class
-                index, a number, an array, a dictionary of these.
+            samples: pairs (path, target), one for each image, as in ``ImageFolder.samples``; for a pandas
+                table ``zip(table["file"], table["label"])``.  A target is any value for the batch: a class
+                index, a number, an array, or a dict of these.
             transform, target_transform: as in ``ImageFolder``.
-            root: the folder that relative paths begin in; default: the working directory.
+            root: the base folder of relative paths; default: the working directory.
             classes: names of classes, in the order of their indices.
-            options: the class's, but for those about folders.  With ``bad_samples="replace"`` an image of an
-                equal target takes a bad one's place; any, where targets are no integers or texts.
+            options: options of the class, except those about folders.  ``bad_samples="replace"`` uses an
+                image with an equal target, or any image if targets are neither integers nor strings.
 
         Raises:
-            OptionError: no samples; one is no pair of a local file and a target; an option is about folders.
+            OptionError: no samples; one is not a pair (local file, target); or an option is about folders.
 
         >>> from PIL import Image
         >>> folder = getfixture("tmp_path")
@@ -222,7 +222,7 @@ class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # tor
         return dataset
 
     def find_classes(self, directory: str | Path) -> tuple[list[str], dict[str, int]]:
-        """Class names and their indices; as in ``ImageFolder``, restricted by ``classes``."""
+        """Return class names and their indices, as in ``ImageFolder``, restricted by ``classes``."""
         if self._listed is not None:
             classes = self._listed[0]
             return classes, {name: index for index, name in enumerate(classes)}
@@ -232,7 +232,7 @@ class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # tor
 
     @property
     def memory_format(self) -> torch.memory_format:
-        """The strides of image tensors, as of the argument."""
+        """The memory format (strides) of image tensors, as given."""
         found: torch.memory_format = getattr(torch, self._memory_format)
         return found
 
@@ -242,12 +242,12 @@ class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # tor
             raise OptionError(
                 f"memory_format must be torch.contiguous_format or torch.channels_last, got {value}"
             )
-        # By name: torch's objects have no pickle by the protocol that torch.save uses.
+        # By name: torch's objects cannot be pickled with the protocol that torch.save uses.
         self._memory_format = str(value).removeprefix("torch.")
 
     @property
     def plan(self) -> Plan:
-        """What is done to a sample and where; follows a change of ``transform``."""
+        """The steps that a sample passes through, and where each runs; follows a change of ``transform``."""
         dtype = torch.get_default_dtype()
         state = plan_state(self.transform), self.thread_safe, self.memory_format, dtype
         if self._compiled is None or self._compiled[0] != state:
@@ -264,7 +264,7 @@ class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # tor
             stock: tuple[Any, Any] = super().__getitem__(index)
             return stock
         batch = self._start_batch([index], request=_HERE)
-        image, target = self._only(batch)[0]  # of a batch of its own, whose memory is its own
+        image, target = self._only(batch)[0]  # from a batch of one, with memory of its own
         return image, target
 
     def _handed_out(self, samples: Sequence[Any]) -> list[Any]:
@@ -274,7 +274,7 @@ class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # tor
         return printable_lines(super().__repr__())
 
     def extra_repr(self) -> str:
-        """Options that differ from ``ImageFolder``'s behaviour."""
+        """Return the options that change ``ImageFolder``'s behaviour, as text for ``repr``."""
         shown = {
             "Decoding": (self.decode, Decode()), "Staged": (self.stage, None),
             "Decoded images": (self.cache, Cache()), "Bad samples": (self.bad_samples, BadSamples()),
@@ -284,27 +284,27 @@ class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # tor
 
     @property
     def downloaded(self) -> tuple[int, int]:
-        """Objects and bytes that this process has fetched from its store."""
+        """Numbers of objects and of bytes that this process has fetched from the store."""
         return (0, 0) if self._remote is None else self._remote.downloaded
 
     def stage_all(self, on_progress: Callable[[int, int], None] | None = None) -> list[tuple[str, Exception]]:
-        """Copy all images to the stage now, as fast as their store gives them.
+        """Copy all images to the stage now, as fast as their store delivers them.
 
         Args:
-            on_progress: called a few times a second with the objects and bytes that are staged.
+            on_progress: called a few times a second with the numbers of objects and bytes staged so far.
 
         Returns:
-            Paths of the images that could not be copied, and the errors.
+            Pairs (path, error), one for each image that could not be copied.
 
         Raises:
             OptionError: the dataset has no ``stage``.
-            StageError, StoreError: there is no room for all of them; the store does not answer.
+            StageError, StoreError: there is no room for all images; the store does not answer.
         """
         return self._stage_reader().stage_all(on_progress or (lambda objects, nbytes: None))
 
     def verify_stage(self, on_progress: Callable[[int], None] | None = None) -> list[str]:
-        """Compare staged images with the checksums that were listed, and download anew those that differ;
-        their paths.  Arguments and errors as of ``stage_all``."""
+        """Compare staged images with the listed checksums, download those that differ again, and return
+        their paths.  ``on_progress`` receives the number of objects; errors are those of ``stage_all``."""
         return self._stage_reader().verify(on_progress or (lambda objects: None))
 
     def _stage_reader(self) -> ObjectReader:
@@ -313,8 +313,8 @@ class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # tor
         return self._remote.reader()
 
     def close(self) -> None:
-        """End the threads of this process, and let go of stage and store, as a dataset that is dropped does
-        by itself; the next use begins anew."""
+        """End this process's threads, and release stage and store; deleting the dataset does the same.  The
+        next use opens them again."""
         runtime, self._runtime = self._runtime, None
         if self._remote is not None:
             self._remote.close()
@@ -346,13 +346,13 @@ class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # tor
         return self._remote.rows(self.samples, positions)
 
     def _find_samples(self, is_valid_file: Callable[[str], bool] | None, allow_empty: bool) -> Any:
-        """Return ``samples``, a table or a list; errors as of ``ImageFolder.make_dataset``."""
+        """Return ``samples``, a table or a list; raises the errors of ``ImageFolder.make_dataset``."""
         if self._listed is not None:
             return self._listed[1]
         options: dict[str, Any] = {
             "extensions": self.extensions, "is_valid_file": is_valid_file, "allow_empty": allow_empty
         }  # fmt: skip
-        # A subclass may find its files in its own way.
+        # A subclass may find its files differently.
         if type(self).make_dataset is not ImageFolder.make_dataset:
             return self.make_dataset(self.root, class_to_idx=self.class_to_idx, **options)
         with class_folders.ScanProgress(self.root) as on_progress:
@@ -395,10 +395,10 @@ class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # tor
 
 
 class AdaptedImageFolder(FastImageFolder):
-    """Makes batches of a torchvision ``ImageFolder``, which stays what the user sees and changes."""
+    """An adapter that makes the batches of a torchvision ``ImageFolder``; the user keeps the original."""
 
     def __init__(self, original: ImageFolder, cache: Cache) -> None:
-        # No constructor above is called: nothing is scanned again, and no attribute copied.
+        # No base constructor is called: nothing is scanned again, and no attribute copied.
         self.original, self.cache = original, cache
         self.bad_samples, self.decode = BadSamples(), Decode()
         self.threads, self.thread_safe = "auto", False

@@ -1,4 +1,4 @@
-"""The index batches of an epoch: taken from samplers, given keys."""
+"""The index batches of an epoch: read from samplers, and given keys."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from fastpipe.torch.upcoming import PeekedIndices, Prefetcher, UpcomingIndices
 
 
 class RandomBatches(Iterator[Any]):
-    """The index batches of a plain ``RandomSampler``, of which any number may be taken early.
+    """The index batches of a plain ``RandomSampler``, any number of which may be taken early.
 
-    The sampler draws once more when it is exhausted, which a script sees where the generator is its own.
-    Taking batches here never exhausts it; ``reach`` does, when a ``DataLoader`` would.
+    The sampler draws once more when it is exhausted, which is visible if the generator is the script's own.
+    Taking batches here never exhausts it; ``reach`` does so when a ``DataLoader`` would.
     """
 
     def __init__(self, index_sampler: BatchSampler | RandomSampler) -> None:
@@ -50,7 +50,7 @@ class RandomBatches(Iterator[Any]):
     def reach(self, requests: int) -> None:
         """Exhaust the sampler if a ``DataLoader`` would have done so after that many requests."""
         with self._lock:
-            self._reached = max(self._reached, requests)  # fewer workers ask for less ahead than before
+            self._reached = max(self._reached, requests)  # fewer workers request less ahead than before
             if requests >= self._last:
                 self._indices = iter(list(self._indices))
 
@@ -60,7 +60,7 @@ class RandomBatches(Iterator[Any]):
 
 
 def draws_at_once(index_sampler: Any) -> bool:
-    """Whether a sampler may be asked for more than the loader needs yet, without any visible effect."""
+    """Return whether a sampler may be read further ahead than the loader needs, without a visible effect."""
     sampler = index_sampler.sampler if type(index_sampler) is BatchSampler else index_sampler
     if type(sampler) is RandomSampler:
         return not sampler.replacement and sampler.num_samples == len(sampler.data_source)
@@ -69,11 +69,11 @@ def draws_at_once(index_sampler: Any) -> bool:
 
 @dataclass(eq=False)
 class KeyedIndices:
-    """What a sampler gave for one batch, or for one sample, and where it stands in the epoch's order: from
-    ``first`` on, every ``step``-th (of ranks that take turns).
+    """A sampler's indices for one batch, or for one sample, and their places in the epoch's order: from
+    ``first`` on, every ``step``-th (ranks take turns).
 
     Attributes:
-        seed: the key's; None for the loader's base seed, which is known where the batch is made.
+        seed: the key's seed; None for the loader's base seed, which is known where the batch is made.
         begun: the batch, in a worker that has begun to make it.
     """
 
@@ -91,9 +91,9 @@ class KeyedIndices:
 
 
 class IndexBatches:
-    """An index sampler that gives the loader's index batches, with their keys if they have some.
+    """An index sampler that gives the loader's index batches, with their keys if they have any.
 
-    ``base_seed`` is the iterator's, once it is known; ``begun`` the number of epochs begun under that.
+    ``base_seed`` is the iterator's, once it is known; ``begun`` is the number of epochs begun under it.
     """
 
     def __init__(self, order: EpochOrder, seed: int | None, is_keyed: bool) -> None:
@@ -112,10 +112,10 @@ class IndexBatches:
 
 
 class _Epoch(Iterator[Any]):
-    """One epoch of ``IndexBatches``.  After an error of the sampler it asks it again.
+    """One epoch of ``IndexBatches``.  After an error of the sampler, the next request calls it again.
 
-    ``progress`` is None before the first index has been asked for; ``is_free``: indices may be asked for at
-    any time, without the script noticing.
+    ``progress`` is None before the first index has been requested; ``is_free``: indices may be requested at
+    any time, without a visible effect on the script.
     """
 
     def __init__(self, batches: IndexBatches) -> None:
@@ -145,12 +145,12 @@ class _Epoch(Iterator[Any]):
             self._random = RandomBatches(index_sampler)
             return self._random
         draws = None if draws_at_once(index_sampler) else self._order.generator
-        is_own = draws is not torch.default_generator  # of which torch's samplers take but a seed
+        is_own = draws is not torch.default_generator  # torch's samplers draw only a seed from that
         return CountingSampler(iter(index_sampler), draws if is_own else None)
 
     def reach(self, requests: int) -> None:
-        """Do to the sampler what so many requests of a ``DataLoader`` would have done by now; called by
-        iterators that ask early, whose own requests then do not count."""
+        """Leave the sampler as this many requests of a ``DataLoader`` would; called by iterators that request
+        early, whose own requests then do not count."""
         self._requests = None
         self._reach(requests)
 
@@ -187,20 +187,20 @@ class _Epoch(Iterator[Any]):
             indices = list(indices)
         several = self._order.is_batched or isinstance(indices, list)
         count = len(indices) if several else 1
-        # The place in the order of all ranks: two ranks must not augment alike.
+        # The place in the order of all ranks: two ranks must not draw the same augmentation.
         first = self._rank + self._step * self._position
         self._position += count
         return self._keyed(indices, first, count, self._step)
 
     def _keyed(self, indices: Any, first: int, count: int, step: int) -> KeyedIndices:
         seed, epoch = self._batches.seed, self._key_epoch
-        if seed is None and self._drawn is not None:  # the samples are those that the sampler put in order
+        if seed is None and self._drawn is not None:  # the samples are those that the sampler ordered
             seed, epoch = self._drawn, 0
         return KeyedIndices(indices, seed, epoch, first, count, step)
 
     def _asked(self, *default: Any) -> Any:
         indices = next(self._sampler, *default)
-        # It draws an epoch's seed when it is first asked, and shows that until another epoch begins.
+        # It draws an epoch's seed at its first request, and keeps it until another epoch begins.
         if self._drawn is None and isinstance(self._order.sampler, GroupSampler):
             self._drawn = self._order.sampler.drawn
         return indices
@@ -212,8 +212,8 @@ class _Epoch(Iterator[Any]):
         progress.base_seed = batches.base_seed
         point = progress.point
         batches.begun = point.begun + 1
-        # Without a seed the base seed is another for each iterator, and only persistent workers
-        # have several epochs under the same.
+        # Without a seed, each iterator has its own base seed, and only persistent workers run
+        # several epochs with the same one.
         self._key_epoch = point.begun if batches.seed is None else point.epoch
         if self._ours is not None:
             self._sampler = self._ours.indices(point.epoch, point.position)
@@ -227,7 +227,7 @@ class _Epoch(Iterator[Any]):
     def _prepare(self, point: ResumePoint) -> None:
         peeked = None
         if self._ours is None and draws_at_once(self._order.index_sampler):
-            if not self._replayed:  # the first is asked for now, in this thread: samplers draw then
+            if not self._replayed:  # the first is requested now, in this thread: samplers draw then
                 first = self._asked(None)
                 self._replayed = [] if first is None else [first]
             peeked = PeekedIndices(chain(reversed(self._replayed), self._sampler))
@@ -244,14 +244,14 @@ class _Epoch(Iterator[Any]):
             prefetcher.begin_epoch(self._upcoming)
 
     def _replay(self) -> None:
-        """Go to where the epoch goes on, with the sampler's draws of its beginning."""
+        """Advance to the resume point, repeating the sampler's draws from the epoch's beginning."""
         assert self.progress is not None
         point = self.progress.point
         generator = self._order.generator
         with preserved_generators() if generator is torch.default_generator else nullcontext():
             if generator is not None and point.generator is not None:
                 generator.set_state(point.generator)
-            # At least the next one: samplers draw when the first is asked for.
+            # At least the next one: samplers draw when the first is requested.
             asked = point.taken + 1 if self._random is not None or point.asked is None else point.asked
             self._replays = point.taken
             left = []

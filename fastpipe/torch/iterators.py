@@ -1,6 +1,6 @@
 """The iterators of a loader: the only module that touches private parts of torch's ``DataLoader``.
 
-torch builds an iterator from a loader.  It is given a *view* of the loader instead, in which only the
+torch builds an iterator from a loader.  Here it gets a *view* of the loader instead, in which only the
 dataset, the index sampler, the collate function and the worker's init function are replaced.
 
 Used: ``DataLoader._get_iterator``, ``_index_sampler``, ``_auto_collation``, ``_dataset_kind``, ``_iterator``;
@@ -52,11 +52,11 @@ from fastpipe.torch.transport import UnfinishedMessageError, WorkerContext, remo
 from fastpipe.torch.workers import WorkerCollate, WorkerInit, lanes_for, named_in, worker_error
 
 _EXITED = "DataLoader worker exited unexpectedly"
-_END_S = 2.0  # for a worker whose connection has ended to be gone itself
+_END_S = 2.0  # time for a worker to exit after its connection has ended
 
 
 def forget_iterator(loader: DataLoader[Any]) -> None:
-    """Let go of persistent workers: the next epoch starts new ones."""
+    """Release persistent workers: the next epoch starts new ones."""
     loader._iterator = None
 
 
@@ -68,11 +68,11 @@ def refuse_copy(iterator: object) -> NoReturn:
 
 
 class WatchedWorkers(_MultiProcessingDataLoaderIter):
-    """torch's iterator with workers; says more about those that die or do not answer."""
+    """torch's iterator with workers, with precise errors about workers that die or do not answer."""
 
     def __init__(self, view: Any) -> None:
         self._lanes = view.worker_init_fn.lanes
-        # Should an error come before torch sets these.
+        # In case an error is raised before torch sets these.
         self._workers: list[Any] = []
         self._workers_status: list[bool] = []
         self._num_workers, self._worker_pids_set = 0, False
@@ -102,14 +102,14 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
     __getstate__ = refuse_copy
 
     def explain(self, error: Exception) -> Exception:
-        """Return an error that says which worker has ended, where and why, or the given one if it is about
-        none."""
+        """Return an error that names the worker that has ended, where and why; ``error`` if none has
+        ended."""
         found = [] if isinstance(error, WorkerError) else named_in(error, self._workers)
         return self._failed(str(error), found) if found else error
 
     def _explained_start(self, error: Exception) -> Exception:
         number = len(self._workers)
-        # Of the pipe to the next one.
+        # An error of the pipe to the next worker.
         if number < self._num_workers and isinstance(error, (ConnectionError, EOFError)):
             return WorkerError(
                 f"Worker {number} ended while it was being started, before it had read what it needs "
@@ -129,11 +129,11 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
         return self._failed(_EXITED, found) if (found := self._ended(error)) else error
 
     def _is_hopeless(self, seconds: float) -> bool:
-        """Whether the rest of a message will not come, after so many seconds without any of it."""
+        """Return whether the rest of a message will never come, after this many seconds without data."""
         return 0 < self._timeout < seconds or bool(_ending(self._working().values(), 0))
 
     def _working(self) -> dict[int, Any]:
-        """Return the workers that have not been asked to end, by their numbers."""
+        """Return the workers that were not requested to end, by their numbers."""
         return {number: self._workers[number] for number, is_due in enumerate(self._workers_status) if is_due}
 
     def _ended(self, error: Exception) -> list[int]:
@@ -145,12 +145,12 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
         return [number for number, worker in self._working().items() if not worker.is_alive()]
 
     def _await_end(self) -> None:
-        """Wait shortly for the end of a worker: the end of its connection is noticed earlier."""
+        """Wait briefly for a worker's end: the end of its connection is noticed earlier."""
         for worker in _ending(self._working().values(), _END_S):
             worker.join(_END_S)
 
     def _before_error(self) -> None:
-        # Elsewhere torch's thread reads, and must not ask for what the main one may be asking just then.
+        # Elsewhere torch's thread reads, and must not repeat a request that the main thread may be making.
         if not hasattr(self, "_pin_memory_thread"):
             self._await_end()
 
@@ -167,7 +167,7 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
         return failed
 
     def _next_data(self) -> Any:
-        if self._death is not None:  # torch would go on without that worker's batches
+        if self._death is not None:  # torch would continue without that worker's batches
             text, worker, pid = self._death
             raise WorkerError(text, worker=worker, pid=pid)
         return super()._next_data()  # type: ignore[no-untyped-call]
@@ -183,8 +183,8 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
             del found
 
     def _late_by(self, error: Exception) -> list[int]:
-        """Return the numbers of the workers that are late, if an error says so; that of the due batch first.
-        (One that is stuck may hold the lock of the queue in which all answer.)"""
+        """Return the numbers of the late workers, that of the due batch first, if the error is a timeout.
+        (A stuck worker may hold the lock of the queue in which all answer.)"""
         is_unfinished = isinstance(error, UnfinishedMessageError) and not self._ended(error)
         if not is_unfinished and not (isinstance(error, RuntimeError) and "timed out" in str(error)):
             return []
@@ -196,18 +196,18 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
             return super()._process_data(*args)  # type: ignore[no-untyped-call]
         except Exception as error:
             # torch's frame refers to the error, whose traceback refers to the frame, and through
-            # it to this: workers would live until the garbage collector comes, and then for five
-            # seconds more, as it takes their queues away first.
+            # it to this object: workers would live until the next garbage collection, and then five
+            # seconds more, because it removes their queues first.
             _clear_innermost_frame(error)
             raise
 
     def _shutdown_workers(self) -> None:
-        # The last things are freed when modules are gone, as torch sees it here: all has been done by then.
+        # The last objects are freed when modules are gone, which torch checks like this; all is done by then.
         if _utils is None or _utils.python_exit_status is not False:
             return
-        if not self._workers or os.getpid() != self._pid:  # a forked child's copy, whose parent goes on
+        if not self._workers or os.getpid() != self._pid:  # in a forked child; the parent continues
             return
-        if self._has_failed:  # one that is stuck does not answer a polite request
+        if self._has_failed:  # a stuck worker does not answer a polite request
             self._kill_workers()
             answers: Any = self._worker_result_queue
             answers.release_of_killed()
@@ -217,7 +217,7 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
 
     def _kill_workers(self) -> None:
         alive = [worker for worker in self._workers if worker.is_alive()]
-        if alive and self._worker_pids_set:  # else torch raises an error about their end
+        if alive and self._worker_pids_set:  # otherwise torch raises an error about their end
             _utils.signal_handling._remove_worker_pids(id(self))  # type: ignore[attr-defined]
             self._worker_pids_set = False
         for worker in alive:
@@ -226,22 +226,22 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
             worker.join(_utils.MP_STATUS_CHECK_INTERVAL)
 
     def remove_what_killed_workers_left(self) -> None:
-        """Remove their names in ``/dev/shm``; workers that ended otherwise have none."""
+        """Remove killed workers' names in ``/dev/shm``; workers that ended otherwise leave none."""
         if os.getpid() == self._pid:
             remove_names_of([worker.pid for worker in self._workers if worker.exitcode is not None])
 
     def let_workers_end(self) -> None:
-        """At the end of the interpreter, where ``multiprocessing`` would wait for them without a limit."""
+        """End workers at the interpreter's exit, where ``multiprocessing`` would wait without a limit."""
         if self._has_failed:
             self._shutdown_workers()
         elif os.getpid() == self._pid:
             for worker in self._workers:
                 if worker.is_alive():
-                    os.kill(worker.pid, signal.SIGCONT)  # should somebody have stopped it
+                    os.kill(worker.pid, signal.SIGCONT)  # in case it was stopped
 
 
 def _ending(workers: Iterable[Any], seconds: float) -> list[Any]:
-    """Wait at most so long for the end of a worker; return those that are ending."""
+    """Wait at most ``seconds`` for the end of any worker; return those that are ending."""
     by_sentinel = {worker.sentinel: worker for worker in workers}
     return [by_sentinel[one] for one in multiprocessing.connection.wait(by_sentinel, seconds)]
 
@@ -250,7 +250,7 @@ def _clear_innermost_frame(error: BaseException) -> None:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    if trace is not None and trace.tb_frame.f_code.co_name == "reraise":  # and none of the script's
+    if trace is not None and trace.tb_frame.f_code.co_name == "reraise":  # not a frame of the script
         trace.tb_frame.clear()
 
 
@@ -264,11 +264,11 @@ def _for_all(method: Callable[[WatchedWorkers], None]) -> None:
 
 
 atexit.register(_for_all, WatchedWorkers.let_workers_end)
-_cleans_up_in = -1  # the process, as a forked child does nothing at its end of what its parent is to do
+_cleans_up_in = -1  # the process; a forked child must not do its parent's clean-up
 
 
 def _clean_up_at_the_end() -> None:
-    """Remove what workers leave after ``multiprocessing`` has killed the last ones."""
+    """Remove leftovers of workers after ``multiprocessing`` has killed the last ones."""
     global _cleans_up_in
     if _cleans_up_in != os.getpid():
         _cleans_up_in = os.getpid()
@@ -277,7 +277,7 @@ def _clean_up_at_the_end() -> None:
 
 
 def _explain_deaths() -> None:
-    """Explain the error that torch raises in a signal handler, wherever the script is."""
+    """Explain the error that torch raises in a signal handler, at any point of the script."""
     global _explains_deaths
     is_main = threading.current_thread() is threading.main_thread()
     if _explains_deaths or not hasattr(signal, "SIGCHLD") or not is_main:
@@ -299,16 +299,16 @@ def _explain_deaths() -> None:
         try:
             raise found
         finally:
-            del found, iterator  # which the traceback would keep, and the traceback the script's loader
+            del found, iterator  # the traceback would keep them, and the script's loader
 
     signal.signal(signal.SIGCHLD, handler)
 
 
-_ERROR = object()  # among batches: one that could not be begun
+_ERROR = object()  # replaces a batch that could not be begun
 
 
 class _View:
-    """A loader as its iterator sees it: itself, but for the attributes that are set here."""
+    """A loader as its iterator sees it: the loader itself, except for attributes that are set here."""
 
     def __init__(self, loader: DataLoader[Any], worker_init_fn: WorkerInit) -> None:
         self._loader, self.worker_init_fn = loader, worker_init_fn
@@ -337,8 +337,8 @@ class LoaderView(_View):
             # The base seed, from which torch seeds its workers, comes from the seed as well.
             batches.base_seed = sample_seed(seed, batches.order.next_epoch, -1) >> 1
         if goes_on or (seed is not None and batches.order.ours() is not None):
-            # Where torch would draw the base seed, the script's generators stay as they are; but not
-            # before a sampler that draws from them as well: its order is to be torch's.
+            # torch would draw the base seed now; leave the script's generators unchanged, unless a sampler
+            # draws from them as well: its order must be torch's.
             self.generator = torch.Generator()
 
 
@@ -374,12 +374,12 @@ class _StreamIterator(_SingleProcessDataLoaderIter):
 
 
 class _Counting(_BaseDataLoaderIter):
-    """Counts what the user has asked for and received, and hands batches to the view's delivery."""
+    """An iterator that counts the user's requests and batches, and passes batches to the view's delivery."""
 
     def __init__(self, view: LoaderView) -> None:
         self._delivery, self._advice = view.delivery, view.advice
         self._asked_for = 0  # batches, in this epoch
-        # Index batches taken by the batch given last, and samples of the next, if not one each.
+        # Index batches used up to the last batch, and samples of the next one, if not one for each batch.
         self.how_far: tuple[int, int] | None = None
         view._index_sampler.order.draw_again()
         super().__init__(view)  # type: ignore[arg-type]
@@ -388,7 +388,7 @@ class _Counting(_BaseDataLoaderIter):
 
     @property
     def _base_seed(self) -> int:
-        """torch's seed of workers, or that of an epoch to be resumed."""
+        """torch's base seed of workers, or that of the epoch to resume."""
         seed = self._index_sampler.base_seed
         assert seed is not None
         return int(seed)
@@ -414,12 +414,12 @@ class _Counting(_BaseDataLoaderIter):
 
     def _counted(self) -> Any:
         progress = self._progress
-        # ``set_epoch`` came between ``iter`` and the first batch, as trainers do it.
+        # ``set_epoch`` was called between ``iter`` and the first batch, as trainers do it.
         if not self._num_yielded and progress is not None and progress.is_stale:
             self._reset(_NO_LENGTH)
         self._asked_for += 1
         try:
-            # torch's entry in a profile costs as much as all the rest, also when nobody profiles.
+            # torch's entry in a profile costs as much as all the rest, even without a profiler.
             if torch._C._autograd._profiler_enabled():
                 with torch.autograd.profiler.record_function(self._profile_name):
                     data = self._delivered()
@@ -438,11 +438,11 @@ class _Counting(_BaseDataLoaderIter):
         return data
 
     def is_ready(self) -> bool:
-        """Whether the next batch is there already."""
+        """Return whether the next batch is ready."""
         return False
 
     def took_back(self) -> bool:
-        """Take back the batch that was given last, if what it was made by has changed since."""
+        """Take back the last batch if its settings have changed since; return whether it was taken back."""
         return False
 
     def _delivered(self) -> Any:
@@ -457,11 +457,11 @@ class _Counting(_BaseDataLoaderIter):
 
 _NO_LENGTH = SimpleNamespace(
     _IterableDataset_len_called=None
-)  # all that torch's ``_reset`` wants of a loader
+)  # all attributes that torch's ``_reset`` reads from a loader
 
 
 class _SerialIterator(_Counting, _SingleProcessDataLoaderIter):
-    """torch's iterator without workers; tells the keys' base seed, which workers know."""
+    """torch's iterator without workers, which sets the keys' base seed as workers do."""
 
     def _next_data(self) -> Any:
         fetched.base_seed = self._base_seed
@@ -476,8 +476,8 @@ class _WorkerIterator(_Counting, WatchedWorkers):
         super()._reset(loader, first_iter)
 
     def _try_put_index(self) -> None:
-        # torch asks the sampler whenever it takes a batch from a worker.  The delivery may take one early, as
-        # soon as it is there; the sampler is then asked when the script asks for that batch.
+        # torch calls the sampler whenever it takes a batch from a worker.  The delivery may take one early,
+        # as soon as it is ready; the sampler is then called when the script requests that batch.
         if self._requests < self._num_workers * self._prefetch_factor + self._asked_for:
             self._requests += 1
             super()._try_put_index()
@@ -496,21 +496,21 @@ class _WorkerIterator(_Counting, WatchedWorkers):
 
 
 class ThreadedIterator(_Counting):
-    """Takes batches from a source's threads; the next ones are made while one is used.
+    """An iterator over batches from a source's threads, which make the next ones while one is used.
 
-    Batches are begun in order, up to ``depth`` ahead of the one that is due.  Dropping the iterator, or an
-    error in it, cancels what is not finished.  An error of a batch is raised when that batch is due; the next
-    call goes on behind it.
+    Batches are begun in order, up to ``depth`` ahead of the one that is due.  Deleting the iterator, or an
+    error in it, cancels unfinished batches.  An error of a batch is raised when that batch is due; the next
+    call continues after it.
 
-    The script's sampler is asked as often as the batches handed out say, never as threads happen to be
-    fast: ``early`` requests before the first batch, then one for each.  Only an order that nothing of the
-    script's can watch is taken as the threads need it.
+    The number of delivered batches alone decides how often the script's sampler is called, not the speed of
+    the threads: ``early`` requests before the first batch, then one for each.  Only an order whose requests
+    the script cannot observe is read as the threads need it.
 
     Args:
-        spare: gives the bytes of batches that may be begun beyond ``depth`` while one slow sample holds up
-            the batch that is due; asked once.
+        spare: returns the bytes of batches that may be begun beyond ``depth`` while one slow sample delays
+            the batch that is due; called once.
         refill: batch size to fill up to when samples were left out, or None.
-        stands_for_workers: the first batches are made at once, as by worker processes.
+        stands_for_workers: make the first batches at once, as worker processes do.
     """
 
     def __init__(
@@ -518,19 +518,19 @@ class ThreadedIterator(_Counting):
         early: int, stands_for_workers: bool,
     ) -> None:  # fmt: skip
         super().__init__(view)
-        if self._timeout != 0 and not stands_for_workers:  # as torch's iterator without workers has it
+        if self._timeout != 0 and not stands_for_workers:  # as in torch's iterator without workers
             raise AssertionError(f"timeout={self._timeout} needs num_workers > 0")
         self._source, self._depth, self._refill = source, depth, refill
         if self._pin_memory or (self._delivery is not None and self._delivery.pins):
             source.ask(is_pinned=True)
-        self._spare = cache(spare)  # not before threads have something to do
+        self._spare = cache(spare)  # only after threads have work
         self._early, self._stands_for_workers = early, stands_for_workers
         self._pending: deque[_Begun] = deque()
         self._asked: KeyedIndices | None = None
-        self._state: object = None  # by which the batch given last was made
-        self._left_numbers: list[int] = []  # of those left, in the index batch that was taken last
-        # Indices that the sampler gave and that are not begun; apart from `_pending`, which the finalizer
-        # keeps: the tracebacks of errors refer to this object.
+        self._state: object = None  # settings with which the last batch was made
+        self._left_numbers: list[int] = []  # positions of those left in the last index batch
+        # Indices from the sampler that are not begun.  Separate from `_pending`, which the finalizer keeps,
+        # because the tracebacks of errors refer to this object.
         self._indices: deque[KeyedIndices | DeferredError] = deque()
         self._errors: deque[DeferredError] = deque()
         self._close = weakref.finalize(self, _cancel_all, self._pending)
@@ -542,7 +542,7 @@ class ThreadedIterator(_Counting):
         self._begin_epoch()
 
     def _begin_epoch(self) -> None:
-        _cancel_all(self._pending)  # of the epoch that is not wanted any more
+        _cancel_all(self._pending)  # of the abandoned epoch
         self._errors.clear()
         self._indices.clear()
         self._left: Sequence[Any] = []
@@ -557,7 +557,7 @@ class ThreadedIterator(_Counting):
         return super()._delivered()
 
     def _ask_sampler(self) -> None:
-        """Ask the sampler for as many index batches as a ``DataLoader`` would have by now."""
+        """Request as many index batches from the sampler as a ``DataLoader`` would have by now."""
         epoch, due = self._sampler_iter, self._early + self._asked_for
         if epoch.is_free:
             if not self._requests:
@@ -586,7 +586,7 @@ class ThreadedIterator(_Counting):
     def _collated(self, samples: Any) -> Any:
         with self._on_stream():
             data = collated(samples, self._collate_fn)
-        # What goes to a GPU next is pinned on that way, or may be there already.
+        # Batches for a GPU are pinned during the transfer, or may be there already.
         if self._pin_memory and not (self._delivery and self._delivery.pins):
             data = _utils.pin_memory.pin_memory(data, self._pin_memory_device)  # type: ignore[no-untyped-call]
         return data
@@ -601,7 +601,7 @@ class ThreadedIterator(_Counting):
             raise self._errors.popleft().take()
         assert self._asked is not None
         if self._state != self._source.made_by() or not batch.is_current():
-            batch.cancel()  # changed since: as if it were made now
+            batch.cancel()  # the settings have changed: make it again
             _, batch, self._state = self._begun(self._asked)
         start = perf_counter_ns()
         try:
@@ -633,12 +633,12 @@ class ThreadedIterator(_Counting):
                     raise
                 break
             except BaseException:
-                self._left = samples  # they belong to the batch that the next call gives
+                self._left = samples  # they belong to the next call's batch
                 raise
-            # A complete batch passes through as it is, so that it need not be copied.
+            # A complete batch passes unchanged, to avoid a copy.
             samples = [*samples, *more] if samples else more
         self._left = samples[size:]
-        left = len(self._left)  # where a batch ends that is not simply the next index batch
+        left = len(self._left)  # end of a batch that is not simply the next index batch
         self.how_far = self._taken - bool(left), self._left_numbers[-left] if left else 0
         return samples[:size] if left else samples
 
@@ -657,7 +657,7 @@ class ThreadedIterator(_Counting):
             pass
 
     def _begin_batch(self) -> bool:
-        """Begin the next batch, if the sampler may be asked for it or has given it; return whether it was
+        """Begin the next batch, if the sampler may be called for it or has given it; return whether it was
         begun."""
         if not self._indices and not self._exhausted and (self._sampler_iter.is_free or not self._pending):
             self._request()
@@ -675,7 +675,7 @@ class ThreadedIterator(_Counting):
 
     def _begun(self, asked: KeyedIndices) -> _Begun:
         state = self._source.made_by()
-        # The script may use the batch elsewhere than it is now.
+        # The script may use the batch outside its current mode.
         with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
             return _Begun(asked, self._source.start(asked.indices, asked.key(self._base_seed)), state)
 
@@ -686,7 +686,7 @@ class ThreadedIterator(_Counting):
         return True
 
     def _keep_threads_busy(self, due: Any) -> None:
-        """Begin further batches while one slow sample of the due batch leaves the other threads idle."""
+        """Begin more batches while one slow sample of the due batch leaves the other threads idle."""
         nbytes = due.nbytes
         while nbytes and self._pending:
             last = self._pending[-1].batch
@@ -697,7 +697,7 @@ class ThreadedIterator(_Counting):
 
 
 class _Begun(NamedTuple):
-    """A batch that was begun: its indices (None after an error), the batch or `_ERROR`, and what made it."""
+    """A batch that was begun: its indices (None after an error), the batch or `_ERROR`, and its settings."""
 
     asked: KeyedIndices | None
     batch: Any

@@ -1,4 +1,4 @@
-"""``FastLoader``: torch's ``DataLoader``, with the next batches made in threads; ``accelerate`` makes one."""
+"""``FastLoader``, a ``DataLoader`` that makes the next batches in threads; ``accelerate`` makes one."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ if TYPE_CHECKING:
     from fastpipe.torch.split import Split
 
 
-# Where Python runs for each sample, its lock ends what the threads of one process can do at about what so
-# many of torch's workers do: it is held for 0.25 ms of an image, and for most of torchvision's transforms.
+# If Python runs for each sample, the GIL limits the threads of one process to about what this many of torch's
+# workers do: it is held for 0.25 ms of an image, and for most of the time of torchvision's transforms.
 _MOST_BY_THREADS, _MOST_WITH_TORCHVISION = 8, 2
-# Of batches that a GPU makes, beside the one that is next: it decodes two at once, and another is opened.
+# Batches that a GPU makes ahead, besides the next one: it decodes two at once, and a third is being opened.
 _AHEAD_THERE = 3
 
 _T_co = TypeVar("_T_co", covariant=True)
@@ -67,54 +67,54 @@ _T_co = TypeVar("_T_co", covariant=True)
 class FastLoader(DataLoader[_T_co]):
     """``torch.utils.data.DataLoader`` with the same arguments, attributes and batches.
 
-    Over a :class:`fastpipe.FastImageFolder` or torchvision's ``ImageFolder``, also through
-    ``Subset`` and ``ConcatDataset``, and over fastpipe's other datasets, threads make the batches, the
-    next ones while the current one is used.  Any other dataset runs its own code behind torch's
-    machinery.  ``print(loader.plan)`` says what is done where, and why.
+    Threads make the batches of a :class:`fastpipe.FastImageFolder`, torchvision's ``ImageFolder`` and
+    fastpipe's other datasets, also behind ``Subset`` and ``ConcatDataset``; the next batches are made
+    while the current one is used.  Any other dataset runs its own code in torch's machinery.
+    ``print(loader.plan)`` shows which part runs where, and why.
 
-    ``num_workers`` is what a ``DataLoader`` has.  Where no code of the script's runs on the way, threads of
-    this process do the work of that many workers.  Where the script's own ``Dataset``, transform,
-    ``collate_fn`` or ``worker_init_fn`` runs, there are that many worker processes, with fastpipe's threads
-    in each.  So there are where Python runs for each sample and its lock would end what one process can do:
-    for more than 2 workers with torchvision's own transforms after the crop, for more than 8 with HDF5 files
-    and volumes, on as many cores.  Without ``num_workers`` no process is started.
+    ``num_workers`` is that of ``DataLoader``.  If the script has no code of its own in the pipeline,
+    threads of this process do the work of that many workers.  If the script's own ``Dataset``, transform,
+    ``collate_fn`` or ``worker_init_fn`` runs, that many worker processes are started, with fastpipe's threads
+    in each.  Processes are also started if Python runs for each sample and the GIL would limit one process:
+    for more than 2 workers with torchvision's own transforms after the crop, or more than 8 with HDF5 files
+    and volumes, given as many cores.  Without ``num_workers`` no process is started.
 
     Args:
-        dataset … in_order: as in ``DataLoader``; ``shuffle`` also a :class:`fastpipe.Shuffle`.  What is about
-            worker processes (``timeout``, ``multiprocessing_context``, ``persistent_workers``) has no effect
-            where threads do their work.
+        dataset … in_order: as in ``DataLoader``; ``shuffle`` may also be a :class:`fastpipe.Shuffle`.  If
+            threads do the work, the options of worker processes (``timeout``, ``multiprocessing_context``,
+            ``persistent_workers``) have no effect.
         seed: makes the order (with ``shuffle=True``) and the augmentation a pure function of
             (seed, epoch), the same for any number of threads, workers or ranks.  Default: the
             dataset's ``seed``.  Without one, order and augmentation come from ``generator``
             or torch's global generator, with the draws that ``DataLoader`` makes.  (An
-            ``IterableDataset`` has no order to be made, and is left to torch.)
-        shard: this rank's part of each epoch, a :class:`fastpipe.Shard`.  Instead of a sampler.
-        device: where batches are handed out, such as ``"cuda"``: each is copied from page-locked
-            memory on a stream of its own, beside the step before.  Where the transform ends in
-            ``ToTensor`` and ``Normalize``, bytes are sent and normalised there, to the same values.
-        dtype: ``torch.float16`` or ``torch.bfloat16``: the first part of each batch, where it is float32, is
-            handed out in this type: the same values, rounded.  Kernels write it so, or it is done on the
-            device, after augmentation by ``"auto"`` and ``"split"`` and before a function.
-        augment: called with the parts of each batch, ``augment(images, labels)``, on the device;
-            what it returns is the batch.  For ``v2.MixUp``, ``v2.CutMix`` and the like.  Under a
-            seed its draws depend on epoch and batch alone.  Or ``"split"``: what of the dataset's
-            transform follows the resizing to one size is done by ``fastpipe.augment``, on the device, or
-            without one in the decoding threads; of the same distribution, but other draws, and as
-            torchvision does it with tensors, which is not in all bits what it does with PIL images.  Or
-            ``"auto"``, which measures for about half a second whether that is faster; ``plan`` says so.
-        cache: where the decoded images of torchvision's ``ImageFolder`` are kept, a
-            :class:`fastpipe.Cache` or its ``where``.  A ``FastImageFolder`` has its own.
+            ``IterableDataset`` defines its own order, and is left to torch.)
+        shard: this rank's part of each epoch, a :class:`fastpipe.Shard`; replaces a sampler.
+        device: device of the returned batches, such as ``"cuda"``.  Each batch is copied from page-locked
+            memory on a separate stream, during the previous step.  If the transform ends in ``ToTensor``
+            and ``Normalize``, bytes are copied and normalised on the device, to the same values.
+        dtype: ``torch.float16`` or ``torch.bfloat16``: converts the first part of each batch to this type if
+            it is float32, by rounding.  Kernels write it directly, or the device converts it: after the
+            augmentation of ``"auto"`` and ``"split"``, and before an ``augment`` function.
+        augment: a function that is called on the device with the parts of each batch, ``augment(images,
+            labels)``, and returns the new batch; for ``v2.MixUp``, ``v2.CutMix`` and the like.  With a
+            seed, its draws depend only on epoch and batch.  ``"split"`` lets ``fastpipe.augment`` do the
+            part of the dataset's transform that follows the resizing to one size, on the device, or in
+            the decoding threads without one.  Draws differ, their distribution is the same; results are
+            torchvision's for tensors, which differ in some bits from those for PIL images.
+            ``"auto"`` measures for about half a second whether that is faster; ``plan`` shows the result.
+        cache: where to keep decoded images of torchvision's ``ImageFolder``, a :class:`fastpipe.Cache`
+            or its ``where``.  A ``FastImageFolder`` has an option of its own.
         num_workers: also ``"auto"``, which measures for less than a second, in a forked process,
-            whether threads here or worker processes are faster; ``plan`` says what it found.
-        workers: how the work of ``num_workers`` is done: ``"auto"`` follows the rule above; ``"threads"``
+            whether threads here or worker processes are faster; ``plan`` shows the result.
+        workers: how to do the work of ``num_workers``: ``"auto"`` follows the rule above; ``"threads"``
             starts no process; ``"processes"`` starts ``num_workers`` of them.
-        prefetch_batches: batches that threads make ahead; ``"auto"`` is two, four where a GPU
-            decodes them, or more where batches are so small that the threads would run dry, or while one
-            slow image holds up a batch.  A sampler of the script's is asked ahead by a fixed count, as by a
-            ``DataLoader``: ``num_workers`` × ``prefetch_factor`` batches; without workers as many as are made
-            ahead, of which ``"auto"`` makes two, or more that have 64 samples together.
+        prefetch_batches: number of batches that threads make ahead.  ``"auto"`` is two, or four if a GPU
+            decodes them; more if batches are so small that threads would idle, or while one slow image
+            delays a batch.  The script's own sampler is read ahead by a fixed count, as a ``DataLoader``
+            does: ``num_workers`` × ``prefetch_factor`` batches.  Without workers the count is that of the
+            batches made ahead; for ``"auto"`` it is two, or as many as hold 64 samples.
 
-    A batch is yours for as long as you keep it: its memory is used again only when no tensor
+    A batch is yours for as long as you keep it: its memory is reused only when no tensor
     refers to it any more.
 
     >>> import torch
@@ -178,7 +178,7 @@ class FastLoader(DataLoader[_T_co]):
             num_workers, self._why_workers = choose_workers(
                 dataset, source, batch_size or 1, multiprocessing_context, (collate_fn, worker_init_fn)
             )
-            if num_workers == 0:  # what is only about workers is for the case that there are some
+            if num_workers == 0:  # drop the options that apply only to workers
                 prefetch_factor, persistent_workers, timeout, multiprocessing_context = None, False, 0, None
         self._ranks = None if shard is None else RankCheck()
         seed_of = partial(effective_seed, self.seed, dataset)  # does not refer to this loader
@@ -207,7 +207,7 @@ class FastLoader(DataLoader[_T_co]):
         if sampler is None and batch_sampler is None:
             mark_default(self.sampler)
         self._check_cache()
-        if augment == "split":  # which is possible, or an error now
+        if augment == "split":  # raises an error now if that is impossible
             self._split(self._source())
         self._order = EpochOrder(self, shard, seed_of)
         self._persistent_batches: IndexBatches | None = None
@@ -217,10 +217,10 @@ class FastLoader(DataLoader[_T_co]):
 
     @property
     def clock(self) -> StageClock:
-        """Time spent in this process, by stage, summed over the threads of the dataset.
+        """Time spent in this process, by stage, summed over the dataset's threads.
 
         Raises:
-            AttributeError: the dataset is none that fastpipe makes batches of.
+            AttributeError: fastpipe does not make the batches of this dataset.
         """
         source = self._source()
         if source is None:
@@ -229,23 +229,23 @@ class FastLoader(DataLoader[_T_co]):
 
     @property
     def num_processes(self) -> int:
-        """Worker processes that make the batches: ``num_workers``, or 0 where threads do their work."""
+        """Number of worker processes that make batches: ``num_workers``, or 0 if threads do their work."""
         return self.num_workers if self._why_processes(self._source()) else 0
 
     @property
     def plan(self) -> LoaderPlan:
-        """What is done where, and why; ``print`` it."""
+        """A printable description of which part of the pipeline runs where, and why."""
         source = self._source()
         self._order.look_at(self)
-        delivery = self._delivery(source, None)  # which decides what is done where
+        delivery = self._delivery(source, None)  # decides which part runs where
         depth = 0 if source is None else self._depth(source, delivery)
         return LoaderPlan(self, source, depth, self._why_processes(source))
 
     def reference(self) -> DataLoader[Any]:
-        """The stock equivalent: torch's ``DataLoader`` over torchvision's dataset, or over rows read by
-        h5py, with the same samples in the same order; for comparing, and for going back.
+        """Return the stock equivalent: torch's ``DataLoader`` over torchvision's dataset, or over rows read
+        by h5py, with the same samples in the same order.  Use it to compare, or to switch back.
 
-        Random augmentation has the same distribution, but other draws.
+        Random augmentation has the same distribution, but different draws.
         """
         self._order.look_at(self)
         return stock_loader(self)
@@ -269,7 +269,7 @@ class FastLoader(DataLoader[_T_co]):
         number = min(self.num_workers, default_threads())
         if number <= _MOST_WITH_TORCHVISION or source.is_best_here(self._device):
             return ""
-        self._split(source)  # which may leave none of torchvision's transforms to run
+        self._split(source)  # may leave none of torchvision's transforms to run
         most = _MOST_WITH_TORCHVISION if source.runs_torchvision else _MOST_BY_THREADS
         if number > most and (source.runs_python or source.runs_torchvision):
             by = ", with torchvision's transforms" if source.runs_torchvision else ""
@@ -288,13 +288,13 @@ class FastLoader(DataLoader[_T_co]):
             raise OptionError("workers='threads' starts no worker, and would never call worker_init_fn")
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the number of the next epoch, which (with a seed) fixes order and augmentation.
+        """Set the number of the next epoch, which (with a seed) determines order and augmentation.
 
-        Without this call epochs are counted from 0, one for each iteration begun.  A sampler that
-        has a ``set_epoch``, such as ``DistributedSampler``, gets the number as well.
+        Without this call, each iteration begins the next epoch, counted from 0.  A sampler with a
+        ``set_epoch`` method, such as ``DistributedSampler``, receives the number as well.
 
         Args:
-            epoch: from 0.
+            epoch: the epoch's number, from 0; an ``OptionError`` is raised for negative numbers.
         """
         epoch = operator.index(epoch)
         if epoch < 0:
@@ -306,18 +306,18 @@ class FastLoader(DataLoader[_T_co]):
                 sampler.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader is, counted at the batches that have been received: a dict for JSON.
+        """Return the loader's position after the batches received so far, as a dict for JSON.
 
-        With a seed (or without shuffling) the rest of the epoch is found at once, by any number
-        of workers and ranks.  Else the state holds the sampler's generator as it was when the epoch
-        began, by which the indices up to here are drawn again, and as it is now, for the epochs that
-        follow; no data are read.
+        With a seed (or without shuffling) resuming is immediate, with any number of workers and
+        ranks.  Otherwise the state holds the sampler's generator twice: as it was when the epoch
+        began, to draw the indices up to here again, and as it is now, for the epochs that follow.
+        No data are read.
 
         Raises:
-            OptionError: the order comes from a sampler without ``state_dict``, from an
+            OptionError: the order comes from a sampler without ``state_dict`` or from an
                 ``IterableDataset``, batches come out of order (``in_order=False``), or a sampler that
-                draws more and more of an epoch shares its generator with others.  Where
-                Lightning or Accelerate asks, it is a warning.
+                draws an epoch bit by bit shares its generator with others.  If Lightning or
+                Accelerate requests the state, this is a warning.
 
         >>> loader = FastLoader(list(range(6)), batch_size=2, shuffle=True, seed=0)
         >>> for batch in loader:
@@ -337,16 +337,16 @@ class FastLoader(DataLoader[_T_co]):
             return unsaved_state(error, self._order)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where a loader was: the next iteration gives the rest of its epoch.
+        """Resume from a saved position: the next iteration gives the rest of its epoch.
 
-        ``set_epoch`` with another number starts that epoch instead.  The generator from which orders
-        are drawn is set to where it was; with ``shuffle=True`` alone, that is torch's global one.
+        ``set_epoch`` with another number starts that epoch instead.  The generator that draws the
+        orders is restored; with ``shuffle=True`` alone, that is torch's global generator.
 
         Args:
-            state: what ``state_dict`` gave.
+            state: a result of ``state_dict``.
 
         Raises:
-            OptionError: the state is of another kind of loader, dataset or seed.
+            OptionError: the state is from another kind of loader, dataset or seed.
         """
         if is_unsaved(state, self._order):
             return
@@ -358,18 +358,18 @@ class FastLoader(DataLoader[_T_co]):
         forget_iterator(self)
 
     def check_worker_number_rationality(self) -> None:
-        """Do nothing: torch's warning of too many processes is given where these begin."""
+        """Do nothing: torch's warning about too many processes is given when processes start."""
 
     def __len__(self) -> int:
         """Number of batches in an epoch, on this rank."""
         return len(self._order) if self.shard is not None else super().__len__()
 
     def __getstate__(self) -> dict[str, Any]:
-        # Workers stay here, and what belongs to the dataset's objects; a copy has its own when it needs them.
+        # Workers and what belongs to the dataset's objects stay here; a copy makes its own when needed.
         return {**self.__dict__, "_iterator": None, "_persistent_batches": None, "_adapted": {}}
 
     def __copy__(self) -> Self:
-        # It counts epochs for itself, in samplers of its own where they are this class's.
+        # A copy counts epochs separately, and has samplers of its own if this class made them.
         parts = vars(self).items()
         own = {"_order"} | ({"sampler", "batch_sampler"} if is_default(self.sampler) else set())
         shared = {id(part): part for name, part in parts if name not in own}
@@ -395,7 +395,7 @@ class FastLoader(DataLoader[_T_co]):
             dataset = KeyedDataset(self.dataset) if is_keyed else UsersDataset(self.dataset)
         segments = 0
         if source is not None and number and self.prefetch_factor:
-            # This batch and the one before are in the user's hands: of one worker, or of two.
+            # The user holds this batch and the one before, made by one worker or by two.
             kept = 2 if number == 1 else 1
             segments = source.tensors(self.batch_size or 1) * (self.prefetch_factor + kept)
         init = WorkerInit(self.worker_init_fn, lanes_for(number, segments))
@@ -408,14 +408,14 @@ class FastLoader(DataLoader[_T_co]):
         source.follow_order(self._order.ours())
         is_bounded = self.prefetch_batches != "auto" or (view.delivery and view.delivery.is_made_there)
 
-        def spare() -> int:  # of this machine's memory, not of a device's
+        def spare() -> int:  # in this machine's memory, not a device's
             return 0 if is_bounded else min(source.spare_nbytes, (free_memory() or 0) // 8)
 
         refill = self.batch_size if source.skips else None
         return ThreadedIterator(view, source, depth, spare, refill, self._early(), self.num_workers > 0)
 
     def _early(self) -> int:
-        """Return how many index batches a sampler of the script's is asked for early."""
+        """Return how many index batches are requested early from the script's own sampler."""
         if self.num_workers:
             return self.num_workers * (self.prefetch_factor or 2)
         if self.prefetch_batches != "auto":
@@ -424,20 +424,20 @@ class FastLoader(DataLoader[_T_co]):
 
     @property
     def _size_of_batches(self) -> int | None:
-        """Samples in a batch; None if a batch sampler of the script's does not say."""
+        """Samples in a batch; None if the script's own batch sampler does not define it."""
         size: Any = getattr(self.batch_sampler, "batch_size", self.batch_size)
         return size if isinstance(size, int) else None
 
     def __iter__(self) -> Any:
         if not self.persistent_workers or not is_map_style(self) or self.num_processes:
             return super().__iter__()
-        forget_iterator(self)  # torch keeps one for workers that persist; there are none here
+        forget_iterator(self)  # torch keeps one for persistent workers; there are none here
         iterator = super().__iter__()
         forget_iterator(self)
         return iterator
 
     def _index_batches(self, seed: int | None, is_keyed: bool, in_threads: bool) -> IndexBatches:
-        """Return the next epoch's index batches: the same for all epochs if threads stand for persistent
+        """Return the next epoch's index batches: one object for all epochs if threads replace persistent
         workers, whose base seed is drawn only once."""
         kept = self._persistent_batches
         if kept is not None and (kept.seed, kept.is_keyed) == (seed, is_keyed) and not self._order.pending:
@@ -457,14 +457,14 @@ class FastLoader(DataLoader[_T_co]):
         transfer, finishes, is_made_there = None, False, False
         if self._device is not None:
             transfer = Transfer(self._device)
-            # What threads have augmented is done, and goes as it is.
+            # Batches that threads have augmented are complete, and are copied as they are.
             finishes = source is not None and self._is_plain
             finishes = finishes and (transfer.is_elsewhere if split is None else is_there)
             if source is not None and finishes:
                 source.ask(sends_bytes=True)
                 is_made_there = not self._why_processes(source) and source.make_on(self._device)
         rest = split.chain if split is not None and is_there else None
-        # Workers that persist go on as they began.
+        # Persistent workers keep their first setting.
         on_epoch = None if self.persistent_workers else self._splitting.seen
         return Delivery(
             transfer, finishes, augment, seed, self._order.shard(), rest, on_epoch, is_made_there, self.dtype
@@ -486,7 +486,7 @@ class FastLoader(DataLoader[_T_co]):
     def _samples(self) -> int | None:
         try:
             return len(self.dataset)  # type: ignore[arg-type]
-        except TypeError:  # its sampler knows
+        except TypeError:  # the sampler knows the number
             return None
 
     def _effective_seed(self) -> int | None:
@@ -525,7 +525,7 @@ def _check_options(num_workers: Any, workers: Any, prefetch_batches: Any, dtype:
 
 
 def source_of(dataset: Any, adapted: dict[int, FastImageFolder], cache: Cache) -> Source | None:
-    """Return the source behind a dataset, if every object on the way is one whose code is known."""
+    """Return the source behind a dataset; None if any object in between has unknown code."""
     if why_no_source(dataset):
         return None
     ends = ends_of(dataset)
@@ -561,20 +561,20 @@ def accelerate(
     """Make a :class:`fastpipe.FastLoader` of a ``DataLoader``, with the same batches.
 
     Dataset, sampler, ``collate_fn``, generator and everything else are the loader's own objects.
-    Where fastpipe makes the batches and no code of the script's runs on the way, threads in this process do
-    the work of its worker processes, as ``FastLoader`` says.  ``print(result.plan)`` says what
-    was done, ``result.reference()`` undoes it.
+    If fastpipe makes the batches and the script has no code of its own in the pipeline, threads of this
+    process do the work of its worker processes, as in ``FastLoader``.  ``print(result.plan)`` shows the
+    result, ``result.reference()`` undoes it.
 
     Args:
-        loader: a ``DataLoader``.  It is not changed, and may be used on.
-        seed, shard, device, dtype, augment, cache: as in ``FastLoader``.  With one of the first two, a plain
+        loader: a ``DataLoader``.  It is not changed, and remains usable.
+        seed, shard, device, dtype, augment, cache: as in ``FastLoader``.  With a seed or a shard, a plain
             ``shuffle=True`` shuffles by the seed; any other sampler stays.
-        num_workers, workers: as in ``FastLoader``; default: as the loader has them.
-        prefetch_factor, prefetch_batches: batches made ahead, by each of them or without any; as in
+        num_workers, workers: as in ``FastLoader``; default: the loader's.
+        prefetch_factor, prefetch_batches: batches to make ahead, for each worker or without workers; as in
             ``FastLoader``.
 
     Raises:
-        OptionError: it is no ``DataLoader``, one of a subclass that works in its own way, or an option cannot
+        OptionError: ``loader`` is not a ``DataLoader``, its class overrides methods, or an option cannot
             work.
 
     >>> from torch.utils.data import DataLoader
@@ -591,7 +591,7 @@ def accelerate(
     options |= {name: value for name, value in given.items() if value is not None}
     options |= sampling_of(loader, (options.get("seed"), options.get("shard")) != (None, None))
     if num_workers is not None:
-        if not num_workers:  # what is only about workers is for the case that there are some
+        if not num_workers:  # drop the options that apply only to workers
             options = {name: value for name, value in options.items() if name not in _ONLY_WORKERS}
         options["num_workers"] = num_workers
     if prefetch_factor is not None:
@@ -615,7 +615,7 @@ def _check(loader: Any) -> None:
         )
 
 
-# What a class has anyway; its constructor has done its work.
+# Names that every class has; the constructor has already run.
 _HARMLESS = {
     "__init__", "__module__", "__doc__", "__qualname__", "__annotations__", "__annotate__",
     "__annotate_func__", "__annotations_cache__", "__parameters__", "__orig_bases__",
@@ -624,8 +624,8 @@ _HARMLESS = {
 
 
 def sampling_of(loader: DataLoader[Any], is_keyed: bool) -> dict[str, Any]:
-    """Return the arguments that say which samples make which batch, with ``shuffle=`` where a sampler only
-    stands for it; one that draws is replaced where the new loader ``is_keyed``, by a seed or a shard."""
+    """Return the arguments that define which samples form which batch, with ``shuffle=`` instead of a sampler
+    made for it.  A random sampler is replaced only if the new loader ``is_keyed``, by a seed or a shard."""
     batching = batching_of(loader)
     sampler, shuffle = batching.get("sampler"), None
     if isinstance(sampler, ShardSampler) and getattr(loader, "shard", None) is not None:

@@ -1,4 +1,4 @@
-"""The order of a loader's epochs, and how far the user has come in one."""
+"""The order of a loader's epochs, and the user's progress in an epoch."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from fastpipe.torch.samplers import (
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """Where the next epoch goes on.
+    """The point at which the next epoch continues.
 
     Attributes:
         begun: number of the epoch under the same base seed.
-        batches: that the user has received; they took so many index batches (``taken``) of the sampler, and
-            of the one behind these so many samples (``offset``).
-        position: where the next batch begins, if the order is a function of the epoch.
+        batches: number of batches that the user has received; they used ``taken`` index batches of the
+            sampler, and ``offset`` samples of the next one.
+        position: start of the next batch, if the order is a function of the epoch.
         base_seed: seed of the keys, if no other is given.
         generator: state of the sampler's generator when the epoch began.
-        asked: how often the sampler was asked, also ahead of the user and for its end; None if unknown.
-        now: state of the sampler's generator behind these draws, and those of others.
-        seeds: state of the generator from which base seeds alone are drawn.
+        asked: number of requests to the sampler, including those ahead and for its end; None if unknown.
+        now: state of the sampler's generator after these draws, and those of others.
+        seeds: state of the generator that draws base seeds only.
     """
 
     epoch: int
@@ -59,12 +59,12 @@ class ResumePoint:
 
     @property
     def is_within(self) -> bool:
-        """Whether the epoch has begun there, so that nothing is drawn for it any more."""
+        """Whether the point is inside an epoch that has begun, so that its draws are complete."""
         is_begun = self.base_seed is not None or self.generator is not None
         return is_begun or bool(self.batches or self.taken or self.offset or self.position)
 
 
-# Returns how often an iterator over a sampler was asked, and the state that its generator has by that.
+# Returns the number of requests to an iterator over a sampler, and its generator's state after them.
 Look = Callable[[torch.Generator | None], tuple[int, torch.Tensor | None]]
 
 
@@ -73,12 +73,12 @@ def _known(asked: int, generator: torch.Generator | None) -> tuple[int, torch.Te
 
 
 class CountingSampler(Iterator[Any]):
-    """An iterator over a sampler that counts how often it was asked.  From any threads."""
+    """An iterator over a sampler that counts its requests.  Thread-safe."""
 
     def __init__(self, sampler: Iterator[Any], generator: torch.Generator | None) -> None:
         self._sampler, self._generator = sampler, generator
         self._asked = 0
-        self._left: torch.Tensor | None = None  # the generator's state behind the last draw
+        self._left: torch.Tensor | None = None  # the generator's state after the last draw
         self._is_shared = False
         self._lock = threading.Lock()
 
@@ -96,7 +96,7 @@ class CountingSampler(Iterator[Any]):
                     self._is_shared = self._is_shared or not torch.equal(left, found)
 
     def look(self, generator: torch.Generator | None) -> tuple[int, torch.Tensor | None]:
-        """Return how often it was asked, and its generator's state after that."""
+        """Return the number of requests, and the generator's state after them."""
         with self._lock:
             if self._is_shared:
                 raise OptionError(
@@ -109,15 +109,15 @@ class CountingSampler(Iterator[Any]):
 
 @dataclass(eq=False)
 class Progress:
-    """How far the user has come in an epoch.
+    """The user's progress in an epoch.
 
     Attributes:
         generator, sampler: states of the sampler's generator and of the user's sampler when the epoch began.
-        asked: looks at the sampler's iterator; None where no sampler decides.
+        asked: reads the counts of the sampler's iterator; None if no sampler decides the order.
         received, taken, offset: as in ``ResumePoint``, since ``point``; ``taken`` is None for one each.
-        is_over: whether the iterator has said that there are no more.
-        is_stale: whether another epoch is wanted instead, before the first batch of this one.
-        held: what the user has of it (received, taken, offset), where who gives batches on is ahead.
+        is_over: whether the iterator is exhausted.
+        is_stale: whether another epoch was chosen before the first batch of this one.
+        held: the user's own (received, taken, offset), if a wrapper that passes batches on is ahead.
     """
 
     point: ResumePoint
@@ -133,11 +133,11 @@ class Progress:
     base_seed: int | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy does not go on with the iterator, but knows where it was.
+        # A copy does not continue the iterator, but keeps its position.
         return {**self.__dict__, "asked": self.asked and partial(_known, self.asked(None)[0])}
 
     def hold(self) -> None:
-        """Count what is received from now on as not yet the user's."""
+        """Count batches received from now on as not yet the user's."""
         self.held = (self.received, self.taken, self.offset)
 
 
@@ -154,9 +154,9 @@ WORKER_OPTIONS = (
 class EpochOrder:
     """The index batches of a loader, epoch by epoch.
 
-    Does not refer to the loader: that refers, with persistent workers, to its iterator, which refers to
-    this, and must end them when it is dropped, without the garbage collector.  ``waiting`` refers to the
-    ``IndexBatches`` of an iterator that was not asked yet.
+    It must not refer to the loader: with persistent workers, the loader refers to its iterator, which refers
+    to this object and must end the workers when it is deleted, without the garbage collector.  ``waiting``
+    refers to the ``IndexBatches`` of an iterator without requests so far.
     """
 
     def __init__(self, loader: DataLoader[Any], shard: Shard | None, seed: Callable[[], int | None]) -> None:
@@ -165,15 +165,15 @@ class EpochOrder:
         self.waiting: weakref.ref[Any] | None = None
         self.look_at(loader)
         self._resume: ResumePoint | None = None
-        self._is_asked = False  # whether it was asked for an iterator there
-        self._is_new = True  # no epoch has begun yet, nor was any begun elsewhere loaded
-        self._told = 0  # the epoch that a sampler had been told when the last epoch began
+        self._is_asked = False  # whether an iterator was requested there
+        self._is_new = True  # no epoch has begun yet, and no state was loaded
+        self._told = 0  # the epoch that a sampler was set to when the last epoch began
         self._seed = seed
         self._shard = shard or _WHOLE
         self._attach()
 
     def look_at(self, loader: DataLoader[Any]) -> None:
-        """Take the loader's present samplers: some scripts replace them."""
+        """Use the loader's current samplers: some scripts replace them."""
         self.sampler, self.index_sampler = loader.sampler, loader._index_sampler
         self._generator = loader.generator
         self.is_batched = bool(loader._auto_collation)
@@ -187,7 +187,7 @@ class EpochOrder:
         return len(self.index_sampler) if ours is None else len(ours)
 
     def _attach(self) -> None:
-        """Let the sampler's ``set_epoch``, which trainers call instead of the loader's, reach this order."""
+        """Forward the sampler's ``set_epoch``, which trainers call instead of the loader's, to this order."""
         sampler: Any = self.sampler
         if isinstance(sampler, ShardSampler):
             if self._is_default:  # else it is inside a trainer's own batch sampler
@@ -197,11 +197,11 @@ class EpochOrder:
         elif is_default(sampler):
             sampler.set_epoch = OrderRef(self).set_epoch
         if hasattr(sampler, "set_epoch") and self.is_batched and self._is_default:
-            # Hugging Face's Trainer reaches what Accelerate skips batches of, and no further.
+            # Hugging Face's Trainer reaches only the object whose batches Accelerate skips.
             self.index_sampler.set_epoch = sampler.set_epoch
 
     def __getstate__(self) -> dict[str, Any]:
-        # Iterators stay here, and what they have asked.
+        # Iterators and their requests stay here.
         return {**self.__dict__, "waiting": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -209,7 +209,7 @@ class EpochOrder:
         self._attach()
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the number of the next epoch; it starts anew unless it is the one to be resumed."""
+        """Set the number of the next epoch; it starts from its beginning unless it is the one to resume."""
         progress, point = self.progress, self.pending
         if self._is_new and epoch and self.generator is not None and self.ours() is None:
             self._is_new = False
@@ -224,7 +224,7 @@ class EpochOrder:
                 return  # it has begun already, ahead of its first batch
             progress.is_stale, self.progress = True, None
         else:
-            self.progress = None  # broken off, or over
+            self.progress = None  # interrupted, or over
         self.next_epoch = epoch
         if point is not None and point.epoch != epoch:
             is_fresh = point.generator is None and not point.batches  # its base seed persists
@@ -233,9 +233,9 @@ class EpochOrder:
 
     @property
     def pending(self) -> ResumePoint | None:
-        """Where the next epoch goes on, until one of its batches was received; None if it starts anew.
+        """The next epoch's resume point, until one of its batches was received; None for a fresh start.
 
-        Trainers ask for several iterators before they take the first batch.
+        Trainers request several iterators before they take the first batch.
         """
         progress = self.progress
         is_resumed = progress is not None and progress.point is self._resume
@@ -250,14 +250,14 @@ class EpochOrder:
         return epoch
 
     def resume_at(self, point: ResumePoint) -> None:
-        """Let the next epoch go on there, with the generators where they were."""
+        """Resume the next epoch at ``point``, with the generators restored."""
         self.next_epoch, self.progress, self._resume = point.epoch, None, point
         self._told, self._is_asked, self._is_new = self._told_epoch(), True, False
         self.draw_again()
         self._is_asked = False
 
     def draw_again(self) -> None:
-        """Before an iterator draws, put the generators back to where an unused one found them."""
+        """Before an iterator draws, restore the generators to the state before an unused iterator drew."""
         point = self.pending
         if point is None:
             return
@@ -272,7 +272,7 @@ class EpochOrder:
 
     @property
     def seeds(self) -> torch.Generator | None:
-        """The loader's own generator, if base seeds alone are drawn from it."""
+        """The loader's own generator, if only base seeds are drawn from it."""
         generator = self._generator
         if not isinstance(generator, torch.Generator) or generator is torch.default_generator:
             return None
@@ -281,7 +281,7 @@ class EpochOrder:
         return generator if self._seed() is None else None
 
     def skip(self, batches: int, is_refilled: bool) -> None:
-        """Let the next epoch, or the one to be resumed, go on after so many of its batches."""
+        """Skip this many batches of the next epoch, or of the one to resume."""
         point, ours = self.pending, self.ours()
         if batches < 0:
             raise OptionError(f"a number of batches to skip must be from 0, got {batches}")
@@ -296,14 +296,14 @@ class EpochOrder:
                 + ("" if is_refilled else "; or give the loader a seed=")
             )
         point = point or ResumePoint(self.next_epoch)
-        if point.asked is not None and point.asked < batches:  # more than are known to be drawn
+        if point.asked is not None and point.asked < batches:  # beyond the known draws
             point = replace(point, asked=None, now=None)
         position = 0 if ours is None or not batches else ours.steps().end(batches)
         self._resume = replace(point, batches=batches, taken=batches, offset=0, position=position)
 
     @property
     def generator(self) -> torch.Generator | None:
-        """The generator from which a sampler of torch's draws the order; None if it draws none."""
+        """The generator from which torch's own sampler draws the order; None if it draws none."""
         sampler = innermost(self.index_sampler)
         generator = getattr(sampler, "generator", None)
         if isinstance(generator, torch.Generator):
@@ -333,7 +333,7 @@ class EpochOrder:
     def begin(self, begun: int, sampler_state: Any, asked: Look | None) -> Progress:
         point, self.waiting = self.pending, None
         told = self._told_epoch()
-        if told != self._told:  # the script has chosen this epoch, whatever was to come next
+        if told != self._told:  # the script has chosen this epoch
             point, self._resume, self.next_epoch, self._told = None, None, told, told
         generator = self.generator
         if point is None:
@@ -346,7 +346,7 @@ class EpochOrder:
         return self.progress
 
     def _told_epoch(self) -> int:
-        """Return the epoch that a ``DistributedSampler`` of the script's, or a trainer's, was set to."""
+        """Return the epoch to which the script's, or a trainer's, ``DistributedSampler`` was set."""
         batches = getattr(self.index_sampler, "sampler", None)
         for sampler in (self.sampler, batches):
             if isinstance(sampler, DistributedSampler) and not isinstance(sampler, ShardSampler):
@@ -354,7 +354,7 @@ class EpochOrder:
         return 0
 
     def shard(self) -> tuple[int, int]:
-        """Return rank and number of ranks by a ``DistributedSampler``, or a similar one."""
+        """Return rank and number of ranks from a ``DistributedSampler``, or a similar one."""
         batches = getattr(self.index_sampler, "sampler", None)
         for sampler in (self.sampler, self.index_sampler, batches):
             rank, ranks = getattr(sampler, "rank", None), getattr(sampler, "num_replicas", None)
@@ -365,7 +365,7 @@ class EpochOrder:
     def ours(self) -> EpochBatches | None:
         """Return the epochs' batches if they are a function of the epoch; None if samplers decide."""
         sampler, seed = self.sampler, self._seed()
-        is_shuffled = type(sampler) is data.RandomSampler and is_default(sampler)  # which a loader has made
+        is_shuffled = type(sampler) is data.RandomSampler and is_default(sampler)  # made by a loader
         arrangement = getattr(sampler, "arrangement", None)
         if not self._is_default:
             return None
@@ -385,9 +385,9 @@ class EpochOrder:
 
 
 def batching_of(loader: DataLoader[Any]) -> dict[str, Any]:
-    """Return the arguments of ``DataLoader`` that say which samples make which batch.
+    """Return the arguments of ``DataLoader`` that define which samples form which batch.
 
-    They follow the loader's present samplers, which some scripts replace or change.
+    They follow the loader's current samplers, which some scripts replace or change.
     """
     if isinstance(loader.dataset, data.IterableDataset):
         return {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
@@ -396,7 +396,7 @@ def batching_of(loader: DataLoader[Any]) -> dict[str, Any]:
         return {"batch_size": None, "drop_last": False, "sampler": loader.sampler}
     if not _are_torchs(batches, loader.sampler):
         return {"batch_sampler": batches}
-    # As these types, which torch asks for: a script may have set others, which also work.
+    # Converted to the types that torch requires: a script may have set others, which also work.
     size, drop_last = int(batches.batch_size), bool(batches.drop_last)
     return {"batch_size": size, "drop_last": drop_last, "sampler": loader.sampler}
 
@@ -409,12 +409,12 @@ def options_of(loader: DataLoader[Any]) -> dict[str, Any]:
 
 
 def _are_torchs(batches: Any, sampler: Any) -> bool:
-    """Whether index batches are those that ``DataLoader`` itself makes of the sampler."""
+    """Return whether index batches are those that ``DataLoader`` itself makes from the sampler."""
     return type(batches) is BatchSampler and batches.sampler is sampler
 
 
 def mark_default(sampler: Any) -> None:
-    """Remember that a sampler only stands for ``shuffle=``, wherever a trainer puts it."""
+    """Mark a sampler as made for ``shuffle=``, wherever a trainer moves it."""
     sampler._fastpipe_is_default = True
 
 

@@ -29,7 +29,7 @@ Int64Array = npt.NDArray[np.int64]
 
 
 class PatchPrefetcher:
-    """Has chunks of remote volumes fetched before they are asked for; in other processes only staged."""
+    """A prefetcher of remote volumes' chunks; in other processes it only stages them."""
 
     def __init__(self, dataset: Any, base: FastPatchDataset, chunks: PatchChunks, is_here: bool) -> None:
         self._dataset, self._base, self._chunks, self._is_here = dataset, base, chunks, is_here
@@ -44,7 +44,7 @@ class PatchPrefetcher:
 
     def requested(self, indices: Sequence[int]) -> None:
         if self._is_here or self._upcoming is None:
-            return  # a batch says so itself
+            return  # the batch raises the error
         places = self._at(indices, self._upcoming, 0)
         if places is not None:
             self._chunks.need(places, self._base._remembered.slots())
@@ -52,7 +52,7 @@ class PatchPrefetcher:
     def rows(
         self, store: str, indices: Int64Array, upcoming: UpcomingIndices, later: int, foreseen: Foreseen
     ) -> Any:
-        """Return the objects of a store that a batch will need, int64 (N,); None if unknown."""
+        """Return the rows of a store's objects that a batch will need, int64 (N,); None if unknown."""
         places = self._at(indices, upcoming, later)
         if places is None:
             return None
@@ -108,66 +108,66 @@ _GIVEN = ("volume", "labels", "mask")  # paths, or arrays
 
 
 class FastPatchDataset(PatchSamples, RowsDataset):
-    """Patches of volumes that are larger than memory, as NumPy cuts them from the whole array.
+    """Patches of volumes larger than memory, equal to NumPy's slices of the whole array.
 
-    What is decoded for a patch is remembered, within a budget that all threads and worker processes have
-    together, for the patches that follow.  It works in any ``DataLoader``; in a :class:`fastpipe.FastLoader`
-    the next batches are read while the current one is used, and ``shuffle=Shuffle(unit="group")`` visits
-    patches in an order that decodes little more than it uses.
+    Decoded data are kept for the following patches, within a budget that all threads and worker processes
+    share.  The dataset works in any ``DataLoader``; in a :class:`fastpipe.FastLoader` the next batches are
+    read while the current one is used.  ``shuffle=Shuffle(unit="group")`` visits patches in an order that
+    decodes little more than it uses.
 
     Args:
-        volume: a path (Zarr, N5, HDF5, TIFF, NIfTI, Blosc2's .b2nd, NumPy's .npy; behind a slash the name of
-            an array within a file or folder), a URL of a Zarr array (which chunks it has is listed each time
-            that a dataset is made), a pattern such as ``"cases/*/image.zarr"``, whose matches are in natural
-            order (``case_2`` before ``case_10``), or a NumPy array, of which spawned workers get copies (of a
-            ``numpy.memmap`` they map the file); or a sequence of these; or a table, a sequence of tuples
-            (volume, labels[, mask]) or a ``.csv`` file with columns of these names.  A folder of TIFF files
-            is one volume, of slices in natural order; a list of TIFF files within the sequence is one, of
-            slices in its order: ``[sorted(glob.glob("scan/*.tif"))]``.
-        patch_size: voxels along each of the last dimensions; the dimensions in front, such as channels, are
+        volume: a path, URL, pattern or array, a sequence of these, or a table.  Paths are those of Zarr, N5,
+            HDF5, TIFF, NIfTI, Blosc2 (.b2nd) and NumPy (.npy), with ``/name`` behind it for an array within a
+            file or folder.  URLs are those of Zarr arrays, whose chunks each new dataset lists.  Matches of a
+            pattern such as ``"cases/*/image.zarr"`` are in natural order (``case_2`` before ``case_10``).
+            Spawned workers get copies of a NumPy array, and map the file of a ``numpy.memmap``.  A table is
+            a sequence of tuples (volume, labels[, mask]) or a ``.csv`` file with columns of these names.
+            A folder of TIFF files is one volume, its slices in natural order; so is a list of TIFF files
+            within the sequence, its slices in the list's order: ``[sorted(glob.glob("scan/*.tif"))]``.
+        patch_size: voxels along each of the last dimensions; leading dimensions, such as channels, are
             taken as a whole.
-        labels, mask: volumes of the same voxels, cut at the same places: samples are then tuples.
-        sampling: which patches an epoch has, one of :mod:`fastpipe.sampling`.  None is ``Uniform``, with as
-            many patches as have the volumes' size.
-        padding: what is beyond the ends of a volume: ``"error"`` refuses patches that reach there;
+        labels, mask: volumes of the same voxels, cut at the same places; samples are then tuples.
+        sampling: how an epoch's patches are chosen, one of :mod:`fastpipe.sampling`.  None is ``Uniform``,
+            with as many patches as together have the volumes' size.
+        padding: values beyond the ends of a volume: ``"error"`` refuses patches that reach there;
             ``"constant"``, ``("constant", value[, value of labels])``, ``"edge"``, ``"reflect"``,
             ``"symmetric"`` and ``"wrap"`` are those of ``numpy.pad``.  A patch that is larger than a volume
-            is put around its middle.
-        margin: voxels around each patch that are cut as well, on both sides: a number, or one for each
-            dimension. Patches are where they would be without, and beyond a volume's ends are zeros where
-            there is no ``padding``.  An augmentation of :mod:`fastpipe.augment` says itself how much it
-            needs: ``margin=augment.nnunet_default(patch_size)``, which cuts it off again.
-        transform: called with the sample's values, ``transform(volume, labels, mask)`` as far as they are
-            there; what it returns is the sample.
+            is centred on it.
+        margin: voxels to cut around each patch, on both sides: a number, or one for each dimension.
+            The margin does not move the patches; without ``padding`` it is 0 beyond a volume's ends.
+            An augmentation of :mod:`fastpipe.augment` defines the margin that it needs, and cuts it off
+            again: ``margin=augment.nnunet_default(patch_size)``.
+        transform: a function of the sample's values, ``transform(volume[, labels][, mask])``, that returns
+            the new sample.
         seed: makes places, order and augmentation a pure function of (seed, epoch) under a ``FastLoader``.
-            Anywhere else randomness comes from torch's global generator.
-        cache: the budget for what is remembered, a :class:`fastpipe.Cache` of ``"ram"`` or its ``where``.
-            ``"auto"`` is a quarter of the memory that is free; ``"off"`` remembers nothing.  Ranks of a job
-            on one machine share it, as worker processes do.
-        stage: a folder on a local disk where chunks of remote Zarr arrays are copied before they are needed,
-            a :class:`fastpipe.Stage` or its path.  Without one they are fetched ahead into memory.  Where no
-            volume is a URL, those that are Zarr are taken to be on a network, or a mount, and are staged.
+            Elsewhere random numbers come from torch's global generator.
+        cache: the budget for decoded data, a :class:`fastpipe.Cache` of ``"ram"`` or its ``where``.
+            ``"auto"`` is a quarter of the free memory; ``"off"`` keeps nothing.  Ranks of a job on one
+            machine share it, as worker processes do.
+        stage: a folder on a local disk to which chunks of remote Zarr arrays are copied before they are
+            needed, a :class:`fastpipe.Stage` or its path.  Without one they are prefetched into memory.  If
+            no volume is a URL, Zarr volumes are assumed to be on a network or mount, and are staged.
         storage_options: for volumes that are URLs, such as ``"s3://bucket/scan.zarr"``: credentials and
-            settings, as fsspec's file system for them takes them (``key``, ``secret``, ``endpoint_url`` …).
-        nan: what is done about elements of ``volume`` that are no number: ``"keep"``, ``"error"`` (such a
-            patch is bad), or a number in their place.
-        bad_samples: what happens to patches that cannot be read, a :class:`fastpipe.BadSamples` or its
+            settings for their fsspec file system (``key``, ``secret``, ``endpoint_url`` …).
+        nan: handling of NaN in ``volume``: ``"keep"``, ``"error"`` (such a patch is a bad sample), or a
+            number that replaces it.
+        bad_samples: how to handle patches that cannot be read, a :class:`fastpipe.BadSamples` or its
             policy's name.  ``"replace"`` takes another patch.
-        threads: reading threads; ``"auto"`` is cores ÷ (ranks on this machine × workers).
+        threads: number of reading threads; ``"auto"`` is cores ÷ (ranks on this machine × workers).
         thread_safe: promise that ``transform`` may be called from several threads at once.
 
     Attributes:
         volume, labels, mask, patch_size, sampling, padding, transform, seed, stage, nan: as given.
-        margin: for each dimension.
+        margin: voxels, for each dimension.
 
-    ``dataset[i]`` is an array (\\*channels, \\*patch_size) of the volume's dtype, with its margin if it has
-    one, or a tuple of such; a batch is collated to tensors.  With a random sampling the i-th patch of an
-    epoch is a function of (seed, epoch, i).  ``print(dataset)`` says what is read how.
+    ``dataset[i]`` is an array (\\*channels, \\*patch_size) of the volume's dtype, including the margin, or
+    a tuple of such arrays; batches are collated to tensors.  With random sampling, the i-th patch of an
+    epoch is a function of (seed, epoch, i).  ``print(dataset)`` shows how each volume is read.
 
     Raises:
         FileNotFoundError, PermissionError: as ``open`` raises them.
         VolumeError: a volume cannot be opened, or is damaged.
-        StoreError: a store does not answer as it must; ``StoreAccessError`` where it does not let you in.
+        StoreError: a store gives no answer or a wrong one; ``StoreAccessError`` if it refuses access.
         OptionError: an option's value cannot work, or the volumes do not fit together.
 
     >>> from fastpipe.sampling import Grid
@@ -177,7 +177,7 @@ class FastPatchDataset(PatchSamples, RowsDataset):
     (8, True)
     """
 
-    _spare_nbytes = 1 << 26  # beside the budget, which is to be all
+    _spare_nbytes = 1 << 26  # small, because the budget is meant to cover everything
 
     def __init__(
         self,
@@ -230,7 +230,7 @@ class FastPatchDataset(PatchSamples, RowsDataset):
         return PatchPrefetcher(dataset, self, chunks, is_here)
 
     def _keyed_indices(self, indices: Sequence[int], seed: int, epoch: int) -> Sequence[int]:
-        """Indices that say, to a stock loader's dataset, of which seed and epoch they are."""
+        """Return indices that carry seed and epoch, for a stock loader's dataset."""
         return [KeyedIndex(index, seed, epoch) for index in indices] if self._draws_samples else indices
 
     def _places_in_files(self) -> npt.NDArray[np.int64] | None:

@@ -1,8 +1,8 @@
-"""Where random numbers come from: the keys of batches, and generators that are left alone or put back.
+"""Sources of random numbers: the keys of batches, and generators that are left unchanged or restored.
 
-A sample's random numbers depend on its key, not on which thread runs it, or when.  `run_keyed` gives a
-transform that draws through torch alone the numbers of a seed, in any thread; `run_seeded` any callable, in
-one thread at a time.  Both give the numbers that it would draw after ``torch.manual_seed(seed)``.
+A sample's random numbers depend on its key, not on the thread or the time.  `run_keyed` runs transforms that
+draw only through torch with the numbers of a seed, in any thread; `run_seeded` runs any callable, in one
+thread at a time.  Both give the numbers that it would draw after ``torch.manual_seed(seed)``.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _SEED_LIMIT = 1 << 64
 
 
 class KeyedGenerator(TorchFunctionMode):
-    """While active, torch's random draws in this thread come from a generator of its own.
+    """A mode in which torch's random draws in this thread come from a separate generator.
 
-    A draw that names its generator keeps it; one on a GPU gets a generator there, seeded alike.  Not covered:
-    Python's ``random``, NumPy, ``torch.ops``, and draws inside functions that torch hides from modes
-    (``nn.functional.dropout`` and its kind, ``gumbel_softmax``, ``rrelu``, ``nn.init``).
+    A draw with an explicit generator keeps it; one on a GPU gets a generator there, with the same seed.  Not
+    covered: Python's ``random``, NumPy, ``torch.ops``, and draws inside functions that torch hides from modes
+    (``nn.functional.dropout`` and its variants, ``gumbel_softmax``, ``rrelu``, ``nn.init``).
 
-    ``seed`` is any integer, taken modulo 2**64, or a function that gives one when something is drawn.
+    ``seed`` is any integer, taken modulo 2**64, or a function that returns one at the first draw.
     """
 
     def __init__(self, seed: int | Callable[[], int]) -> None:
@@ -67,7 +67,7 @@ class KeyedGenerator(TorchFunctionMode):
 
 
 def _device_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
-    """Where a call draws: on its ``device``, else that of its first tensor, else the default."""
+    """Return the device of a call's draws: its ``device``, else its first tensor's, else the default."""
     if kwargs.get("device") is not None:
         return torch.device(kwargs["device"])
     for value in (*args, *kwargs.values()):
@@ -77,7 +77,7 @@ def _device_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
 
 
 def _fill_like(fill: Callable[..., torch.Tensor], input: torch.Tensor, **options: Any) -> torch.Tensor:
-    """What ``rand_like`` and its kind do, which take a generator only in newer versions of torch."""
+    """Do what ``rand_like`` and its variants do, which accept a generator only in newer versions of torch."""
     generator = options.pop("generator")
     requires_grad = options.pop("requires_grad", False)
     filled = fill(torch.empty_like(input, **options), generator=generator)
@@ -114,7 +114,7 @@ _DRAWS = frozenset(
 
 
 def run_keyed(transforms: Sequence[Transform], value: Any, seed: int | Callable[[], int]) -> Any:
-    """Apply transforms in order, their draws through torch coming from ``seed`` alone; in any thread."""
+    """Apply transforms in order, with draws through torch from ``seed`` alone; works in any thread."""
     with KeyedGenerator(seed):
         for transform in transforms:
             value = transform(value)
@@ -123,7 +123,7 @@ def run_keyed(transforms: Sequence[Transform], value: Any, seed: int | Callable[
 
 def run_seeded(transforms: Sequence[Transform], value: Any, seed: int) -> Any:
     """Apply any transforms in order, with the global generators (torch's on the CPU, Python's, NumPy's)
-    seeded, and restored afterwards, while no other thread draws.  It costs about 0.1 ms."""
+    seeded, and restored afterwards; no other thread draws meanwhile.  It costs about 0.1 ms."""
     with preserved_generators():
         seed_generators(seed)
         for transform in transforms:
@@ -133,7 +133,7 @@ def run_seeded(transforms: Sequence[Transform], value: Any, seed: int) -> Any:
 
 @contextmanager
 def preserved_generators() -> Iterator[None]:
-    """Put the global generators of torch (CPU), Python and NumPy back as they were found."""
+    """Restore the global generators of torch (CPU), Python and NumPy after the block."""
     torch_state = torch.default_generator.get_state()
     python_state = random.getstate()
     numpy_state = np.random.get_state(legacy=False)
@@ -158,10 +158,10 @@ def seed_generators(seed: int) -> None:
 
 # ---- keys --------------------------------------------------------------------------------------------
 #
-# A wrapper such as ``Subset`` rebuilds plain indices, so a key cannot travel with them: it is put here, in
-# the thread that fetches, and the dataset at the end of the chain takes as many draws as it is asked for
-# samples.  Without a loader's key, a seed comes from torch's global generator when the first sample draws, as
-# the numbers of torch's own transforms do; where nothing is drawn, that generator stays as it is.
+# A wrapper such as ``Subset`` rebuilds plain indices, so indices cannot carry a key: the fetching thread
+# stores it here, and the dataset at the end of the chain takes one draw for each requested sample.
+# Without a loader's key, a seed comes from torch's global generator when the first sample draws, as
+# the numbers of torch's own transforms do; if nothing is drawn, that generator stays unchanged.
 
 
 class _Current(threading.local):
@@ -174,7 +174,7 @@ _current = _Current()
 
 @contextmanager
 def keyed(key: Key) -> Iterator[None]:
-    """Within the block, ``take_key`` in this thread takes from ``key``."""
+    """Let ``take_key`` in this thread take from ``key`` within the block."""
     before = _current.key, _current.used
     _current.key, _current.used = key, 0
     try:
@@ -184,26 +184,26 @@ def keyed(key: Key) -> Iterator[None]:
 
 
 class _DrawnKey(Key):
-    """A key whose seed is drawn from torch's global generator when it is first asked for, in any thread."""
+    """A key whose seed is drawn from torch's global generator at its first use, in any thread."""
 
     _drawn: int | None = None
 
     def __init__(self, *_: object) -> None:
-        self._lock = threading.Lock()  # of its own: a child that is forked meanwhile has other keys
+        self._lock = threading.Lock()  # for each key: a child that is forked meanwhile has other keys
 
     @property
     def seed(self) -> int:
         with self._lock:
             if self._drawn is None:
-                # On the CPU, whatever the default device is: its generator is the script's.
+                # Always on the CPU, whose generator is the script's, whatever the default device is.
                 drawn = torch.empty((), dtype=torch.int64, device="cpu").random_(-(2**63), 2**63 - 1)
                 self._drawn = int(drawn.item())
             return self._drawn
 
 
 def take_key(count: int) -> tuple[Key, bool]:
-    """Return the key for the next ``count`` samples of this thread, and whether a loader set it; else, or
-    when that has no draws left, its seed is drawn when something first asks for it."""
+    """Return the key for the next ``count`` samples of this thread, and whether a loader set it.  Without a
+    loader's key, or if it has no draws left, the seed is drawn at its first use."""
     key = _current.key
     if key is not None and _current.used + count <= len(key.draws):
         draws = key.draws[_current.used : _current.used + count]

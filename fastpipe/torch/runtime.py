@@ -1,4 +1,4 @@
-"""What an image folder has in one process, and must not take to another: threads, decoders, cache."""
+"""The state of an image folder in one process, which must not move to another: threads, decoders, cache."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("fastpipe.torch")
 _cache_log = logging.getLogger("fastpipe.cache")
 
-# Flags of a kept image.  The first: Pillow's ``info`` of it is empty; otherwise it takes the file to have
-# it: a JPEG's header, but a whole decode of others.  The others: the pixels of its file, at most so many.
+# Flags of a cached image.  The first: its Pillow ``info`` is empty; otherwise reading it needs the file: a
+# JPEG's header, but a whole decode for other formats.  The others: an upper bound of its file's pixels.
 _NO_INFO = 1
 _MOST_PIXELS = (1 << 31) - 1
 
@@ -52,8 +52,8 @@ _MOST_PIXELS = (1 << 31) - 1
 class Found(NamedTuple):
     """A file's content (``blob``), or a cached image (``entry`` of the cache, of a ``file``).
 
-    ``header`` is that of a JPEG, None for other files, False if nobody has looked; ``rules`` are Pillow's,
-    under which the cache was asked.
+    ``header`` is that of a JPEG, None for other files, False if it was not read; ``rules`` are Pillow's
+    rules at the time of the cache lookup.
     """
 
     blob: bytes | None
@@ -64,7 +64,7 @@ class Found(NamedTuple):
 
 
 class ImageSource:
-    """Reads and opens images; keeps decoded ones if there is a cache."""
+    """A reader of images, which caches decoded ones if there is a cache."""
 
     def __init__(
         self, read: Callable[[str], bytes], reader: ImageReader, short_side: ShortSide | None,
@@ -74,7 +74,7 @@ class ImageSource:
         self._short_side, self._cache = short_side, cache
 
     def read(self, path: str, file: bytes | None = None) -> Found:
-        """Return the cached image of this file as it is now, else the file's content, which may be given."""
+        """Return the cached image of the file's current version, else its content, which may be given."""
         note(path)
         if self._cache is None:
             return Found(self._read(path) if file is None else file)
@@ -82,13 +82,13 @@ class ImageSource:
         which = cache.identify_object(version(path), path, rules) if version else cache.identify(path, rules)
         entry = cache.find(which)
         if entry is not None and self._reader.objects_to(entry.flags >> 1):
-            entry = None  # to decode it may be an error now
+            entry = None  # decoding it may be an error now
         if entry is None and file is None:
             file = self._read(path)
         return Found(None if entry else file, which, entry, False, rules)
 
     def begin_batch(self) -> KeptBatch | None:
-        """Return where the native core looks for a batch's decoded images; None if there is no cache."""
+        """Return the cache view in which the native core finds decoded images; None if there is no cache."""
         if self._cache is None:
             return None
         return self._cache.begin_batch(self._reader.rules(), self._keep_pixels)
@@ -102,7 +102,7 @@ class ImageSource:
 
     @staticmethod
     def read_many_past(paths: Sequence[str]) -> list[Found | None]:
-        """As ``read_past``, for many local files at once; None for those that must be read one by one."""
+        """Read many local files at once, as ``read_past``; None for those that must be read one by one."""
         return [one and Found(one[0], None, None, one[1]) for one in read_many(paths)]
 
     def open(self, found: Found, path: str) -> EncodedImage:
@@ -162,7 +162,7 @@ def _decoded_once(
     image: EncodedImage, short_side: ShortSide | None,
     keep: Callable[[EncodedImage, UInt8Array], None] | None = None,
 ) -> Callable[[int, int], UInt8Array]:  # fmt: skip
-    """Return a function that gives rows of an image, which is decoded whole, and kept, at its first call."""
+    """Return a function that gives rows of an image; its first call decodes the whole image, and keeps it."""
 
     @cache
     def pixels() -> UInt8Array:
@@ -232,7 +232,7 @@ class Runtime(ProcessRuntime[Options]):
 
     @property
     def is_native(self) -> bool:
-        """Whether the native engine makes the batches, except for what it declines."""
+        """Whether the native engine makes the batches, except for samples that it declines."""
         return self._is_native and self._reader.is_native
 
     def begin(
@@ -240,7 +240,7 @@ class Runtime(ProcessRuntime[Options]):
         substitute: Callable[[int, int], Item | None] | None, turn: Turn | None, threaded: bool,
         rows: npt.NDArray[np.int64],
     ) -> PendingBatch:  # fmt: skip
-        """Begin a batch; ``rows`` are the samples' objects in their store, none for files."""
+        """Begin a batch; ``rows`` are the samples' object rows in their store, none for files."""
         pool, maker, decode = self.pool if threaded else None, self.maker, self.options.decode
         described = None
         if turn is None and self.is_native:
@@ -268,7 +268,7 @@ class Runtime(ProcessRuntime[Options]):
     def hand_out(self, samples: Sequence[Any]) -> list[Any]:
         """Return samples as a list for torch's own loader, which collates them later.
 
-        Samples of the list before that the script has kept without looking at them get memory of their own.
+        Samples of the previous list that the script kept without reading them get memory of their own.
         """
         before = self._handed_out()
         if before is not None:
@@ -276,7 +276,7 @@ class Runtime(ProcessRuntime[Options]):
         given = list(samples)
         if type(samples) is BatchSamples:
             self._handed_out = weakref.ref(samples)
-            samples.targets = []  # else a kept sample would keep those of all
+            samples.targets = []  # otherwise a kept sample would keep all targets
         else:
             self._handed_out = lambda: None
         return given
@@ -295,7 +295,7 @@ class Runtime(ProcessRuntime[Options]):
             decoder = device_decoder(self.options.decode, device, self._threads)
             share = Share(share_of(self.options.decode))
             maker = None if decoder is None else DeviceMaker(device, decoder, share)
-        except Exception as error:  # a driver too old, a library without its part for GPUs
+        except Exception as error:  # an old driver, or a library without GPU support
             name = type(error).__name__
             _log.warning("images are decoded on the CPU, not on %s: %s: %s", device, name, error)
             return None

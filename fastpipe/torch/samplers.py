@@ -1,4 +1,4 @@
-"""Samplers: an epoch's order as a function of seed and epoch, by groups of samples, and by ranks."""
+"""Samplers: orders that are a function of seed and epoch, with groups of samples and ranks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from fastpipe.torch.wrappers import ends_of, is_fast_folder, is_rows, numbers_of
 
 
 class EpochBatches:
-    """Index batches as a function of the epoch alone; as a ``batch_sampler`` it counts epochs itself."""
+    """Index batches that depend only on the epoch; as a ``batch_sampler`` it counts epochs on its own."""
 
     def __init__(
         self, count: int, batch_size: int, drop_last: bool, seed: int | None, shard: Shard,
@@ -52,15 +52,15 @@ class EpochBatches:
         return ShardedBatches(self.count, self.batch_size, self.shard, drop_last=self.drop_last, start=start)
 
     def indices(self, epoch: int, start: int = 0) -> Iterator[tuple[list[int], RankBatch]]:
-        """Yield each batch's indices, and where they are in the epoch's order."""
+        """Yield each batch's indices, and their positions in the epoch's order."""
         order: Any = order_of(self.count, self.seed, epoch, self.arrangement)
         for batch in self.steps(start):
             positions = batch.positions
             if batch.end <= self.count:
                 indices = order[positions.start : positions.stop : positions.step]
-            else:  # filled up from the epoch's start
+            else:  # filled up with samples from the epoch's start
                 indices = np.array([order[position % self.count] for position in positions])
-            # Python's integers, as samplers give them, and never all of an epoch's at once.
+            # Python integers, as samplers give them, and never those of a whole epoch at once.
             yield indices.tolist() if isinstance(indices, np.ndarray) else list(indices), batch
 
     def order(self, epoch: int) -> npt.NDArray[np.int64]:
@@ -69,7 +69,7 @@ class EpochBatches:
         return np.arange(self.count) if isinstance(order, range) else np.asarray(order, np.int64)
 
     def __iter__(self) -> Iterator[list[int]]:
-        # An epoch begins with its first batch: a stock loader with workers takes two iterators for one.
+        # An epoch begins with its first batch: a stock loader with workers makes two iterators for one epoch.
         epoch, self.epoch = self.epoch, self.epoch + 1
         for indices, _ in self.indices(epoch):
             yield indices
@@ -79,8 +79,8 @@ class EpochBatches:
 
 
 class ShardSampler(DistributedSampler[int]):
-    """The ``sampler`` that a loader with ``shard=`` shows: a ``DistributedSampler``, so that a trainer knows
-    that the loader is sharded already, and sets its epoch."""
+    """The ``sampler`` of a loader with ``shard=``: a ``DistributedSampler``, so that a trainer sees that the
+    loader is sharded, and sets its epoch."""
 
     def __init__(
         self, dataset: Any, shard: Shard, shuffle: bool, arrangement: Arrangement | None = None
@@ -103,7 +103,7 @@ class ShardSampler(DistributedSampler[int]):
 
     @property
     def num_valid_samples(self) -> int:
-        """Samples of this rank that do not only fill up the last step; timm asks."""
+        """Number of this rank's samples without those that only fill up the last step; timm reads it."""
         batches = self._batches()
         return sum(position < batches.count for batch in batches.steps() for position in batch.positions)
 
@@ -115,9 +115,9 @@ class ShardSampler(DistributedSampler[int]):
 
 
 class ShuffleSampler(RandomSampler):
-    """The ``sampler`` that a loader with ``shuffle=True`` and a seed shows.
+    """The ``sampler`` of a loader with ``shuffle=True`` and a seed.
 
-    The loader does not iterate over it.  Others do, such as Accelerate to skip the first batches: they get
+    The loader does not iterate over it.  Others do, as Accelerate does to skip the first batches: they get
     the order of the loader's next epoch, which then counts as begun.
     """
 
@@ -141,12 +141,12 @@ class ShuffleSampler(RandomSampler):
         epoch = self.epoch if order is None else order.pass_epoch()
         self.epoch = epoch + 1
         indices = np.asarray(order_of(len(self), seed, epoch, None)).tolist()
-        keyed = getattr(self.data_source, "_keyed_indices", None)  # whose samples are others in each epoch
+        keyed = getattr(self.data_source, "_keyed_indices", None)  # if each epoch draws new samples
         yield from indices if keyed is None else keyed(indices, seed, epoch)
 
 
 class OrderRef:
-    """Refers to a loader's ``EpochOrder`` without keeping it, or anything it refers to, alive."""
+    """A reference to a loader's ``EpochOrder`` that keeps neither it nor its references alive."""
 
     def __init__(self, order: Any) -> None:
         self._ref = None if order is None else weakref.ref(order)
@@ -167,10 +167,10 @@ class OrderRef:
 
 
 class GroupSampler(Sampler[int]):
-    """The sampler that a loader with ``Shuffle(unit="group")`` shows.
+    """The sampler of a loader with ``Shuffle(unit="group")``.
 
-    Without a seed each epoch's is drawn from the generator, as ``RandomSampler`` does it: ``drawn``, if
-    samples are drawn by it.
+    Without a seed, each epoch's seed is drawn from the generator, as ``RandomSampler`` does it; ``drawn``
+    keeps it if samples are drawn by it.
     """
 
     drawn: int | None = None
@@ -181,7 +181,7 @@ class GroupSampler(Sampler[int]):
         self.data_source, self.arrangement, self.generator = data_source, arrangement, generator
 
     def __iter__(self) -> Iterator[int]:
-        # A generator, as ``RandomSampler``'s: it draws when the first index is asked for.
+        # A generator, as in ``RandomSampler``: it draws when the first index is requested.
         seed = draw_seed(self.generator)
         if self.arrangement.gives_seed:
             self.drawn = seed
@@ -200,7 +200,7 @@ def draw_seed(generator: torch.Generator | None) -> int:
 def arrangement_of(dataset: Any, shuffle: Shuffle) -> Arrangement | None:
     """Return the groups of a dataset's samples for an option; None if it shuffles samples.
 
-    The datasets learn how many groups will be wanted at a time.
+    This also passes the number of groups used at a time to the datasets.
     """
     if shuffle.unit == "sample":
         return None
@@ -245,7 +245,7 @@ def shard_sampler(
         raise OptionError(f"shard= must be a fastpipe.Shard or None, got {shard!r}")
     if isinstance(dataset, IterableDataset):
         raise OptionError("shard= deals out the indices of a dataset, which an IterableDataset has not")
-    # A trainer that makes the loader anew hands over the sampler that it found.
+    # A trainer that makes the loader again passes the sampler that it found.
     is_ours = isinstance(sampler, ShardSampler)
     is_plain = type(sampler) is SequentialSampler and sampler.data_source is dataset
     if (sampler is not None and not is_ours and not is_plain) or batch_sampler is not None:
@@ -278,7 +278,7 @@ def arrangement_for(dataset: Any, shuffle: Shuffle, sampler: Any, batch_sampler:
 
 
 def effective_seed(seed: int | None, dataset: Any) -> int | None:
-    """Return the seed that counts: the loader's own, else the dataset's."""
+    """Return the seed in effect: the loader's own, else the dataset's."""
     if seed is not None:
         return seed
     first = ends_of(dataset)[0]
@@ -289,12 +289,12 @@ def effective_seed(seed: int | None, dataset: Any) -> int | None:
 
 
 class DatasetBatches(Sampler[list[int]]):
-    """What a dataset's ``batch_sampler`` gives: batches of indices, another order for each epoch.
+    """The result of a dataset's ``batch_sampler``: batches of indices, in a new order for each epoch.
 
     Attributes:
         epoch: number of the next epoch.
-        generator: from which an epoch's seed is drawn, where the dataset has none.
-        arrangement: the samples' groups, where these are shuffled.
+        generator: draws an epoch's seed if the dataset has none.
+        arrangement: the samples' groups, if these are shuffled.
     """
 
     def __init__(
@@ -318,7 +318,7 @@ class DatasetBatches(Sampler[list[int]]):
         self.generator: torch.Generator | None = torch.default_generator if is_drawn else None
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy draws from the global generator of its process, of which torch would make another one.
+        # A copy draws from its process's global generator; torch would copy the generator.
         is_global = self.generator is torch.default_generator
         return {**self.__dict__, "generator": "global" if is_global else self.generator}
 
@@ -328,30 +328,30 @@ class DatasetBatches(Sampler[list[int]]):
             self.generator = torch.default_generator
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the number of the next epoch; without this call epochs are counted."""
+        """Set the number of the next epoch; without this call, epochs are counted from 0."""
         self.epoch = operator.index(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of the next epoch and, where its seed is drawn, the generator's state."""
+        """Return the number of the next epoch and, if its seed is drawn, the generator's state."""
         if self.generator is None:
             return {"epoch": self.epoch}
         return {"epoch": self.epoch, "generator": text_of(self.generator.get_state())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with that epoch, and put the generator (torch's global one) where it was."""
+        """Continue with the saved epoch, and restore the generator (torch's global one)."""
         self.epoch = state["epoch"]
         drawn = tensor_of(state.get("generator"))
         if self.generator is not None and drawn is not None:
             self.generator.set_state(drawn)
 
     def __iter__(self) -> Iterator[list[int]]:
-        # An epoch begins with its first batch.  A stock loader with workers takes two iterators for one,
-        # and who resumes sets the generator before the first draw.
+        # An epoch begins with its first batch.  A stock loader with workers makes two iterators for one
+        # epoch, and a script that resumes sets the generator before the first draw.
         epoch, self.epoch = self.epoch, self.epoch + 1
         seed = self._dataset.seed if self._shuffles else None
         if self._shuffles and seed is None:
             seed, epoch = draw_seed(self.generator), 0
-        # The order may be the samples' own, but these others in each epoch.
+        # The order may be sequential while the samples differ in each epoch.
         key = self._dataset.seed if seed is None else seed
         keyed = getattr(self._dataset, "_keyed_indices", None)
         for indices, _ in self._batches(seed).indices(epoch):
@@ -372,10 +372,10 @@ _numbers = itertools.count()
 
 
 class RankCheck:
-    """Compares what must be the same on all ranks, through the store of ``torch.distributed``.
+    """A check of values that must be the same on all ranks, through the store of ``torch.distributed``.
 
-    Each rank writes its own values and reads those that are there already, so the last rank sees all
-    of them.  Nothing is collective: a loader that only some ranks iterate over cannot make them hang.
+    Each rank writes its own values and reads those written before, so the last rank sees all
+    of them.  No call is collective: a loader that only some ranks iterate over cannot make them hang.
     """
 
     def __init__(self) -> None:
@@ -409,15 +409,15 @@ class RankCheck:
                 return
 
 
-# ---- what is known of samplers, and their states ------------------------------------------------------
+# ---- known samplers, and their states ---------------------------------------------------------------
 
-# They draw all of an epoch when they are first asked.  Others might draw, or look at something, each time:
-# not before the loader asks them.
+# Samplers that draw a whole epoch at their first request.  Others might draw, or read other state, at each
+# request, so they are used only when the loader requests indices.
 AT_ONCE = (
     SequentialSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler, ShardSampler,
     ShuffleSampler, GroupSampler,
 )  # fmt: skip
-# Their order comes from a generator, or from nothing, so that it can be drawn again.
+# Samplers whose order comes from a generator, or from nothing, so that it can be drawn again.
 REPLAYED = (*AT_ONCE, RandomSampler, list, tuple, range, np.ndarray, torch.Tensor)
 DRAWN = (RandomSampler, ShuffleSampler, SubsetRandomSampler, WeightedRandomSampler, GroupSampler)
 

@@ -1,6 +1,6 @@
 """Samples that remember the batch they were made in, so that collating them copies nothing.
 
-A sample that the script looks at, or keeps, has memory of its own: it does not hold the batch.
+A sample that the script reads, or keeps, has memory of its own: it does not keep the batch alive.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from fastpipe.torch.transport import is_in_lane
 class BatchSample(tuple[Any, ...]):
     """``(image, target)`` as ``ImageFolder`` gives it.
 
-    The image is a row of the batch's tensor until the script looks at it, or keeps it beyond the collation.
+    The image is a row of the batch's tensor until the script reads it, or keeps it beyond the collation.
     From then on it has memory of its own.
     """
 
-    whole: BatchSamples | None = None  # of whose tensor the image is a row
+    whole: BatchSamples | None = None  # the image is a row of its tensor
     position = 0
 
     def alone(self) -> tuple[Any, ...]:
@@ -70,12 +70,12 @@ def entry(sample: Any, place: int) -> Any:
 
 
 class BatchSamples(Sequence[Any]):
-    """The samples of a batch of images, in order, each made when it is looked at.
+    """The samples of a batch of images, in order, each created when it is accessed.
 
     Attributes:
-        tensor: (N, C, H, W), whose rows are images of the class ``kind``; None once none may be a view of it.
-        end, key: what the plan has left to do to it, and the key of augmentations that are left to do.
-        is_taken: it was handed out as a collated batch: another collation of its samples copies.
+        tensor: (N, C, H, W), whose rows are images of the class ``kind``; None once no image may be a view.
+        end, key: the remaining steps of the plan, and the key of the remaining augmentations.
+        is_taken: it was returned as a collated batch: another collation of its samples copies.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class BatchSamples(Sequence[Any]):
     def _sample(self, position: int, row: torch.Tensor) -> BatchSample:
         targets = self.targets
         target = targets.item(position) if isinstance(targets, np.ndarray) else targets[position]
-        # No view to torch, which would keep the batch even when the image has memory of its own.
+        # Not a view for torch, which would keep the batch even if the image has memory of its own.
         image: torch.Tensor = torch.Tensor._make_subclass(self._kind, row)
         self._rows.append(weakref.ref(image))
         sample = BatchSample((image, target))
@@ -117,7 +117,7 @@ class BatchSamples(Sequence[Any]):
         tensor = self.tensor
         if tensor is None or (len(tensor) == 1 and not self.is_taken):
             return
-        # What comes from a worker by its lane is cut off where it is received.
+        # A batch that a worker sends through its lane is copied where it is received.
         if not (type(image) is torch.Tensor and is_in_lane(tensor)):
             with torch.inference_mode(False):
                 image.data = image.clone()
@@ -127,7 +127,7 @@ class BatchSamples(Sequence[Any]):
             image = row()
             if image is not None and self.tensor is not None and _address(image) == _address(self.tensor):
                 self.cut_off(image)
-        self._rows, self.tensor, self.targets = [], None, []  # of which a kept sample has its own
+        self._rows, self.tensor, self.targets = [], None, []  # a kept sample has its own
 
 
 def _address(tensor: torch.Tensor) -> int:
@@ -135,7 +135,7 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 class Unfinished(NamedTuple):
-    """A batch as ``default_collate`` makes it, and what is still to be done to its images."""
+    """A batch as ``default_collate`` makes it, and the remaining steps for its images."""
 
     batch: Any
     end: Conversion | None
@@ -143,7 +143,7 @@ class Unfinished(NamedTuple):
 
 
 def collate_unfinished(samples: Any) -> Unfinished:
-    """``default_collate`` of samples whose plan may have left its end out."""
+    """Collate as ``default_collate`` does, for samples whose plan may have left out its last steps."""
     end, key = None, None
     if type(samples) is BatchSamples:
         end, key = samples.end, samples.key
@@ -154,8 +154,8 @@ def collate_unfinished(samples: Any) -> Unfinished:
 
 
 def collated(samples: Any, collate_fn: Callable[[Any], Any]) -> Any:
-    """Collate samples by a function; the script's own gets a list, and samples that it keeps get memory of
-    their own."""
+    """Collate samples with a function; the script's own function gets a list, and samples that it keeps get
+    memory of their own."""
     if collate_fn is collate_unfinished:
         return collate_fn(samples)
     known = _utils.collate.default_collate_fn_map
@@ -227,7 +227,7 @@ _utils.collate.default_collate_fn_map[BatchSample] = _collate_samples
 
 
 class Value(NamedTuple):
-    """What one of a sample's values is; ``torch_dtype`` is None if torch has no dtype of the same bytes."""
+    """The type of one of a sample's values; ``torch_dtype`` is None if torch has no such dtype."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -247,24 +247,24 @@ class Part(NamedTuple):
 
 
 class TupleSample(tuple[Any, ...]):
-    """A tuple that collates as one, without a copy where it can."""
+    """A tuple that collates like a tuple, without a copy if possible."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return (tuple, (tuple(self),))
 
 
 class DictSample(dict[Any, Any]):
-    """A dict that collates as one, without a copy where it can."""
+    """A dict that collates like a dict, without a copy if possible."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return (dict, (dict(self),))
 
 
 class Row(np.ndarray[Any, Any]):
-    """An array that collates as one, without a copy where it can."""
+    """An array that collates like an array, without a copy if possible."""
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
-        return array[()] if return_scalar else np.asarray(array)  # what is computed of it is an array
+        return array[()] if return_scalar else np.asarray(array)  # results of computations are plain arrays
 
     def __reduce__(self) -> Any:
         return np.asarray(self).__reduce__()
@@ -274,16 +274,16 @@ _KINDS: dict[str, Callable[[Any], Any]] = {"tuple": TupleSample, "dict": DictSam
 
 
 class LazySamples(MutableSequence[Any]):
-    """The samples of a batch, in the place of a list: each is made when it is asked for.
+    """The samples of a batch, instead of a list: each is created when it is accessed.
 
-    One that the script asks for has memory of its own, so that whoever keeps it does not keep the batch.
-    ``views`` are the samples as views of it.
+    A sample that the script accesses has memory of its own, so that keeping it does not keep the batch.
+    ``views`` are the samples as views of the batch.
     """
 
     def __init__(self, views: Sequence[Any] = ()) -> None:
         self._views = views
-        self._seen: dict[int, Any] = {}  # what user code was handed, by numbers
-        self._changed: list[Any] | None = None  # what user code has made of it
+        self._seen: dict[int, Any] = {}  # samples returned to user code, by number
+        self._changed: list[Any] | None = None  # the list as changed by user code
 
     def _view(self, number: int) -> Any:
         return self._views[number]
@@ -300,7 +300,7 @@ class LazySamples(MutableSequence[Any]):
         if isinstance(number, slice):
             return [self[one] for one in range(*number.indices(len(self)))]
         number = range(len(self))[number]
-        if sys._getframe(1).f_code is collate.__code__:  # which looks at the first for its type
+        if sys._getframe(1).f_code is collate.__code__:  # it reads the first sample's type
             return self._view(number)
         if number not in self._seen:
             self._seen[number] = copied(self._view(number))
@@ -328,15 +328,15 @@ class LazySamples(MutableSequence[Any]):
 
     @property
     def is_whole(self) -> bool:
-        """Whether user code has neither changed nor seen any of the samples."""
+        """Whether user code has neither changed nor accessed any of the samples."""
         return self._changed is None and not self._seen
 
     def peek(self) -> Any:
-        """The first sample, for a caller that does not keep it."""
+        """Return the first sample, for a caller that does not keep it."""
         return self._view(0) if self.is_whole else self[0]
 
     def to_collate(self) -> list[Any]:
-        """The samples, for a caller that does not keep them."""
+        """Return the samples, for a caller that does not keep them."""
         return list(map(self._view, range(self._count()))) if self.is_whole else self._list()
 
 
@@ -357,7 +357,7 @@ class SampleRows(LazySamples):
         return _KINDS[self._form.kind](self._form.sample(values))
 
     def collated(self, collate_fn_map: Mapping[Any, Any]) -> Any:
-        """The batch as ``default_collate`` makes it; the first time without a copy."""
+        """Return the batch as ``default_collate`` makes it; the first call makes no copy."""
         is_first, self._is_taken = not self._is_taken, True
         values = []
         for part in self._parts:
@@ -366,7 +366,7 @@ class SampleRows(LazySamples):
             elif torch_dtype(native := part.array.dtype.newbyteorder("=")) is not None:
                 values.append(torch.from_numpy(part.array.astype(native)))
             else:
-                # What torch has of tuples are tuples, which it returns as they are where they hold strings.
+                # torch transposes tuples to tuples, which it returns unchanged if they hold strings.
                 column = tuple(part.array) if self._form.kind == "tuple" else list(part.array)
                 values.append(_collated(column, collate_fn_map))
         # A list, as ``default_collate`` makes it of tuples.
@@ -391,7 +391,7 @@ def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
 
 
 def _collate(batch: Any, *, collate_fn_map: dict[Any, Callable[..., Any]] | None = None) -> Any:
-    """What ``default_collate`` makes of rows."""
+    """Collate rows as ``default_collate`` does."""
     functions = collate_fn_map or {}
     if isinstance(batch, SampleRows) and batch.is_whole and functions.get(torch.Tensor) is collate_tensor_fn:
         return batch.collated(functions)
@@ -405,7 +405,7 @@ def _collate(batch: Any, *, collate_fn_map: dict[Any, Callable[..., Any]] | None
 
 
 def _collated(values: Sequence[Any], functions: Mapping[Any, Any]) -> Any:
-    """Collate as torch does, also for arrays whose byte order is not the machine's."""
+    """Collate as torch does, also for arrays with a foreign byte order."""
     native = type(values)(  # type: ignore[call-arg]
         value.astype(value.dtype.newbyteorder("="))
         if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.isnative

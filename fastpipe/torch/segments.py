@@ -1,4 +1,4 @@
-"""Evaluation by file: all segments of some files at once, and one result for each file."""
+"""Evaluation by file: batches of all segments of some files, and one result for each file."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ _INT64 = np.dtype(np.int64)
 def group_batches(
     dataset: Any, k: int, *, groups: Any = None, num_workers: int = 0, device: Any = None
 ) -> GroupBatches:
-    """All samples of ``k`` files at a time, with the number of each one's file.
+    """Make batches of all samples of ``k`` files at a time, with each sample's file number.
 
-    For models that see segments and are judged by file: instead of one small batch for each file,
-    a large one for some.
+    Use it for models that process segments and are evaluated by file: one large batch for several
+    files replaces a small one for each.
 
     Args:
         dataset: any dataset with a length; it is read through a :class:`fastpipe.FastLoader`.
-        k: files in a batch.
+        k: number of files in a batch, at least 1.
         groups: integers (N,): the file of each sample, in any order.  Default, for a ``FastHDF5Dataset``:
-            the place along the first dimension, where ``sample_dims`` is 2 or more; else the file
-            of several.
+            the index along the first dimension if ``sample_dims`` is 2 or more; else, with several
+            files, the file.
         num_workers, device: as for :class:`fastpipe.FastLoader`.
 
     Returns:
-        An object to iterate over, any number of times, with a length: pairs of a batch, as
-        ``default_collate`` makes it, and int64 (S,), each of its samples' group.  Groups come in
-        ascending order, the samples of a group together and in the dataset's order.
+        An iterable with a length, for any number of passes, that gives pairs: a batch, as
+        ``default_collate`` makes it, and the group of each of its samples, int64 (S,).  Groups come
+        in ascending order; the samples of a group stay together, in the dataset's order.
 
     Raises:
-        OptionError: ``k`` is below 1, there is no telling the groups, or the dataset skips bad samples.
+        OptionError: ``k`` is below 1, the groups are unknown, or the dataset skips bad samples.
 
     >>> import numpy as np
     >>> segments = torch.utils.data.TensorDataset(torch.arange(6))
@@ -78,7 +78,7 @@ def group_batches(
 
 @dataclass(eq=False)
 class GroupBatches:
-    """What ``group_batches`` gives: ``loader`` is the ``FastLoader`` that reads the batches, each of ``k``
+    """The result of ``group_batches``: ``loader`` is the ``FastLoader`` that reads the batches, each of ``k``
     groups."""
 
     loader: FastLoader[Any]
@@ -96,8 +96,8 @@ class Reduced(NamedTuple):
     """One value for each group.
 
     Attributes:
-        groups: int64 (G,): the groups that there are, ascending.
-        values: (G, …): what became of each one's values.
+        groups: int64 (G,): the existing groups, ascending.
+        values: (G, …): the reduced values of each group.
     """
 
     groups: torch.Tensor
@@ -107,18 +107,18 @@ class Reduced(NamedTuple):
 def segment_reduce(
     values: torch.Tensor, groups: torch.Tensor, how: Literal["mean", "max", "vote"] = "mean"
 ) -> Reduced:
-    """One value for each group of samples, on the device of the values.
+    """Reduce samples to one value for each group, on the device of the values.
 
     Args:
-        values: (S, …): what a model says of each sample.
-        groups: integers (S,): each one's group, in any order.
-        how: ``"mean"`` and ``"max"`` for each element; the mean of integers is in torch's default dtype.
-            ``"vote"``: the class that most samples of the group have, the smallest of those that are
-            equally many: int64 (G,).  Values (S, C) are scores of C classes then, whose largest is the
-            sample's vote, and integers (S,) are votes themselves.
+        values: (S, …): a model's output for each sample.
+        groups: integers (S,): the group of each sample, in any order.
+        how: ``"mean"`` and ``"max"`` reduce each element; the mean of integers is in torch's default dtype.
+            ``"vote"`` gives the class that most samples of the group have, int64 (G,); of equally
+            frequent classes the smallest.  Values are then scores (S, C) of C classes, the largest of
+            which is the sample's vote, or votes, integers (S,).
 
     Raises:
-        OptionError: shapes do not fit, or an unknown ``how``.
+        OptionError: shapes do not match, or ``how`` is unknown.
 
     >>> scores = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]])
     >>> segment_reduce(scores, torch.tensor([7, 7, 9]), "mean")
@@ -168,7 +168,7 @@ def _most_voted(values: torch.Tensor, places: torch.Tensor, groups: int) -> torc
         )
     counts = torch.zeros((groups, classes), dtype=torch.int64, device=values.device)
     counts.view(-1).index_add_(0, places * classes + votes, torch.ones_like(votes))
-    return counts.argmax(1)  # the first of equal ones
+    return counts.argmax(1)  # on a tie, the first
 
 
 def _own_ids(base: Any) -> npt.NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""Sources make a loader's batches, of fastpipe's datasets behind ``Subset`` and ``ConcatDataset``."""
+"""Sources make a loader's batches from fastpipe's datasets, also behind ``Subset`` and ``ConcatDataset``."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from fastpipe.torch.samplers import EpochBatches
 from fastpipe.torch.upcoming import Prefetcher
 from fastpipe.torch.wrappers import Int64Array, Located, integers, located
 
-MOST_SPARE = 1 << 30  # bytes of batches begun while one sample holds up the one that is due
+MOST_SPARE = 1 << 30  # bytes of batches begun while one sample delays the batch that is due
 
 
 class SplitError(ValueError):
-    """A transform that is not to be split; says why."""
+    """A transform cannot be split; the message gives the reason."""
 
 
 class StartedBatch(ABC):
     """A batch that is being made.
 
     Attributes:
-        pending: what reads, or decodes, its samples.
-        count: samples that were asked for.
-        nbytes: of its memory; 0 if they are not known before it is made.
-        kept: numbers of the samples that it has, once it is finished.
+        pending: the pending read, or decode, of its samples.
+        count: number of requested samples.
+        nbytes: size of its memory in bytes; 0 if unknown before it is made.
+        kept: numbers of the samples that it contains, once it is finished.
     """
 
     pending: Any
@@ -44,18 +44,18 @@ class StartedBatch(ABC):
 
     @abstractmethod
     def finish(self) -> Sequence[Any]:
-        """Wait for it; run what must run in this thread, in order; return its samples."""
+        """Wait for the batch; run the steps that need this thread, in order; return its samples."""
 
     def jobs(self) -> list[Job]:
         found: list[Job] = self.pending.jobs
         return found
 
     def is_current(self) -> bool:
-        """Whether its samples are still those of the dataset."""
+        """Return whether its samples are still those of the dataset."""
         return True
 
     def why_empty(self) -> BadSampleError | None:
-        """Why it has no sample once it is finished; None if none was asked for."""
+        """Return why the finished batch has no sample; None if none was requested."""
         return why_nothing_is_left(self.pending.left_out, self.count)
 
     def cancel(self) -> None:
@@ -63,7 +63,7 @@ class StartedBatch(ABC):
 
 
 class MixedBatch(StartedBatch):
-    """A batch of several datasets: for each the places of its samples in the batch, and its part."""
+    """A batch of several datasets: for each its part, and the places of its samples in the batch."""
 
     def __init__(self, parts: Sequence[tuple[Int64Array, Any]]) -> None:
         self.parts = parts
@@ -90,22 +90,22 @@ class MixedBatch(StartedBatch):
 
 
 class BatchedDataset:
-    """What fastpipe's datasets have in common: they answer for whole batches, by threads of this process.
+    """The base of fastpipe's datasets, which make whole batches in threads of this process.
 
     Each has ``_start_batch``, ``_answers_for_batches`` (no subclass or option makes samples one by one), and
     ``_running``: ``pool`` (None for the calling thread), ``clock`` and ``slots``, memory for large parts.
     """
 
     def __getitems__(self: Any, indices: Sequence[int]) -> Sequence[Any]:
-        """The samples at some positions, in their order, made side by side; what ``DataLoader`` calls for a
-        batch."""
+        """Return the samples at these positions, in order, made in parallel; ``DataLoader`` calls this for
+        each batch."""
         if not self._answers_for_batches():
             return [self[index] for index in indices]
-        # A batch sampler of the script's may give iterators.
+        # The script's own batch sampler may give iterators.
         batch = self._start_batch(indices if hasattr(indices, "__len__") else list(indices))
         samples = batch.finish()
         error = None if len(samples) else batch.why_empty()
-        if error is not None:  # nothing can be collated from no samples
+        if error is not None:  # an empty batch cannot be collated
             raise error
         given: Sequence[Any] = self._handed_out(samples)
         return given
@@ -128,16 +128,16 @@ class BatchedDataset:
         return clock
 
     def __getstate__(self) -> dict[str, Any]:
-        # Threads and open files stay here; the copy has its own when it needs them.
+        # Threads and open files stay here; the copy makes its own when needed.
         return {**self.__dict__, "_runtime": None}
 
 
 class Source(ABC):
-    """Makes batches of one dataset of fastpipe's, or of several behind ``Subset`` and ``ConcatDataset``.
+    """The maker of batches of one or several fastpipe datasets behind ``Subset`` and ``ConcatDataset``.
 
     Attributes:
         bases: these datasets, in the order of the samples.
-        by_split: what ``split`` gave, to make batches by it; where bytes are sent by the first part of it.
+        by_split: a result of ``split`` for making batches; if bytes are sent, only its first part.
     """
 
     by_split: Any = None
@@ -155,7 +155,7 @@ class Source(ABC):
 
     @abstractmethod
     def _start_one(self, end: Any, local: Int64Array, key: Key) -> StartedBatch:
-        """Begin a batch of one dataset, ``end``: None for an empty batch."""
+        """Begin a batch of one dataset, ``end``; None for an empty batch."""
 
     @abstractmethod
     def _start_mixed(self, parts: Sequence[Located], key: Key) -> StartedBatch:
@@ -163,19 +163,19 @@ class Source(ABC):
 
     @abstractmethod
     def describe(self) -> list[str]:
-        """What is done how, in lines."""
+        """Return a description of how batches are made, in lines."""
 
     @abstractmethod
     def tensors(self, batch_size: int) -> int:
-        """Large tensors in a batch."""
+        """Return the number of large tensors in a batch."""
 
     @property
     @abstractmethod
     def runs_user_code(self) -> bool:
-        """Whether functions of the script's are called, other than in threads."""
+        """Whether the script's own functions are called outside of threads."""
 
     def is_best_here(self, device: Any) -> bool:
-        """Whether this process alone can do some of the work: fetch what comes next, or use a device."""
+        """Return whether only this process can do some of the work: prefetch, or use a device."""
         return bool(self.prefetchers(is_here=True))
 
     @property
@@ -185,20 +185,20 @@ class Source(ABC):
 
     @property
     def runs_torchvision(self) -> bool:
-        """Whether torchvision's own transforms run in threads, which hold Python's lock for most of it."""
+        """Whether torchvision's own transforms run in threads, which hold the GIL most of that time."""
         return False
 
     def prefetchers(self, *, is_here: bool) -> Sequence[Prefetcher]:
-        """Return what prepares for the indices to come."""
+        """Return the prefetchers for upcoming indices."""
         return ()
 
     @property
     def spare_nbytes(self) -> int:
-        """Bytes of batches that may be begun while one sample holds up the one that is due."""
+        """Bytes of batches that may be begun while one sample delays the batch that is due."""
         return MOST_SPARE
 
     def ask(self, **changes: Any) -> None:
-        """Have batches made otherwise, where that is possible: fields of ``BatchRequest``."""
+        """Change how batches are made, if possible: fields of ``BatchRequest``."""
         return
 
     def make_on(self, device: Any) -> bool:
@@ -206,27 +206,27 @@ class Source(ABC):
         return False
 
     def split(self) -> Any:
-        """Return the transform in two parts: what decoding does, and the rest for augmentation."""
+        """Return the transform in two parts: the part for decoding, and the rest for augmentation."""
         raise SplitError("its samples have no transform of torchvision's")
 
     def transform_state(self) -> object:
-        """Return a value that changes when the transform, or what it makes, does."""
+        """Return a value that changes when the transform, or its output, changes."""
         return None
 
     def follow_order(self, batches: EpochBatches | None) -> None:
-        """Learn the order of the samples, if it is a function of the epoch."""
+        """Set the order of the samples, if it is a function of the epoch."""
         return
 
     def made_by(self) -> object:
-        """Return what a batch is made by and the script may change before it takes the batch."""
+        """Return the settings of a batch that the script may change before it takes the batch."""
         return self.transform_state(), tuple(warnings.filters), torch.empty(0).device
 
     def is_done(self, batch: StartedBatch) -> bool:
-        """Whether ``finish`` would not have to wait."""
+        """Return whether ``finish`` would not have to wait."""
         return all(job.done() for job in batch.jobs())
 
     def wait_for_either(self, batch: StartedBatch, last: StartedBatch) -> bool:
-        """Wait until a batch is made, or nothing of the one begun last is left to begin."""
+        """Wait until a batch is made, or until all work of the batch begun last has been started."""
         job = next((job for job in batch.jobs() if not job.done()), None)
         if job is None:
             return True
@@ -237,7 +237,7 @@ class Source(ABC):
         self.clock.add("wait", nanoseconds)
 
     def expect_batches(self, batches: int) -> None:
-        """Keep memory for so many batches that are begun ahead."""
+        """Keep memory for this many batches that are begun ahead."""
         for slots in (slots for base in self.bases for slots in base._running().slots):
             slots.keep = max(slots.keep, KEPT_SLOTS + batches)
 

@@ -1,4 +1,4 @@
-"""``augment="auto"`` and ``"split"``: a transform in two parts, and where the second one is done."""
+"""``augment="auto"`` and ``"split"``: a transform in two parts, and the place of the second one."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class SampleSpec(NamedTuple):
 
 @dataclass(frozen=True)
 class Split:
-    """A transform in two.
+    """A transform in two parts.
 
     Attributes:
         given: the arguments of ``split_of``.
-        head: makes images of bytes, all of one ``shape``, (C, H, W).
-        chain: what is left to do with them; ``rest``: the same in the user's own transforms.
-        like: what samples become by that.
-        example, values: an image as these get it, and its values, uint8 (C, H, W).
+        head: the plan that makes uint8 images, all of one ``shape``, (C, H, W).
+        chain: the remaining steps; ``rest``: the same as the user's own transforms.
+        like: the spec of the resulting samples.
+        example, values: an image as input for the rest, and its values, uint8 (C, H, W).
     """
 
     given: tuple[Any, ...]
@@ -74,7 +74,7 @@ class Split:
 
 
 def split_of(transform: Any, layout: Layout = "contiguous", decode_note: str = "") -> Split:
-    """Split a transform where its images have got one size."""
+    """Split a transform at the first point at which all images have one size."""
     items = flatten(transform)
     plan = compile_plan(transform)
     if plan.output is not None:
@@ -84,7 +84,7 @@ def split_of(transform: Any, layout: Layout = "contiguous", decode_note: str = "
 
     from torchvision import transforms as v1
 
-    from fastpipe import augment  # which only this needs
+    from fastpipe import augment  # only needed here
     from fastpipe.augment.chains import ImageChain
 
     try:
@@ -106,8 +106,8 @@ def split_of(transform: Any, layout: Layout = "contiguous", decode_note: str = "
 
 
 def _head(items: Sequence[Any], layout: Layout) -> tuple[Plan, tuple[int, ...], int, bool]:
-    """Return the plan of the transforms that make bytes of one size, that, their number, and whether the next
-    one gets PIL images."""
+    """Return the plan of the transforms that make uint8 images of one size, that shape, their number, and
+    whether the next transform gets PIL images."""
     from torchvision import transforms as v1
 
     for count in range(len(items), 0, -1):
@@ -123,7 +123,7 @@ def _like(rest: Sequence[Any], example: Any) -> SampleSpec:
         raise SplitError("fastpipe does not know all of its transforms")
     try:
         value = run_keyed(rest, example, 0)
-    except Exception as error:  # which awaits the user's samples: let it
+    except Exception as error:  # the user's samples raise it too
         raise SplitError(f"it fails on an image ({type(error).__name__}: {error})") from error
     if not isinstance(value, torch.Tensor):
         raise SplitError("it does not end in tensors")
@@ -137,16 +137,16 @@ Place = Literal["whole", "threads", "device"]
 _MEASURE_S = 0.5
 _MOST_ROUNDS = 200
 _ROUNDS_THERE = 5
-# What is not that much faster is not worth other draws, nor the risk that it is slower.
+# A smaller gain is not worth different draws, nor the risk of being slower.
 _WORTH = 0.97
-# What takes so little of the device's time slows no training step by more than that.
+# Work that takes at most this share of the device's time slows a training step by no more than that.
 _UNSEEN = 0.03
 
 _log = logging.getLogger("fastpipe")
 
 
 class Costs(NamedTuple):
-    """Seconds a batch for what follows the split: by torchvision, by fastpipe.augment in the decoding
+    """Seconds per batch of the steps after the split: by torchvision, by fastpipe.augment in the decoding
     threads, and on the device (None without one)."""
 
     whole: float
@@ -162,8 +162,8 @@ class Costs(NamedTuple):
 
 
 class Placing:
-    """Where the second part of a transform is done: by its costs and, if the training needs the same device,
-    by what epochs have shown."""
+    """The choice of where the second part of a transform runs: by its costs and, if the training needs the
+    same device, by measurements of epochs."""
 
     def __init__(self, costs: Costs) -> None:
         self.costs = costs
@@ -175,18 +175,18 @@ class Placing:
         self.place: Place = "device" if is_unseen else self._here
 
     def seen(self, period: float, waited: float) -> None:
-        """Learn from an epoch."""
+        """Use the measurements of an epoch."""
         if self.costs.device is None or len(self._periods) == 2:
             return
         self._periods[self.place] = period
         if len(self._periods) == 2:  # both are known: the faster one stays
             self.place = "device" if self._periods["device"] < self._periods[self._here] else self._here
-        elif self.place != "device" and waited > self.costs.device:  # the device has that much time to spare
+        elif self.place != "device" and waited > self.costs.device:  # the device has enough idle time
             self.place = "device"
 
 
 class SplitChoice:
-    """A loader's choice, made when batches are first made, and anew when the transform has changed."""
+    """A loader's choice, made with the first batches, and again when the transform has changed."""
 
     def __init__(self, wanted: Any, device: Any) -> None:
         if wanted is not None and wanted not in ("auto", "split") and not callable(wanted):
@@ -197,8 +197,8 @@ class SplitChoice:
         self._known: tuple[object, Split | SplitError, Placing | None] | None = None
 
     def use(self, source: Source | None, batch_size: int, is_plain: bool) -> tuple[Split | None, bool]:
-        """Have a source make its batches by the choice; return the split, and whether the device does its
-        second part."""
+        """Make a source follow the choice; return the split, and whether the device does its second
+        part."""
         if self._wanted is None:
             return None, False
         split, placing = self._choice(source, batch_size, is_plain)
@@ -259,14 +259,14 @@ def _split(source: Source | None, is_plain: bool) -> Split | SplitError:
         return split
     except SplitError as error:
         why = str(error)
-    return SplitError(why)  # which is kept, and so must not keep the frames that the error came from
+    return SplitError(why)  # it is stored, and must not keep the original error's frames
 
 
 # ---- measuring -----------------------------------------------------------------------------------
 
 
 def measured(split: Split, batch_size: int, device: Any) -> Costs:
-    """Measure, for about half a second, what the second part of a transform costs on an image of noise."""
+    """Measure, for about half a second, the cost of a transform's second part on an image of noise."""
     threads = default_threads()
     rows = torch.empty((threads, *split.like.shape), dtype=split.like.dtype)
     key = Key(0, 0, np.arange(threads))
@@ -278,7 +278,7 @@ def measured(split: Split, batch_size: int, device: Any) -> Costs:
     def augmented(number: int) -> None:
         change(number % threads, values)
 
-    pool = ThreadPool(threads, "fastpipe-measure", do_without_helpers)  # as those that decode
+    pool = ThreadPool(threads, "fastpipe-measure", do_without_helpers)  # like the decoding threads
     try:
         each = _seconds([whole, augmented], pool, threads)
     finally:
@@ -288,7 +288,7 @@ def measured(split: Split, batch_size: int, device: Any) -> Costs:
 
 
 def _seconds(tasks: Sequence[Callable[[int], None]], pool: ThreadPool, threads: int) -> list[float]:
-    """Return the seconds that each task takes with all threads at it: medians of alternating rounds."""
+    """Return the seconds of each task when all threads run it: medians of alternating rounds."""
     rounds: list[list[float]] = [[] for _ in tasks]
     start = perf_counter()
     while len(rounds[0]) < 2 or (len(rounds[0]) < _MOST_ROUNDS and perf_counter() - start < _MEASURE_S):
@@ -302,7 +302,7 @@ def _seconds(tasks: Sequence[Callable[[int], None]], pool: ThreadPool, threads: 
 def _seconds_there(split: Split, batch_size: int, device: torch.device) -> float:
     images = split.values.to(device).expand(batch_size, *split.shape).contiguous()
     found, key = [], Key(0, 0, np.arange(batch_size))
-    for _ in range(2 + _ROUNDS_THERE):  # of which two are to warm up
+    for _ in range(2 + _ROUNDS_THERE):  # the first two warm up
         _wait_for(device)
         start = perf_counter()
         split.chain(images, (), None, key)

@@ -1,4 +1,4 @@
-"""Images of a dataset that are somewhere else: which they are, and how they come here."""
+"""Remote images of a dataset: how they are listed, and how they are fetched."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Int64Array = npt.NDArray[np.int64]
 _log = logging.getLogger("fastpipe.stage")
 
 _UNKNOWN = 1 << 62
-_FOUND = 4096  # paths whose rows are remembered: of more samples than are being made at a time
+_FOUND = 4096  # paths whose rows are cached: more than the samples that are made at a time
 
 
 class RemoteImages:
@@ -48,7 +48,7 @@ class RemoteImages:
         self, root: str, storage_options: Mapping[str, Any] | None, stage: Stage | None, refresh: bool
     ) -> None:
         self._bare, self._location = open_store(root, storage_options)
-        # What all paths begin with: of a folder as it was given, as torchvision has it.
+        # The common prefix of all paths: a folder as it was given, as in torchvision.
         self._root = self._location.root if is_url(root) else os.path.join(os.path.expanduser(root), "")
         self._store = RetryingStore(self._bare)
         self._stage, self._refresh = stage, refresh
@@ -65,13 +65,13 @@ class RemoteImages:
         )
 
     def scan(self, class_to_idx: Mapping[str, int], **options: Any) -> SampleTable:
-        """List the samples; further arguments as of ``scan_store``."""
+        """List the samples; further arguments are those of ``scan_store``."""
         table, self.listing = scan_store(
             self._store, self._root, self._location.prefix, class_to_idx, refresh=self._refresh, **options
         )  # fmt: skip
         self._table = table.copy()
         if self._stage is not None:
-            StageFolder(self._stage).close()  # whether it can be used shows now
+            StageFolder(self._stage).close()  # raises an error now if it cannot be used
         return table
 
     @property
@@ -88,7 +88,7 @@ class RemoteImages:
         return f"{self._root}  →  {self._store.describe()}, {near}"
 
     def state(self, path: str) -> bytes:
-        """Return 16 bytes that tell this version of an image from others."""
+        """Return 16 bytes that identify this version of an image."""
         row = self._row_of(path)
         return bytes(16) if row < 0 else self.listing.name(row, self._store.name)
 
@@ -102,7 +102,7 @@ class RemoteImages:
         return image.convert("RGB")
 
     def rows(self, samples: Any, positions: Int64Array) -> Int64Array:
-        """Return the objects of samples; -1 for those that were not listed."""
+        """Return the object rows of samples; -1 for those that were not listed."""
         if isinstance(samples, SampleTable):
             if samples.has_items_of(self._table):
                 return positions
@@ -114,7 +114,7 @@ class RemoteImages:
     def arriving(
         self, rows: Int64Array, paths: Sequence[str], has_cache: bool
     ) -> tuple[PackedPaths, Arriving]:
-        """Return where a batch's images are, and how the others come here; ``rows`` are their objects."""
+        """Return the paths of a batch's local images, and how others arrive; ``rows`` are their objects."""
         reader, store = self.reader(), self._store.name
         staged = reader.files(rows)
         states = None
@@ -136,12 +136,12 @@ class RemoteImages:
 
     @cached_property
     def _row_of(self) -> Callable[[str], int]:
-        """Find the row of a path; -1 if it was not listed.  Each sample asks several times."""
+        """The function that returns a path's row, -1 if it was not listed; called repeatedly."""
         return lru_cache(_FOUND)(self.listing.find)
 
     @property
     def is_shared(self) -> bool:
-        """Whether other processes find what one has fetched."""
+        """Whether other processes can use fetched images."""
         return self._stage is not None
 
     def _key_of(self, path: str) -> str:
@@ -156,7 +156,7 @@ class RemoteImages:
 def remote_images(
     root: str | Path, storage_options: Mapping[str, Any] | None, stage: Stage | None, refresh: bool
 ) -> RemoteImages | None:
-    if is_url(root) or (stage is not None and storage_options is None):  # a folder: of a network, or a mount
+    if is_url(root) or (stage is not None and storage_options is None):  # a folder on a network, or a mount
         return RemoteImages(os.fspath(root), storage_options, stage, refresh)
     for name, is_given in {"storage_options": storage_options is not None, "refresh": refresh}.items():
         if is_given:
@@ -167,8 +167,8 @@ def remote_images(
 
 
 class UpcomingRows:
-    """The rows of one dataset among the indices to come.  It does not keep the dataset, whose end ends its
-    threads."""
+    """The rows of one dataset among upcoming indices.  It does not keep the dataset alive, whose deletion
+    ends its threads."""
 
     def __init__(
         self, upcoming: UpcomingIndices, dataset: Any, rows: Callable[[Int64Array], Int64Array]
@@ -177,7 +177,7 @@ class UpcomingRows:
         self._places: tuple[Int64Array, Int64Array] | None = None
 
     def order(self) -> Iterator[Int64Array]:
-        """Rows in the order in which this process needs them."""
+        """Yield rows in the order in which this process needs them."""
         for indices in self._upcoming.indices():
             rows = self._of(indices)[1]
             yield rows[rows >= 0]
@@ -187,7 +187,7 @@ class UpcomingRows:
         return self._upcoming.tag()
 
     def next_uses(self, rows: Int64Array) -> Int64Array:
-        """Return when any rank needs rows next, counted in samples; 2**62 for never."""
+        """Return the next use of rows on any rank, counted in samples; 2**62 for never."""
         upcoming = self._upcoming
         if self._places is None:
             self._places = self._in_order(0), self._in_order(1)
@@ -199,10 +199,10 @@ class UpcomingRows:
         return np.where(known, uses, _UNKNOWN)
 
     def _in_order(self, later: int) -> Int64Array:
-        """For each row its place in an epoch's order."""
+        """Return the place of each row in an epoch's order."""
         places, rows = self._of(self._upcoming.whole(later))
         found = np.full(int(rows.max(initial=-1)) + 2, _UNKNOWN, np.int64)
-        found[rows[::-1]] = places[::-1]  # of several the first; -1, for those not listed, is the last
+        found[rows[::-1]] = places[::-1]  # the first place of each; -1 (not listed) is last
         return found[:-1]
 
     def _of(self, indices: Int64Array) -> tuple[Int64Array, Int64Array]:

@@ -1,4 +1,4 @@
-"""A loader's state as a small dict that JSON can hold, and the way back."""
+"""Conversion of a loader's state to a small JSON-compatible dict, and back."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from fastpipe.torch.indices import IndexBatches
 
 VERSION = 1
-# They save the state of every loader that has one, whether the script wants it or not.
+# Trainers that save the state of every loader that has one, even if the script does not need it.
 _TRAINERS = {"lightning", "pytorch_lightning", "accelerate"}
-# They go on with the next epoch when the last batch was received, and do not ask for another one.
+# Trainers that continue with the next epoch after the last batch, without another request.
 _COUNTERS = {"lightning", "pytorch_lightning"}
 _has_warned: weakref.WeakSet[EpochOrder] = weakref.WeakSet()
 
@@ -56,7 +56,7 @@ def state_of(
 
 
 def _groups_of(order: EpochOrder) -> str | None:
-    """Return what an order of groups depends on; None for other orders."""
+    """Return a description of an order's groups; None for other orders."""
     arrangement = getattr(innermost(order.index_sampler), "arrangement", None)
     return None if arrangement is None else str(arrangement.about)
 
@@ -108,7 +108,7 @@ def _check(state: Any, order: EpochOrder, samples: int | None, seed: int | None)
 
 def _check_generator(state: Any, generator: torch.Generator | None) -> None:
     is_global = generator is torch.default_generator
-    if "global" not in state and "now" not in state:  # an older fastpipe's, which holds the epoch's alone
+    if "global" not in state and "now" not in state:  # from an older fastpipe, with the epoch's state alone
         if state.get("generator") is None and generator is not None:
             raise OptionError(
                 "this state was saved between two epochs by an older fastpipe, which left out the generator "
@@ -126,7 +126,7 @@ def _check_generator(state: Any, generator: torch.Generator | None) -> None:
 
 
 def unsaved_state(why: OptionError, order: EpochOrder) -> dict[str, Any]:
-    """Return the state of a loader that has none, for a trainer that saves it unasked; else raise ``why``."""
+    """Return a placeholder state for a trainer that saves all loaders' states; else raise ``why``."""
     if not _a_trainer_asks(_TRAINERS):
         raise why
     if order not in _has_warned:
@@ -145,7 +145,7 @@ def unsaved_state(why: OptionError, order: EpochOrder) -> dict[str, Any]:
 
 
 def is_unsaved(state: Any, order: EpochOrder) -> bool:
-    """Whether a state is from ``unsaved_state``; if so, the next epoch gets its number."""
+    """Return whether a state is from ``unsaved_state``; if so, set the next epoch's number from it."""
     if not isinstance(state, dict) or "unsaved" not in state:
         return False
     if state.get("batches"):
@@ -158,7 +158,7 @@ def is_unsaved(state: Any, order: EpochOrder) -> bool:
 
 
 def _is_received(order: EpochOrder) -> bool:
-    """Whether all of an epoch was received, even if the loader was not asked for its end."""
+    """Return whether all batches of an epoch were received, even without a request for its end."""
     progress = order.progress
     if progress is None or progress.is_over:
         return True

@@ -1,4 +1,4 @@
-"""``stitch``: predictions of patches, blended into volumes on disk."""
+"""``stitch`` blends predictions of patches into volumes on disk."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fastpipe.torch.patch_dataset import FastPatchDataset
 from fastpipe.volumes.blending import Blender, gaussian_weights
 from fastpipe.volumes.tensorstore import opened_by_tensorstore
 
-_PART, _LEAST_PART = 128, 16  # the most along a dimension that is finished at once, and the least of it
+_PART, _LEAST_PART = 128, 16  # largest and smallest side, in voxels, of a part that is finished at once
 
 
 def stitch(
@@ -37,29 +37,29 @@ def stitch(
 ) -> Any:
     """Blend predictions of overlapping patches into whole volumes.
 
-    Where patches overlap, the mean of their predictions by weights is taken.  Parts of the volume are
-    written as soon as no more patch is to come for them; memory does not depend on the volume's size.
-    Where there is no patch, there is 0.
+    Overlapping predictions are averaged with weights.  Each part of the volume is written as soon as no
+    further patch can reach it, so memory does not depend on the volume's size.  Voxels without a patch
+    are 0.
 
     Args:
-        predictions: for each batch of the dataset's patches, in the dataset's order, a tensor or array
-            (N, *channels, *patch_size).
-        dataset: with ``sampling=Grid(…)`` or ``Positions(…)``.
-        out: where the volume goes, of shape (*channels, *volume): a path that ends in ``.zarr`` or ``.npy``,
-            which must not exist yet, or an array; for a dataset of several volumes a sequence of these.
-        weights: of a patch's voxels: ``"gaussian"`` counts those in its middle most (a sigma of an eighth of
-            its sides, as nnU-Net and MONAI do), ``"constant"`` all alike; or an array of the patch's size.
-        apply: is given each blended part, float32 (*channels, …), and returns what is written, of the same
-            size along the last dimensions: ``lambda p: p.argmax(0).astype("uint8")`` makes labels of scores.
-        max_bytes: for sums in memory, beside a batch of predictions; beyond it they wait in a file beside
-            ``out``.
+        predictions: an iterable of tensors or arrays (N, *channels, *patch_size), one for each batch of
+            patches, in the dataset's order.
+        dataset: a dataset with ``sampling=Grid(…)`` or ``Positions(…)``.
+        out: the result, of shape (*channels, *volume): a path that ends in ``.zarr`` or ``.npy`` and does
+            not exist yet, or an array; a sequence of these if the dataset has several volumes.
+        weights: weights of a patch's voxels: ``"gaussian"`` is largest in the middle (sigma is an eighth of
+            each side, as in nnU-Net and MONAI), ``"constant"`` is uniform; or an array of the patch's size.
+        apply: a function that receives each blended part, float32 (*channels, …), and returns the part to
+            write, of the same last dimensions: ``lambda p: p.argmax(0).astype("uint8")`` turns scores into
+            labels.
+        max_bytes: bytes of memory for sums, besides a batch of predictions; more go to a file beside ``out``.
 
     Returns:
         ``out``.
 
     Raises:
-        FileExistsError: there is something at ``out``.
-        OptionError: predictions are of another shape, or there are fewer or more than patches.
+        FileExistsError: ``out`` exists already.
+        OptionError: predictions have another shape, or their number is not that of the patches.
 
     >>> from fastpipe.sampling import Grid
     >>> volume = np.arange(6 * 6, dtype=np.float32).reshape(6, 6)
@@ -77,7 +77,7 @@ def stitch(
     try:
         for volume, (shape, target) in enumerate(zip(shapes, targets, strict=True)):
             _stitch_one(rows, shape, starts[volumes == volume], chosen, target, apply, max_bytes)
-        next(rows, None)  # an error if there are more
+        next(rows, None)  # raises an error if there are more
         for target in targets:
             target.finish()
     except BaseException:
@@ -138,10 +138,10 @@ def _stitch_one(
         box = (slice(at, at + size) for at, size in zip(start, sizes, strict=True))
         target.write((..., *box), made, made.shape[: made.ndim - dims])
 
-    # The first says how many values there are for each voxel.
+    # The first prediction defines the number of values for each voxel.
     firsts = [next(rows)] if len(starts) else []
     channels = math.prod(firsts[0].shape[: firsts[0].ndim - dims]) if firsts else 1
-    side = _PART  # of what is finished at once: several such parts fit into memory, if they can
+    side = _PART  # of a part that is finished at once; shrinks until several parts fit into memory
     while side > _LEAST_PART and 16 * (channels + 1) * side**dims > max_bytes:
         side //= 2
     part = [min(side, max(1, size)) for size in shape]
@@ -152,7 +152,7 @@ def _stitch_one(
 
 
 def _rows(batches: Iterable[Any], count: int, dims: int) -> Iterator[npt.NDArray[np.float32]]:
-    """Yield the predictions, one by one; it is an error if there are fewer or more."""
+    """Yield the predictions, one by one; raise an error if there are fewer or more."""
     taken = 0
     for batch in batches:
         if isinstance(batch, torch.Tensor):
@@ -210,7 +210,7 @@ def _target(out: Any, shape: Sequence[int]) -> _Array | _File:
 
 
 class _Array:
-    """An array of the script's."""
+    """An output array that belongs to the script."""
 
     def __init__(self, array: npt.NDArray[Any], shape: Sequence[int]) -> None:
         if list(array.shape[array.ndim - len(shape) :]) != list(shape):
@@ -219,7 +219,7 @@ class _Array:
         self.folder = tempfile.gettempdir()
 
     def begin(self, part: Sequence[int]) -> None:
-        """Where there is no patch, there is to be 0."""
+        """Fill the array with 0, for voxels without a patch."""
         self._array[...] = 0
 
     def write(self, box: Any, part: npt.NDArray[Any], lead: tuple[int, ...]) -> None:
@@ -237,14 +237,14 @@ class _Array:
         self._array[box] = part
 
     def finish(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing: the array is complete."""
 
     def give_up(self) -> None:
-        """What was written stays: the array is the script's."""
+        """Do nothing: written parts stay, because the array is the script's."""
 
 
 class _File:
-    """A file, or folder, that appears under its name when it is complete."""
+    """An output file or folder that gets its final name when it is complete."""
 
     def __init__(self, path: str, shape: Sequence[int]) -> None:
         self._path, self._shape, self._part = path, tuple(shape), tuple(shape)
@@ -256,14 +256,14 @@ class _File:
         self._dtype = np.dtype(np.float32)
 
     def begin(self, part: Sequence[int]) -> None:
-        """Remove what another run has left; parts of this shape are to come."""
+        """Remove leftovers of another run, and prepare for parts of this shape."""
         self._part = tuple(part)
         with _Unfinished(self._out, VolumeError):
             remove_tree(self._partial)
         self._begun = True
 
     def write(self, box: Any, part: npt.NDArray[Any], lead: tuple[int, ...]) -> None:
-        """Write a part; the first says of which type and shape the volume is."""
+        """Write a part; the first one defines the volume's dtype and shape."""
         if self._store is None:
             self._store, self._dtype = self._made(lead, part.dtype), part.dtype
         if unheld(part, self._dtype).any():
@@ -314,7 +314,7 @@ class _File:
 
 
 class _Unfinished(GrowingFolder):
-    """The folder ``OUT.partial`` of a volume that is being put together."""
+    """The folder ``OUT.partial`` of an unfinished volume."""
 
     def _check_own(self) -> None:
         if not set(os.listdir(self.folder)) <= {LOCK, "array", "array.npy"}:

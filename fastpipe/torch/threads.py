@@ -1,4 +1,4 @@
-"""The threads of a dataset in this process, and which of torchvision's transforms may run in them."""
+"""The threads of a dataset in this process, and the torchvision transforms that may run in them."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from fastpipe.core.machine import default_threads
 from fastpipe.core.pool import Process, ThreadPool
 from fastpipe.images.steps import is_pristine
 
-_MANY = 8  # threads of which one less is hardly slower
-# Found here, where a failure is an error of the import, and not in a decoding thread.
+_MANY = 8  # number of threads from which one less is hardly slower
+# Looked up here, so that a failure is an import error, not an error in a decoding thread.
 _openmp = require_threadpoolctl("torch").ThreadpoolController().select(user_api="openmp")
 
 
 def do_without_helpers() -> None:
-    """Run torch's operations of this thread in this thread alone, without helpers on cores that decoding
-    threads occupy already; torch's worker processes do the same."""
-    torch.get_num_threads()  # sets what is the default for this thread, which would else come later
-    # torch.set_num_threads would count for all threads that start later; OpenMP's own setting is
-    # the calling thread's.
+    """Run this thread's torch operations without helper threads, whose cores the decoding threads occupy
+    already; torch's worker processes do the same."""
+    torch.get_num_threads()  # sets this thread's default now, which would otherwise happen later
+    # torch.set_num_threads would apply to all threads that start later; OpenMP's own setting applies
+    # to the calling thread only.
     _openmp.limit(limits=1)
 
 
 def process_of(threads: int | str, name: str) -> Process:
-    """This process, with the threads of a dataset in it: none in a worker process with one thread;
-    ``"auto"`` are the cores that this process may use, one less from 8 on."""
+    """Return this process with a dataset's threads: none in a worker process with one thread; ``"auto"``
+    is the number of cores that this process may use, minus one from 8 on."""
     worker = get_worker_info()
     if threads == "auto":
         threads = default_threads(worker.num_workers if worker else 1)
         if threads >= _MANY and (worker is None or worker.num_workers == 1):
             threads -= 1  # a core for the training's own thread
-    # One thread beside the idle process would only add a hand-over.
+    # One thread beside the idle process would only add a handover.
     pool = None if worker and threads == 1 else ThreadPool(int(threads), name, do_without_helpers)
     return Process(pool) if worker is None else Process(pool, worker.num_workers, worker.id)
 
@@ -50,18 +50,18 @@ _native_lines: npt.NDArray[np.uint8] | None = None
 
 
 def start_noting(write: Callable[[int, str], None], lines: npt.NDArray[np.uint8]) -> None:
-    """In a worker, write notes with this function from now on; native threads write to ``lines``."""
+    """In a worker, use this function to write notes from now on; native threads write to ``lines``."""
     global _write, _native_lines
     _write, _native_lines = write, lines
 
 
 def native_lines() -> npt.NDArray[np.uint8] | None:
-    """Return where native threads write their notes; None outside of workers."""
+    """Return the memory in which native threads write their notes; None outside of workers."""
     return _native_lines
 
 
 def note(about: Any) -> None:
-    """Note what this thread is about to do; nothing outside of workers."""
+    """Note what this thread is about to do; do nothing outside of workers."""
     if _write is not None:
         _write(threading.get_ident(), str(about))
 
@@ -72,7 +72,7 @@ Transform = Callable[[Any], Any]
 
 
 def is_thread_safe(transforms: Sequence[Transform]) -> bool:
-    """Whether `run_keyed` reproduces these transforms from any thread."""
+    """Return whether `run_keyed` reproduces these transforms from any thread."""
     return all(map(_is_safe, transforms))
 
 
@@ -85,19 +85,19 @@ def stock_note(is_promised: bool, stock: Sequence[Any]) -> str:
 
 
 def thread_safe_types() -> frozenset[type]:
-    """Types of torchvision's that draw through torch alone, where ``KeyedGenerator`` sees it, or not at all.
+    """Return torchvision's types that draw only through torch with ``KeyedGenerator``, or not at all.
 
-    Not among them: ``RandomChoice`` and ``RandomOrder`` of the first generation (they draw from Python's
-    ``random``), ``Lambda`` and whatever else takes a function, and transforms of batches.
+    Excluded are ``RandomChoice`` and ``RandomOrder`` of the first generation (they draw from Python's
+    ``random``), ``Lambda`` and others that take a function, and transforms of batches.
     """
     return _known_types()[0]
 
 
 def _is_safe(transform: Any) -> bool:
-    # Else nobody has one of torchvision's transforms.
+    # Otherwise there are no torchvision transforms in use.
     is_loaded = "torchvision.transforms" in sys.modules
     types, containers = _known_types() if is_loaded else ({torch.nn.Sequential}, {torch.nn.Sequential})
-    # Hooks and replaced methods are someone's code, of which nothing is known.
+    # Hooks and replaced methods are unknown code.
     if type(transform) not in types or not is_pristine(transform):
         return False
     if type(transform) in containers:
@@ -108,7 +108,7 @@ def _is_safe(transform: Any) -> bool:
 
 @cache
 def _known_types() -> tuple[frozenset[type], frozenset[type]]:
-    """The types, and those of them that hold others."""
+    """Return the types, and those of them that contain other transforms."""
     from torchvision import transforms as v1
     from torchvision.transforms import v2
 

@@ -1,4 +1,4 @@
-"""Under trainers: Lightning's ``EpochTimer``, and ``prepare`` for Accelerate."""
+"""Support for trainers: ``EpochTimer`` for Lightning, and ``prepare`` for Accelerate."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ _REMEDY = "or use accelerator.prepare(loader), which makes a plain DataLoader of
 
 
 class _Prepared(FastLoader[_T_co]):
-    """A loader that tells Accelerate what it asks of its own loaders.
+    """A loader with the attributes that Accelerate expects of its own loaders.
 
-    ``remainder`` are the samples of all ranks in an incomplete last step, which ``gather_for_metrics`` keeps,
-    or 0; -1 if such a step is dropped.  ``use_stateful_dataloader`` makes ``save_state`` ask for the state.
+    ``remainder`` is the number of samples of all ranks in an incomplete last step, which
+    ``gather_for_metrics`` keeps, or 0; -1 if such a step is dropped.  ``use_stateful_dataloader`` makes
+    ``save_state`` request the state.
     """
 
     end_of_dataloader = False
@@ -48,24 +49,24 @@ class _Prepared(FastLoader[_T_co]):
         super().__init__(**arguments)
         batches = self.batch_sampler
         if batches is not None:
-            # Accelerate's function of that name would make a plain loader of the samplers that it sees.
+            # Accelerate's function of that name would make a plain loader from the samplers that it finds.
             self.__dict__["batch_sampler"] = _ShownBatches(batches)
         if self.shard is not None and self.batch_sampler is not None:
             self.batch_sampler.even_batches = True  # type: ignore[attr-defined]  # join_uneven_inputs() asks
 
     @property
     def total_batch_size(self) -> int:
-        """Samples that all ranks take in one step."""
+        """Number of samples that all ranks together take in one step."""
         size = self.batch_size or getattr(self.batch_sampler, "batch_size", None) or 1
         return int(size) * (1 if self.shard is None else self.shard.world)
 
     @property
     def total_dataset_length(self) -> int:
-        """Samples of the dataset."""
+        """Number of samples in the dataset."""
         return len(self.dataset)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[_T_co]:  # type: ignore[override]
-        """The batches, each when it is known whether another one follows."""
+        """Yield the batches, each once it is known whether another one follows."""
         self.end_of_dataloader, self.remainder = False, -1
         self.gradient_state._add_dataloader(self)
         try:
@@ -77,12 +78,12 @@ class _Prepared(FastLoader[_T_co]):
                 progress = self._order.progress
                 assert progress is not None, "a batch was asked for"
                 self.remainder = self._remainder(progress.point.position)
-                progress.hold()  # until the next batch is the user's, the state is that at this one
+                progress.hold()  # until the user gets the next batch, the state is that after this one
                 following = _next(batches)
                 self.end_of_dataloader = following is _END
                 yield batch
                 batch = following
-        finally:  # also when the user's loop is left early
+        finally:  # also if the user's loop ends early
             self.gradient_state._remove_dataloader(self)
 
     @property
@@ -98,7 +99,7 @@ class _Prepared(FastLoader[_T_co]):
 
 
 class _ShownBatches(BatchSampler):
-    """The batch sampler that a prepared loader shows: to look at, as its batches are more than indices."""
+    """The batch sampler that a prepared loader exposes: read-only, as its batches are more than indices."""
 
     def __init__(self, batches: Any) -> None:
         self._batches = batches
@@ -116,7 +117,7 @@ class _ShownBatches(BatchSampler):
         return len(self._batches)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_batches":  # as it is unpickled
+        if name == "_batches":  # while it is unpickled
             raise AttributeError(name)
         return getattr(self._batches, name)
 
@@ -143,7 +144,7 @@ class _Rest:
 
 
 def _skip_first_batches(stock: Callable[..., Any], dataloader: Any, num_batches: int = 0) -> Any:
-    """As the accelerator's, for prepared loaders as well."""
+    """Skip batches as the accelerator's own function does, also for prepared loaders."""
     if isinstance(dataloader, _Prepared):
         return _Rest(dataloader, operator.index(num_batches))
     return stock(dataloader, num_batches=num_batches)
@@ -162,19 +163,19 @@ def prepare(accelerator: Any, loader: DataLoader[Any], *, seed: int | None = Non
     Call it instead of ``accelerator.prepare(loader)``.  Each process gets its part of each step, on
     ``accelerator.device``, and ``accumulate``, ``gather_for_metrics``, ``save_state`` and
     ``load_state`` work as with Accelerate's own loaders.  The saved state is exact, for any number of
-    processes: after ``load_state`` the loader goes on behind the batches that were received, with
-    ``accelerator.skip_first_batches(loader, number)``, which counts from the epoch's begin, or without.
-    (For that, this accelerator's ``skip_first_batches`` is replaced by one that knows prepared loaders.)
+    processes: after ``load_state`` the loader continues after the batches that were received.  A call of
+    ``accelerator.skip_first_batches(loader, number)``, which counts from the epoch's start, is optional.
+    (This accelerator's ``skip_first_batches`` is replaced by one that knows prepared loaders.)
 
     Args:
-        accelerator: the script's.
-        loader: a ``FastLoader``, or a ``DataLoader``, of which
+        accelerator: the script's ``Accelerator``.
+        loader: a ``FastLoader``, or a ``DataLoader``, from which
             :func:`fastpipe.torch.accelerate` makes one.  It is not changed.
         seed: as in ``FastLoader``.  Default: the loader's, or the dataset's.
 
     Raises:
-        OptionError: the loader is shuffled without a seed, or has a sampler of its own, and there
-            are several processes; or the accelerator deals out batches in another way.
+        OptionError: with several processes, the loader shuffles without a seed or has a sampler of
+            its own; or the accelerator distributes batches in another way.
 
     >>> from accelerate import Accelerator
     >>> accelerator = Accelerator(cpu=True)
@@ -190,12 +191,12 @@ def prepare(accelerator: Any, loader: DataLoader[Any], *, seed: int | None = Non
         fast = loader if isinstance(loader, FastLoader) else accelerate(loader, seed=seed)
         seed = fast._effective_seed() if seed is None else seed
         if accelerator.num_processes > 1 and fast is not loader and fast.seed != seed:
-            fast = accelerate(loader, seed=seed)  # the dataset's, which then shuffles as well
+            fast = accelerate(loader, seed=seed)  # the dataset's seed, which then shuffles as well
         loader = _Prepared(accelerator, **_arguments(fast, accelerator, seed))
     stock = getattr(accelerator, "skip_first_batches", None)
     if stock is not None and getattr(stock, "func", None) is not _skip_first_batches:
         accelerator.skip_first_batches = functools.partial(_skip_first_batches, stock)
-    # Of a loader that is prepared, Accelerate takes notice only.
+    # Accelerate only registers a loader that is prepared already.
     prepared: FastLoader[Any] = accelerator.prepare_data_loader(loader)
     return prepared
 
@@ -235,7 +236,7 @@ def _arguments(loader: FastLoader[Any], accelerator: Any, seed: int | None) -> d
     arguments = {name: getattr(loader, name) for name in names if hasattr(loader, name)} | {"seed": seed}
     if accelerator.device_placement and accelerator.device.type != "cpu":
         arguments["device"] = accelerator.device
-    sampling = sampling_of(loader, is_default(loader.sampler))  # a sampler of the script's stays
+    sampling = sampling_of(loader, is_default(loader.sampler))  # the script's own sampler stays
     if accelerator.num_processes > 1:
         _check_sampling(sampling, seed)
         shard = BlockShard(accelerator.process_index, accelerator.num_processes)
@@ -266,36 +267,36 @@ def _check_sampling(sampling: dict[str, Any], seed: int | None) -> None:
         raise OptionError(f"with several processes prepare() deals out batches: give a batch_size, {_REMEDY}")
 
 
-# ``EpochTimer``: how long Lightning's epochs and steps take, and how much of it they wait for data.
+# ``EpochTimer``: durations of Lightning's epochs and steps, and how much of them is waiting for data.
 
 _log = logging.getLogger("fastpipe.torch")
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
-_FETCH = ".train_dataloader_next"  # what Lightning's fit loop tells its profiler before and after it asks
+_FETCH = ".train_dataloader_next"  # action that Lightning's fit loop reports to its profiler around a request
 _SHOWN = ("fastpipe/waiting", "fastpipe/images_per_second")
 
 
 class EpochTimer:
-    """Time each epoch of ``trainer.fit``, and say how much of it was waiting for data.
+    """A Lightning callback that times each epoch of ``trainer.fit`` and its share of waiting for data.
 
-    Each epoch is a line of the log ``fastpipe.torch`` (INFO), an entry of ``epochs``, and a point of the
+    Each epoch adds a line to the log ``fastpipe.torch`` (INFO), an entry to ``epochs``, and a point to the
     trainer's loggers: ``fastpipe/epoch_seconds``, ``fastpipe/step_seconds``, ``fastpipe/waiting`` and
     ``fastpipe/images_per_second``; the progress bar of a training in one process shows the last two.
 
-    It is a callback of Lightning's: of ``lightning`` or ``pytorch_lightning``, whichever the script uses.
-    Waiting is the time in which Lightning's loop asks the loader for a batch, and nothing else of what goes
-    on between two steps: callbacks, checkpoints, validation, moving the batch.  Where the device computes
-    while Python goes on, as GPUs do, the wait includes what is left of the step before.  Of several ranks
-    each times itself; the log and the loggers get the first one's.
+    It is a callback of ``lightning`` or ``pytorch_lightning``, whichever the script uses.
+    Waiting is the time in which Lightning's loop requests a batch from the loader.  It excludes everything
+    else between two steps: callbacks, checkpoints, validation, moving the batch.  If the device computes
+    asynchronously, as GPUs do, the wait includes the rest of the previous step.  Each rank times itself;
+    the log and the loggers get the first rank's times.
 
     Args:
-        warn_after: seconds; once an epoch a warning says how many batches took longer, the first excepted.
-        warn_waiting: a part of an epoch, 0 to 1; a warning says where more of it was waiting for data.
+        warn_after: seconds; once an epoch, a warning reports how many batches but the first took longer.
+        warn_waiting: a fraction of an epoch, 0 to 1; a warning reports epochs that waited longer for data.
 
     Attributes:
-        epochs: :class:`~fastpipe.tools.EpochTimes` of each epoch, oldest first; ``fit`` begins them anew.
+        epochs: :class:`~fastpipe.tools.EpochTimes` of each epoch, oldest first; ``fit`` clears them.
 
     Raises:
-        OptionError: a limit that cannot work.
+        OptionError: a limit has a value that cannot work.
         MissingDependencyError: Lightning is not installed.
 
     >>> timer = EpochTimer(warn_waiting=0.5)
@@ -308,7 +309,7 @@ class EpochTimer:
     epochs: list[EpochTimes]
 
     def __new__(cls, *_: Any, **__: Any) -> EpochTimer:
-        """Of a class that is a callback of the script's Lightning, too."""
+        """Make an object of a class that is also a callback of the script's Lightning."""
         own: Any = cls
         kind = own if hasattr(own, "on_train_start") else _with_callbacks(own, _loaded())
         made: EpochTimer = object.__new__(kind)
@@ -325,7 +326,7 @@ class EpochTimer:
         return _again, (getattr(type(self), "_plain", type(self)), kept)
 
     def _reset(self) -> None:
-        self._began: float | None = None  # of the epoch
+        self._began: float | None = None  # when the epoch began
         self._ended = self._paused = self._pausing = 0.0
         self._asked: float | None = None
         self._first_batch: float | None = None
@@ -347,13 +348,13 @@ class EpochTimer:
     def teardown(self, *_: Any, **__: Any) -> None:
         self._stop_hearing()
 
-    on_exception = teardown  # which is not called then
+    on_exception = teardown  # Lightning does not call teardown then
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         self._begin(perf_counter())
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Begin a step, if asking for its batch has not."""
+        """Begin a step, unless the request of its batch did."""
         if self._step_began is None:
             self._step_began = perf_counter()
 
@@ -368,7 +369,7 @@ class EpochTimer:
         self._paused, self._pausing = self._paused + self._pausing, 0.0
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """Stop the clock, where validation comes between steps."""
+        """Stop the clock if validation runs between steps."""
         self._validation_began = perf_counter()
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
@@ -377,7 +378,7 @@ class EpochTimer:
         self._validation_began = None
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        if self._began is None:  # one of which no step was left to do
+        if self._began is None:  # the epoch had no steps left
             return
         times = epoch_times(
             trainer.current_epoch, max(0.0, self._ended - self._began - self._paused), self._steps,
@@ -394,10 +395,10 @@ class EpochTimer:
         warning = self._limits.warning(times)
         if warning is not None:
             _log.warning("%s%s", rank, warning)
-        if not trainer.barebones:  # which logs nothing
+        if not trainer.barebones:  # a barebones trainer logs nothing
             _log_scalars(trainer, pl_module, times)
 
-    # ---- what the loop asks the loader for -------------------------------------------------------
+    # ---- requests of the loop to the loader -----------------------------------------------------
 
     def _begin(self, now: float) -> None:
         self._reset()
@@ -405,7 +406,7 @@ class EpochTimer:
 
     def _on_ask(self) -> None:
         now = perf_counter()
-        if self._began is None:  # an epoch that is gone on with after a restart has no start
+        if self._began is None:  # an epoch that is resumed after a restart has no start
             self._begin(now)
         self._asked = now
         if self._step_began is None:
@@ -434,16 +435,16 @@ def _log_scalars(trainer: Any, pl_module: Any, times: EpochTimes) -> None:
                 on_epoch=True, batch_size=1,
             )  # fmt: skip
         return
-    # Lightning would have these averaged over ranks, which then wait for each other, or warns otherwise.
+    # Lightning would average these over ranks, which then wait for each other, and warns otherwise.
     step = trainer.fit_loop.epoch_loop._batches_that_stepped - 1  # as Lightning counts at an epoch's end
-    for logger in trainer.loggers:  # of which those of other ranks do nothing
+    for logger in trainer.loggers:  # those of other ranks do nothing
         logger.log_metrics({**times.scalars(), "epoch": trainer.current_epoch}, step=step)
 
 
 def _hear(profiler: Any, on_ask: Callable[[], None], on_got: Callable[[], None]) -> Callable[[], None]:
-    """Have two functions called around each request of the fit loop to its loader; return what ends it.
+    """Call two functions around each request of the fit loop to its loader; return a function to stop that.
 
-    Lightning always tells its profiler of them; no callback is as close to the request.
+    Lightning always reports requests to its profiler; no callback is as close to them.
     """
     start, stop = profiler.start, profiler.stop
     is_heard = True
@@ -462,7 +463,7 @@ def _hear(profiler: Any, on_ask: Callable[[], None], on_got: Callable[[], None])
         nonlocal is_heard
         is_heard = False
         own = vars(profiler)
-        if own.get("start") is heard_start:  # else another one hears through this
+        if own.get("start") is heard_start:  # else another timer has wrapped this one
             del own["start"]
         if own.get("stop") is heard_stop:
             del own["stop"]
@@ -472,7 +473,7 @@ def _hear(profiler: Any, on_ask: Callable[[], None], on_got: Callable[[], None])
 
 
 def _loaded() -> tuple[type, ...]:
-    """Return the classes of callbacks of the Lightning that is loaded, or else installed."""
+    """Return the callback classes of the loaded Lightning, else of the installed one."""
     found = [sys.modules[name] for name in _PACKAGES if sys.modules.get(name)]
     for name in _PACKAGES:
         if not found:
@@ -491,7 +492,7 @@ def _loaded() -> tuple[type, ...]:
 
 @functools.cache
 def _with_callbacks(cls: Any, callbacks: tuple[type, ...]) -> type:
-    # Lightning keeps the state of a callback under its class's name.
+    # Lightning stores a callback's state under the name of its class.
     return type(
         cls.__name__, (cls, *callbacks), {"__qualname__": cls.__qualname__, "__module__": cls.__module__,
                                           "__doc__": cls.__doc__, "_plain": cls},

@@ -1,4 +1,4 @@
-"""What goes between a worker process and its parent: requests for batches, and tensors in shared memory."""
+"""The exchange between worker processes and their parent: batch requests, and tensors in shared memory."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from fastpipe.core.lanes import Lane, LaneWriter, lanes_are_possible
 # ---- requests ----------------------------------------------------------------------------------------
 
 _FIRST_S, _LONGEST_S = 0.0001, 0.002
-_LOOK_S = 0.5  # how often to look for the writer while the rest of a message is awaited
+_LOOK_S = 0.5  # interval of checks of the writer while the rest of a message is awaited
 
 
 class UnfinishedMessageError(EOFError):
-    """The rest of a message will not come: its writer was killed, or does not go on."""
+    """The rest of a message will not come: its writer was killed, or is stuck."""
 
 
-class IndexQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # which older versions cannot take
+class IndexQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # older versions are not generic
     """A queue whose reader can look ahead, and does not wait for a writer that ended within a message."""
 
     def __init__(self, context: Any) -> None:
@@ -62,7 +62,7 @@ class IndexQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # whi
     def watch_writers(
         self, is_hopeless: weakref.WeakMethod[Any], before_error: weakref.WeakMethod[Any]
     ) -> None:
-        """In the parent, let `get` raise an error if the rest of a message will not come."""
+        """In the parent, make `get` raise an error if the rest of a message will not come."""
         self._before_error = before_error
         reader: Any = self._reader  # type: ignore[attr-defined]
         if hasattr(select, "poll"):
@@ -70,14 +70,14 @@ class IndexQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # whi
             reader._recv = partial(_receive, weakref.ref(reader), partial(_read_unless, is_hopeless))
 
     def release_of_killed(self) -> None:
-        """In the parent, when all writers were killed, release the lock that one may hold."""
+        """In the parent, after all writers were killed, release the lock that one of them may hold."""
         lock: Any = self._wlock  # type: ignore[attr-defined]
         if lock is not None:
             lock.acquire(block=False)
             lock.release()
 
     def peek_requests(self) -> list[Any]:
-        """Return what is in the queue, without taking it."""
+        """Return the queue's content without removing it."""
         try:
             while not self.empty():
                 self._seen.append(super().get(False))
@@ -104,11 +104,11 @@ def _read_unless(is_hopeless: WeakMethod[Any], descriptor: int, size: int) -> by
     return os.read(descriptor, size)
 
 
-_current: IndexQueue | None = None  # the one that this process reads
+_current: IndexQueue | None = None  # the queue that this process reads
 
 
 def peek_requests(until: Callable[[], bool]) -> list[Any]:
-    """In a worker, wait until ``until()`` for the requests after the present one; elsewhere return none."""
+    """In a worker, wait until ``until()`` for the requests after the current one; elsewhere return none."""
     if _current is None:
         return []
     seconds = _FIRST_S
@@ -116,7 +116,7 @@ def peek_requests(until: Callable[[], bool]) -> list[Any]:
     while not (_current._seen or reader.poll(seconds)):
         if until():
             return []
-        seconds = min(2 * seconds, _LONGEST_S)  # small batches are not held up
+        seconds = min(2 * seconds, _LONGEST_S)  # small batches are not delayed
     return _current.peek_requests()
 
 
@@ -151,9 +151,9 @@ class WorkerContext:
 
 # ---- tensors -----------------------------------------------------------------------------------------
 
-NAMED_MEMORY = "/dev/shm"  # where torch makes what it shares
+NAMED_MEMORY = "/dev/shm"  # where torch creates shared memory
 
-# In the parent: the lanes of its workers.  In a worker: the one that leads to its parent.
+# In the parent: the lanes of its workers.  In a worker: the lane to its parent.
 _lanes: weakref.WeakValueDictionary[int, Lane] = weakref.WeakValueDictionary()
 _writer: LaneWriter | None = None
 
@@ -176,22 +176,22 @@ def shared_flat(size: int) -> torch.Tensor:
     memory = None if _writer is None else _writer.take(size)
     if memory is not None:
         return torch.from_numpy(memory)
-    # All segments are in the user's hands: memory that is torch's to send, and not limited by /dev/shm.
+    # The user holds all segments: use memory that torch can send, and that /dev/shm does not limit.
     storage: Any = torch.UntypedStorage
     storage = _unnamed(size) if lanes_are_possible() else storage._new_shared(size)
     return torch.empty(0, dtype=torch.uint8).set_(storage)
 
 
 def is_in_lane(tensor: torch.Tensor) -> bool:
-    """In a worker, whether a tensor is in memory that the parent returns when it has no more of it."""
+    """In a worker, return whether a tensor is in memory that the parent returns after its last use."""
     return _writer is not None and _writer.has(tensor.untyped_storage().data_ptr())
 
 
 def remove_names_of(pids: Sequence[int]) -> None:
-    """Remove the names in ``/dev/shm`` that killed processes of this user have left, and with them the
+    """Remove the names in ``/dev/shm`` that this user's killed processes left, and so release the
     memory."""
     strategy = torch.multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]
-    if not pids or strategy != "file_descriptor":  # else names stay in use
+    if not pids or strategy != "file_descriptor":  # with another strategy, names stay in use
         return
     beginnings = tuple(f"torch_{pid}_" for pid in pids)
     with contextlib.suppress(OSError):
@@ -199,12 +199,12 @@ def remove_names_of(pids: Sequence[int]) -> None:
             if name.startswith(beginnings):
                 path = os.path.join(NAMED_MEMORY, name)
                 with contextlib.suppress(OSError):
-                    if os.lstat(path).st_uid == os.geteuid():  # root may remove others', of the same number
+                    if os.lstat(path).st_uid == os.geteuid():  # root could remove other users' files
                         os.unlink(path)
 
 
 def room() -> tuple[int, int] | None:
-    """Return free and total bytes of the memory that torch shares; None if it has no limit of its own."""
+    """Return free and total bytes of torch's shared memory; None if it has no limit of its own."""
     with contextlib.suppress(OSError):
         found = os.statvfs(NAMED_MEMORY)
         return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
@@ -230,11 +230,11 @@ def _reduce(tensor: torch.Tensor) -> Any:
     if segment is not None:
         return _receive_tensor, (_writer.number, segment, storage.nbytes(), tensor.dtype, *layout)
     if 0 < storage.nbytes() <= _INLINE and storage.nbytes() == tensor.nbytes:
-        # A descriptor and a connection for each would cost more, and some day there are too many.
+        # A descriptor and a connection for each would cost more, and may exceed the limits.
         content = torch.empty(0, dtype=torch.uint8).set_(storage).numpy().tobytes()
         return _copied, (content, tensor.dtype, *layout)
     if not _is_shared(storage):
-        # An error here, in a queue's thread, would lose the batch, and its receiver would wait for ever.
+        # An error here, in a queue's thread, would lose the batch, and its receiver would wait forever.
         unnamed = _unnamed(storage.nbytes())
         unnamed.copy_(storage)
         tensor = torch.empty(0, dtype=tensor.dtype).set_(unnamed, *layout)
@@ -249,7 +249,7 @@ def _copied(
 
 
 def _is_shared(storage: torch.UntypedStorage) -> bool:
-    """Let torch share a storage in its way, if there is room; return whether it did."""
+    """Share a storage as torch does, if there is room; return whether that succeeded."""
     space = room()
     if storage.nbytes() == 0 or storage.is_shared() or space is None:
         return True
@@ -268,5 +268,5 @@ def _receive_tensor(
 ) -> torch.Tensor:  # fmt: skip
     storage = torch.from_numpy(_lanes[lane].receive(segment, size)).untyped_storage()
     tensor = torch.empty(0, dtype=dtype).set_(storage, offset, shape, stride)
-    # A part of a batch, such as a sample that was not collated: whoever keeps it must not keep the batch.
+    # A part of a batch, such as a sample that was not collated: keeping it must not keep the batch.
     return tensor if tensor.nbytes == size else tensor.clone()

@@ -1,4 +1,4 @@
-"""The indices to come, for what prepares for them."""
+"""Upcoming indices, for prefetchers."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Int64Array = npt.NDArray[np.int64]
 
 
 class PeekedIndices(Iterator[Any]):
-    """What a sampler gives, which can be looked at before it is taken.  From any threads."""
+    """A sampler's indices, which can be read before they are taken.  Thread-safe."""
 
     def __init__(self, sampler: Iterator[Any]) -> None:
         self._sampler = sampler
         self._lock = threading.Lock()
-        self._seen: deque[Any] = deque()  # looked at and not taken
+        self._seen: deque[Any] = deque()  # read but not taken
         self._taken = 0
         self._error: DeferredError | None = None
 
@@ -42,14 +42,14 @@ class PeekedIndices(Iterator[Any]):
             return found
 
     def upcoming(self) -> Iterator[Int64Array]:
-        """Indices as int64 (N,), from the next to be taken on."""
+        """Yield indices as int64 (N,), from the next one to take."""
         at = self._taken
         while (found := self._at(at)) is not None:
             at, given = found
             yield integers(given if hasattr(given, "__len__") else [given])
 
     def _at(self, at: int) -> tuple[int, Any] | None:
-        """Return what is at a place, or next to be taken, and the place behind it; None at the end."""
+        """Return the item at a place, or the next one to take, and the place after it; None at the end."""
         with self._lock:
             at = max(at, self._taken)
             if at - self._taken < len(self._seen):
@@ -58,7 +58,7 @@ class PeekedIndices(Iterator[Any]):
                 return None
             try:
                 given = next(self._sampler)
-            except BaseException as error:  # for who takes what comes there; a sampler's end as well
+            except BaseException as error:  # raised when the item is taken; includes a sampler's end
                 self._error = DeferredError(error)
                 return None
             self._seen.append(given)
@@ -70,11 +70,11 @@ class UpcomingIndices:
     """The rest of an epoch, and the next one as far as it is known.
 
     Attributes:
-        ours: the epochs' batches, where they are a function of the epoch: then the next one's are known too.
-        now: how much of the order of all ranks was asked for.
-        peeked: else what the sampler gives; None where it must not be asked early.
-        by: seed and epoch by which the epoch's samples are drawn; None where that is not known.
-        goes_on: the next epoch's are drawn by the same seed, and the next number.
+        ours: the epochs' batches, if they are a function of the epoch; the next epoch's are then known too.
+        now: how much of the order of all ranks was requested.
+        peeked: otherwise the sampler's indices; None if the sampler must not be called early.
+        by: seed and epoch that the epoch's samples are drawn with; None if unknown.
+        goes_on: the next epoch's samples are drawn with the same seed, and the next number.
     """
 
     ours: EpochBatches | None
@@ -91,7 +91,7 @@ class UpcomingIndices:
         return (indices for _, indices in self.parts())
 
     def parts(self) -> Iterator[tuple[int, Int64Array]]:
-        """Yield the same, each with the number of epochs from this one on."""
+        """Yield the arrays of ``indices``, each with its number of epochs after this one."""
         if self.ours is not None:
             for later, start in ((0, self._start), (1, 0)):
                 for indices, _ in self.ours.indices(self.epoch + later, start):
@@ -100,14 +100,14 @@ class UpcomingIndices:
             yield from ((0, indices) for indices in self.peeked.upcoming())
 
     def drawn_by(self, later: int = 0) -> tuple[int, int] | None:
-        """Return seed and epoch by which samples of a later epoch are drawn; None if unknown."""
+        """Return seed and epoch that samples of a later epoch are drawn with; None if unknown."""
         if self.by is None or (later and not self.goes_on):
             return None
         return self.by[0], self.by[1] + later
 
     @property
     def count(self) -> int:
-        """Samples of an epoch, on all ranks."""
+        """Number of samples of an epoch, on all ranks."""
         return 0 if self.ours is None else self.ours.count
 
     def whole(self, later: int) -> Int64Array:
@@ -124,10 +124,10 @@ class UpcomingIndices:
 
 
 class Prefetcher(Protocol):
-    """Prepares for what will be asked for."""
+    """An object that prepares for upcoming requests."""
 
     def begin_epoch(self, upcoming: UpcomingIndices) -> None:
-        """An epoch begins, with these indices."""
+        """Handle the beginning of an epoch with these indices."""
 
     def requested(self, indices: Sequence[int]) -> None:
-        """A batch of these indices was requested."""
+        """Handle the request of a batch of these indices."""

@@ -1,4 +1,4 @@
-"""Worker processes: what happens in one, what its parent learns of its end, how many ``"auto"`` starts."""
+"""Worker processes: their start, the errors about their end, and the number that ``"auto"`` starts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from fastpipe.torch.source import Source
 from fastpipe.torch.threads import start_noting
 from fastpipe.torch.transport import NAMED_MEMORY, expect_from, room, send_through
 
-if sys.platform != "win32":  # where there are no lanes either
+if sys.platform != "win32":  # Windows has no lanes either
     import resource
 
 
@@ -53,10 +53,10 @@ _STACK_S = 1.0
 
 
 def lanes_for(workers: int, segments: int) -> list[Lane]:
-    """Return a lane for each worker; none if the system has no such memory."""
+    """Return a lane for each worker; none if the system does not support them."""
     if not workers or not lanes_are_possible():
         return []
-    # Each segment is two descriptors here, one of its mapping: a quarter of those allowed is enough.
+    # Each segment takes two descriptors here, one for its mapping: use at most a quarter of the limit.
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8 // workers - 2
     lanes = [Lane(max(0, min(segments, most))) for _ in range(workers)]
     for lane in lanes:
@@ -65,10 +65,10 @@ def lanes_for(workers: int, segments: int) -> list[Lane]:
 
 
 class WorkerInit:
-    """Runs first in each worker, then the user's own init function.
+    """The init function of each worker, which then calls the user's own.
 
-    The worker ends with its parent, notes what it is doing, and writes its stacks, when it crashes or is
-    asked, where the parent finds them.
+    The worker ends with its parent, notes what it is doing, and writes its stacks for the parent when it
+    crashes or is requested to.
     """
 
     def __init__(self, function: Callable[[int], None] | None, lanes: Sequence[Lane]) -> None:
@@ -81,16 +81,16 @@ class WorkerInit:
         self._parent = os.getpid() if is_main else None
 
     def __call__(self, worker_id: int) -> None:
-        # A forked worker must not collect its parent's garbage: TensorFlow's functions, for one, crash where
-        # they are freed in a process that has not TensorFlow's threads.  It also keeps memory shared.  In a
-        # started one, what is frozen would stay when the interpreter ends, and some libraries print that.
+        # A forked worker must not collect its parent's garbage: TensorFlow's functions, for example, crash if
+        # they are freed in a process without TensorFlow's threads.  Freezing also keeps memory shared.  In a
+        # spawned worker, frozen objects would remain at the interpreter's exit, which some libraries report.
         if self._is_forked:
             gc.freeze()
         worker = get_worker_info()
         if worker is not None and isinstance(worker.dataset, UsersDataset):
             object.__setattr__(worker, "dataset", worker.dataset.dataset)  # the user's
         if sys.platform == "linux" and not end_with_parent(self._parent):
-            end_with_pipe()  # a fork server is in between, or another thread has started it
+            end_with_pipe()  # a fork server is in between, or another thread has started this process
         lane = self.lanes[worker_id] if worker_id < len(self.lanes) else None
         if lane is not None:
             self._use(lane)
@@ -98,8 +98,8 @@ class WorkerInit:
             self._function(worker_id)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Pickled for each worker in turn.  It gets its own lane only: a fork server takes no more
-        # than 250 descriptors.
+        # Pickled for each worker in turn.  A worker gets its own lane only, because a fork server
+        # accepts at most 250 descriptors.
         number, self._sent = self._sent, self._sent + 1
         own = [None] * number + self.lanes[number : number + 1]
         return {**self.__dict__, "lanes": own, "_is_forked": False}
@@ -111,7 +111,7 @@ class WorkerInit:
         writer = lane.writer()
         send_through(writer)
         start_noting(writer.note, writer.native_lines())
-        faulthandler.disable()  # the script's, whose handlers torch has just replaced
+        faulthandler.disable()  # the script's; torch has just replaced its handlers
         faulthandler.enable(writer.stack_fd, all_threads=True)
         faulthandler.register(stack_signal(), writer.stack_fd, all_threads=True)
 
@@ -123,15 +123,15 @@ class WorkerCollate:
         self._function = function
 
     def __call__(self, samples: Any) -> Any:
-        # torch's own puts tensors into shared memory, unless they are there already, as rows of a batch are.
+        # torch's own puts tensors into shared memory, unless they are there already, like rows of a batch.
         if self._function is default_collate and samples and type(samples) is not BatchSamples:
-            # As a view; indexing would copy it, and a look at it cut it off.
+            # As a view; indexing would copy the sample, and reading it would detach it from the batch.
             first = samples.peek() if hasattr(samples, "peek") else samples[0]
             needed = 0 if type(first) is BatchSample else bytes_of(first) * len(samples)
             if needed and (space := room()) is not None and needed > space[0]:
                 raise SharedMemoryError(_no_room(f"of {in_bytes(needed)} ", space))
         try:
-            # Its memory has a name for a moment, which a worker that is killed would leave.
+            # The memory has a name for a moment, which a killed worker would leave behind.
             with outliving_parent() if self._function is default_collate else nullcontext():
                 return collated(samples, self._function)
         except RuntimeError as error:
@@ -166,7 +166,7 @@ def named_in(error: BaseException, workers: Sequence[Any]) -> list[int]:
 def worker_error(
     head: str, found: Sequence[int], workers: Sequence[Any], lanes: Sequence[Lane], *, are_stuck: bool
 ) -> WorkerError:
-    """Return an error about workers that says which, at what sample, and where in the code."""
+    """Return an error that names the workers, their samples, and the places in the code."""
     about = (_about(number, workers[number], lanes[number] if lanes else None, are_stuck) for number in found)
     text = "\n".join([head.strip().rstrip(".") + ".", *about])
     return WorkerError(text, worker=found[0], pid=workers[found[0]].pid)
@@ -221,7 +221,7 @@ _STATES = {
 
 
 def _answers(pid: int) -> bool:
-    """Whether a process handles the signal that asks for stacks, which ends a worker that has not begun."""
+    """Return whether a process handles the stack signal, which would kill a worker that is still starting."""
     try:
         caught = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     except OSError:
@@ -230,7 +230,7 @@ def _answers(pid: int) -> bool:
 
 
 def _ask_for_stack(pid: int, state: str, lane: Lane) -> str:
-    """Let the worker write its stacks, which it does also while C code runs."""
+    """Make the worker write its stacks, which works even while C code runs."""
     start = lane.stack_so_far()
     try:
         os.kill(pid, stack_signal())
@@ -254,13 +254,13 @@ _EACH_S = 0.3  # two measurements, and a process to start
 _ALL_S = 0.9
 # Sending a batch to another process costs about as much as this.
 _WORTH_S = 0.002
-# The estimate for workers supposes that their number makes up for it, which it never does entirely.
+# The estimate for workers assumes that their number compensates for this, which it never does entirely.
 _MARGIN = 1.2
 
 _log = logging.getLogger("fastpipe")
 
 
-# Threads and processes of each worker, which limits of their number count alike.
+# Threads and processes of each worker; limits count both alike.
 _TASKS = 3
 
 
@@ -271,7 +271,7 @@ def choose_workers(
     context: Any = None,
     functions: Sequence[Callable[..., Any] | None] = (None, None),
 ) -> tuple[int, str]:
-    """Return how many worker processes make batches of a dataset fastest, and why; none where none can be
+    """Return how many worker processes make batches of a dataset fastest, and why; 0 if none can be
     started.  Samples are made in a forked process, so that nothing of the dataset is opened here."""
     chosen, why = _chosen(dataset, source, batch_size, context, functions)
     _log.info("num_workers='auto' is %d: %s", chosen, why)
@@ -308,7 +308,7 @@ def _chosen(
     if not here:
         return 0, "a sample cannot be made, or the dataset not be sent, in another process"
     chosen, why = _judge(here, alone, cores, batch_size)
-    # Batches of each worker that are made ahead, in the memory by which torch sends them.
+    # Batches that each worker makes ahead, in torch's shared memory.
     needed, space = 2 * chosen * batch_size * int(nbytes), room()
     if source is None and functions[0] is None and space is not None and needed > space[0]:
         return 0, f"{why}; but their batches do not fit into /dev/shm"
@@ -316,7 +316,7 @@ def _chosen(
 
 
 def _judge(here: float, alone: float, cores: int, batch_size: int) -> tuple[int, str]:
-    """Choose from samples per second made here and by one worker."""
+    """Choose by the samples per second made here and by one worker."""
     there = alone * cores
     said = f"{here:,.0f} samples/s here, about {there:,.0f} in {cores} workers"
     if batch_size / here < _WORTH_S:
@@ -333,10 +333,10 @@ def _start_method(context: Any) -> str:
 
 
 def _why_no_second_run() -> str:
-    """Return why a started process must not import the script, as it does; empty if it may."""
+    """Return why a spawned process must not import the script, as it would; empty if it may."""
     path = getattr(sys.modules["__main__"], "__file__", None)
     if path is None:
-        return ""  # nothing is imported, and `_sent` looks for what would be missed
+        return ""  # nothing is imported, and `_sent` checks for missing objects
     try:
         source = Path(path).read_text(errors="replace")
     except OSError as error:
@@ -347,7 +347,7 @@ def _why_no_second_run() -> str:
 
 
 def _have_room(tasks: int) -> bool:
-    """Return whether limits allow so many more processes, which they count as they do threads."""
+    """Return whether limits allow this many more processes; limits count threads as well."""
     is_over, threads = threading.Event(), list[threading.Thread]()
     try:
         for _ in range(tasks):
@@ -391,7 +391,7 @@ def _measure(
 
 
 def _rate(make: Callable[[int], int]) -> float:
-    made = make(0)  # opens what is opened once
+    made = make(0)  # opens files once
     first, made = made, 0
     start = perf_counter()
     while (taken := perf_counter() - start) < _EACH_S and made < (1 << 15):
@@ -411,7 +411,7 @@ def _in_child(measure: Callable[[], tuple[float, float, float]]) -> tuple[float,
     if child == 0:
         found = 0.0, 0.0, 0.0
         with contextlib.suppress(BaseException):
-            gc.freeze()  # the parent's garbage is not to be collected here, as in `WorkerInit`
+            gc.freeze()  # the parent's garbage must not be collected here, as in `WorkerInit`
             os.close(reading)
             torch.set_num_threads(1)  # as torch does in its workers
             found = measure()
@@ -428,4 +428,4 @@ def _in_child(measure: Callable[[], tuple[float, float, float]]) -> tuple[float,
         os.waitpid(child, 0)
     if answer is None:
         return None
-    return struct.unpack("ddd", answer) if answer else (0.0, 0.0, 0.0)  # it has crashed
+    return struct.unpack("ddd", answer) if answer else (0.0, 0.0, 0.0)  # zeros if it crashed

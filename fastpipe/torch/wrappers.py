@@ -1,4 +1,4 @@
-"""What is behind torch's ``Subset`` and ``ConcatDataset``: which datasets, and whose a sample is."""
+"""The datasets behind torch's ``Subset`` and ``ConcatDataset``, and the dataset of each sample."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch.utils.data import ConcatDataset, Subset
 
 Int64Array = npt.NDArray[np.int64]
 
-# A dataset at the end, the places of its samples among some indices, and their indices in it, int64 (N,).
+# An innermost dataset, the places of its samples among some indices, and their indices in it, int64 (N,).
 Located = tuple[Any, Int64Array, Int64Array]
 
 _LARGEST = np.iinfo(np.int64).max
 
 
 def ends_of(dataset: Any) -> list[Any]:
-    """Return the datasets at the end, in the order of the samples, repeated as they come."""
+    """Return the innermost datasets, in the order of the samples, with repetitions."""
     if type(dataset) is Subset:
         return ends_of(dataset.dataset)
     if type(dataset) is ConcatDataset:
@@ -29,7 +29,7 @@ def ends_of(dataset: Any) -> list[Any]:
 
 
 def _is_a(dataset: Any, module: str, name: str) -> bool:
-    """Whether a dataset is of a class, without importing its module."""
+    """Return whether a dataset is of a class, without importing its module."""
     kind = getattr(sys.modules.get(module), name, None)
     return kind is not None and isinstance(dataset, kind)
 
@@ -43,12 +43,12 @@ def is_fast_folder(dataset: Any) -> bool:
 
 
 def is_folder(dataset: Any) -> bool:
-    """Whether a dataset is an ``ImageFolder`` of torchvision's."""
+    """Return whether a dataset is torchvision's ``ImageFolder``."""
     return _is_a(dataset, "torchvision.datasets", "ImageFolder")
 
 
 def integers(indices: Sequence[int] | Int64Array) -> Int64Array:
-    """Indices as int64 (N,)."""
+    """Return indices as int64 (N,)."""
     if isinstance(indices, np.ndarray) and indices.dtype == np.int64 and indices.ndim == 1:
         return indices.copy()  # a sampler may write the next ones into the same array
     asked = np.asarray(indices)
@@ -65,7 +65,7 @@ def integers(indices: Sequence[int] | Int64Array) -> Int64Array:
 def positions_of(indices: Sequence[int] | Int64Array, length: int) -> Int64Array:
     """Return positions in a dataset of that length, from 0, as int64 (N,)."""
     positions = integers(indices)
-    if (positions.view(np.uint64) < length).all():  # where those below 0 are large
+    if (positions.view(np.uint64) < length).all():  # as uint64, negative ones are large
         return positions
     wrong = (positions < -length) | (positions >= length)
     if wrong.any():
@@ -74,8 +74,8 @@ def positions_of(indices: Sequence[int] | Int64Array, length: int) -> Int64Array
 
 
 def located(dataset: Any, indices: Int64Array) -> list[Located]:
-    """Each dataset at the end that has some of the samples; raises what ``Subset`` and ``ConcatDataset``
-    raise."""
+    """Return the innermost datasets of some samples; raise the errors of ``Subset`` and
+    ``ConcatDataset``."""
     if type(dataset) is Subset:
         chosen = dataset.indices
         # A list may be changed at any time: to make an array of all of it for each batch would cost more.
@@ -83,7 +83,7 @@ def located(dataset: Any, indices: Int64Array) -> list[Located]:
     if type(dataset) is not ConcatDataset:
         return [(dataset, np.arange(len(indices)), indices)] if len(indices) else []
     ends = np.array(dataset.cumulative_sizes)
-    if (indices < -ends[-1]).any():  # as ConcatDataset has it
+    if (indices < -ends[-1]).any():  # as in ConcatDataset
         raise ValueError("absolute value of index should not exceed dataset length")
     indices = np.where(indices < 0, indices + ends[-1], indices)
     if (indices >= ends[-1]).any():
@@ -105,7 +105,7 @@ def located(dataset: Any, indices: Int64Array) -> list[Located]:
 
 
 def indices_in(dataset: Any, base: Any, indices: Sequence[int] | Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Return the places among indices that belong to a dataset at the end, and its own indices, from 0."""
+    """Return the places among indices that belong to an innermost dataset, and its own indices, from 0."""
     for end, places, local in located(dataset, integers(indices)):
         if end is base:
             return places, np.where(local < 0, local + len(base), local)
@@ -114,7 +114,7 @@ def indices_in(dataset: Any, base: Any, indices: Sequence[int] | Int64Array) -> 
 
 
 def numbers_of(dataset: Any, of: Callable[[Any], Int64Array]) -> Int64Array:
-    """Return a number for each sample, int64 (N,); ``of`` gives those of a dataset at the end, from 0."""
+    """Return a number for each sample, int64 (N,); ``of`` returns an innermost dataset's numbers, from 0."""
     if type(dataset) is Subset:
         return numbers_of(dataset.dataset, of)[integers(dataset.indices)]
     if type(dataset) is ConcatDataset:
