@@ -333,8 +333,8 @@ def _bytearray(reader: Any) -> None:
     reader.append(bytearray(reader.read(int.from_bytes(reader.read(8), "little"))))
 
 
-# All opcodes that `_Writer` writes.  Their numbers allocate only as many bytes as the file has.  Opcodes with
-# memo indices are not among them: C's reader allocates a table as long as the index.
+# All opcodes that `_Writer` writes.  Their numbers allocate only as many bytes as the file has.  PUT with
+# an index is not among them: C's reader allocates a table as long as the index.
 _STEPS = {
     ord(code): _bytearray if code == pickle.BYTEARRAY8 else pickle._Unpickler.dispatch[ord(code)]
     for code in (
