@@ -19,26 +19,26 @@ from typing import Any, BinaryIO, ParamSpec, TypeVar
 
 from fastpipe.core.clock import ranged
 
-# Files: opening never hangs, fastpipe's own are not reached by links and are written whole, and only as
-# many stay open as the process has descriptors for; and which names are URLs.
+# Files: opening never hangs, fastpipe's own files are not reached through links and are written whole, and
+# only as many stay open as the process has descriptors for.  Also the detection of URLs.
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _SPENT = {errno.EMFILE, errno.ENFILE}
 _MOST_LOOKED_AT = 1 << 16
-# One letter is a drive of Windows.
+# A single letter is a Windows drive.
 SCHEME = re.compile(r"([a-z][a-z0-9+.\-]+(?:::[a-z][a-z0-9+.\-]+)*)://", re.IGNORECASE)
-# Where an open folder has a path that leads to it wherever it is moved, and whatever is put in its place.
+# Folder in which an open folder has a path that stays valid when it is moved or replaced.
 DESCRIPTORS = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else ""
-UNFINISHED = ".unfinished"  # the ending of a name that a file has while it is written
+UNFINISHED = ".unfinished"  # suffix of a file's name while it is written
 
-# O_NONBLOCK: a fifo would block open() until somebody writes.
+# O_NONBLOCK: a fifo would block open() until a process writes to it.
 _SAFE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 _SAFE |= getattr(os, "O_BINARY", 0) | getattr(os, "O_NOCTTY", 0)
 _NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 
-# Errors of file systems without hard links, of those that let only owners make links, and of too many links.
+# Errors of file systems without hard links, of those that allow links only to owners, and of too many links.
 _NO_LINK = {errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EMLINK}
 _HERE, _NOREPLACE = -100, 1  # of renameat2(2)
 
@@ -51,12 +51,12 @@ def open_regular(
     follows: bool = False,
     dir_fd: int | None = None,
 ) -> int:
-    """Open a regular file; a fifo does not hang, and a device does nothing.
+    """Open a regular file; never hang on a fifo, or trigger a device.
 
     ``follows`` says whether the path may be a link.
 
     Raises:
-        OSError: as ``os.open`` raises it, and also for a directory, a fifo, a socket, a device.
+        OSError: as ``os.open`` raises it; also for a directory, a fifo, a socket or a device.
     """
     descriptor = os.open(path, flags | _SAFE | (0 if follows else _NO_LINKS), mode, dir_fd=dir_fd)
     try:
@@ -68,7 +68,7 @@ def open_regular(
 
 
 def require_regular(path: str | os.PathLike[str], status: os.stat_result) -> None:
-    """Raise an OSError for what is not a regular file."""
+    """Raise an OSError unless ``status`` is that of a regular file."""
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
     if not stat.S_ISREG(status.st_mode):
@@ -84,13 +84,13 @@ def write_whole(
     unfinished: Path | None = None,
     dir_fd: int | None = None,
 ) -> None:
-    """Make or replace a file: every reader finds all of the old or all of the new one; what has the name,
-    also a link, is replaced.
+    """Create or replace a file atomically: a reader finds all of the old or all of the new file; a link of
+    that name is replaced, too.
 
     Without ``sync`` a crash of the machine may leave the name without content.  ``unfinished`` is the name
-    while it is written, in a folder of one's own, so that what a killed process left is found; by default one
-    that cannot be guessed, beside ``path``.  The paths are relative to the open folder ``dir_fd``; its own
-    entry is then not synced.
+    during writing, in a private folder, so that leftovers of killed processes are found; the default is an
+    unguessable name beside ``path``.  The paths are relative to the open folder ``dir_fd``, whose own entry
+    is then not synced.
     """
     path = Path(path)
     try:
@@ -99,7 +99,7 @@ def write_whole(
         else:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(unfinished, dir_fd=dir_fd)
-        # A new file: no link that others have put there is followed.
+        # A new file: links that others have put there are not followed.
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         with os.fdopen(open_regular(unfinished, flags, mode, dir_fd=dir_fd), "wb") as file:
             fill(file)
@@ -117,10 +117,10 @@ def write_whole(
 
 
 def open_output(path: str | os.PathLike[str], *, appends: bool = False) -> int:
-    """Open a file that somebody named for writing; emptied, or to write behind what is there.
+    """Open a file named by the user for writing: truncated, or for appending.
 
-    A pipe that somebody reads, such as a shell's ``>(...)``, and ``/dev/stdout`` can be written to.  It is an
-    OSError where it is a fifo that nobody reads, or a link that belongs to another user.
+    A pipe with a reader, such as a shell's ``>(...)``, and ``/dev/stdout`` can be written to.  A fifo without
+    a reader, or a link that belongs to another user, is an OSError.
     """
     flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if appends else os.O_TRUNC)
     try:
@@ -139,28 +139,28 @@ def open_output(path: str | os.PathLike[str], *, appends: bool = False) -> int:
 
 
 def write_output(path: str | os.PathLike[str], text: str) -> None:
-    """Write a text in UTF-8 to a file that somebody named, as ``open_output`` opens it."""
+    """Write a text in UTF-8 to a file named by the user, opened by ``open_output``."""
     with os.fdopen(open_output(path), "w", encoding="utf-8") as file:
         file.write(text)
 
 
 def rename_anew(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> bool:
-    """Rename a file without taking another one's place, or raise FileExistsError.
+    """Rename a file without replacing another one, or raise FileExistsError.
 
-    Return False where it has both names now, and the first one is still to be removed.
+    Return False if it has both names now, and the caller must still remove the first one.
     """
     if _renameat2 is not None:
         if _renameat2(_HERE, os.fsencode(source), _HERE, os.fsencode(target), _NOREPLACE) == 0:
             return True
         number = ctypes.get_errno()
-        if number not in (errno.EINVAL, errno.ENOSYS):  # of a file system, or kernel, without this flag
+        if number not in (errno.EINVAL, errno.ENOSYS):  # a file system, or kernel, without this flag
             raise OSError(number, os.strerror(number), os.fspath(source), None, os.fspath(target))
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError as error:
         if error.errno not in _NO_LINK:
             raise
-        # A file that is put there between these lines is lost.
+        # A file that is created there between these lines is lost.
         if os.path.lexists(target):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(target)) from None
         os.rename(source, target)
@@ -169,7 +169,7 @@ def rename_anew(source: str | os.PathLike[str], target: str | os.PathLike[str]) 
 
 
 def _linux_call() -> Any:
-    """Return Linux's call that renames only where nothing is; None elsewhere.  Python has no name for it."""
+    """Return Linux's call that renames without replacing; None elsewhere.  Python has no wrapper for it."""
     if sys.platform != "linux":
         return None
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
@@ -183,7 +183,7 @@ _renameat2 = _linux_call()
 
 def remove_tree(path: str | os.PathLike[str]) -> None:
     try:
-        is_folder = stat.S_ISDIR(os.lstat(path).st_mode)  # rmtree would wait for who writes to a fifo
+        is_folder = stat.S_ISDIR(os.lstat(path).st_mode)  # rmtree would wait for a fifo's writer
     except FileNotFoundError:
         return
     if is_folder:
@@ -193,7 +193,7 @@ def remove_tree(path: str | os.PathLike[str]) -> None:
 
 
 def sync_folder(folder: str | os.PathLike[str]) -> None:
-    """Have the names in a folder on the disk, where the system can."""
+    """Flush the names in a folder to the disk, if the system can."""
     with contextlib.suppress(OSError):  # Windows opens no folders
         descriptor = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
         try:
@@ -204,11 +204,11 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
 
 @contextlib.contextmanager
 def folder_below(root: str | os.PathLike[str], inside: str, *, makes: bool = False) -> Iterator[str]:
-    """Give the path of a folder below another (``inside`` is relative, without ``..``, or empty), to which no
-    link leads, for as long as the block takes; ``root`` itself may be a link.
+    """Give the block the path of a folder below another (``inside`` is relative, without ``..``, or empty),
+    reached without links; ``root`` itself may be a link.
 
-    On Linux the path leads to that folder whatever is put in its place meanwhile.  ``makes`` makes folders on
-    the way where they are missing.
+    On Linux the path leads to that folder even if it is replaced meanwhile.  ``makes`` creates missing
+    folders on the way.
     """
     flags = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0) | _SAFE
     descriptor = os.open(root, flags)
@@ -232,12 +232,12 @@ def folder_below(root: str | os.PathLike[str], inside: str, *, makes: bool = Fal
 
 
 def who_else_may_write(descriptor: int, status: os.stat_result, *, root_may: bool = False) -> str:
-    """Say who else than this user, or root if it may, may write to a file or folder; empty if nobody may.
+    """Return who besides this user (and root, with ``root_may``) may write to a file or folder; else "".
 
-    Where a file system shows all files as one user's, or has no modes, a file that is made in the folder (of
-    ``descriptor``) shows what this user's look like.
+    On a file system that shows all files as one user's, or has no modes, a file that is created in the folder
+    (of ``descriptor``) shows the attributes of this user's files.
     """
-    if not hasattr(os, "geteuid"):  # on Windows, where modes say nothing
+    if not hasattr(os, "geteuid"):  # on Windows, modes have no meaning
         return ""
     is_own = status.st_uid == os.geteuid() or (root_may and status.st_uid == 0)
     others = stat.S_IMODE(status.st_mode) & 0o022
@@ -252,7 +252,7 @@ def who_else_may_write(descriptor: int, status: os.stat_result, *, root_may: boo
 
 
 def _made_there(descriptor: int) -> os.stat_result | None:
-    """Return what a file of mode 0600 looks like that is made in a folder; None where none can be made."""
+    """Return the status of a new file of mode 0600 in a folder; None if none can be created."""
     name = f".{secrets.token_hex(8)}{UNFINISHED}"
     try:
         made = open_regular(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=descriptor)
@@ -265,18 +265,18 @@ def _made_there(descriptor: int) -> os.stat_result | None:
         os.close(made)
 
 
-# Functions that close files which are kept open for later reads and are not being read.
+# Functions that close idle files, which are kept open for later reads.
 _closing: list[Callable[[], object]] = []
 
 
 def closes_idle(function: Callable[[], T]) -> Callable[[], T]:
-    """Have a function called when no descriptor is left: it closes files that are not in use."""
+    """Register a function that closes idle files; it is called when no descriptor is left."""
     _closing.append(function)
     return function
 
 
 def retrying_open(function: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
-    """Return what a function opens; without a descriptor left, after fastpipe has closed its idle files."""
+    """Call a function that opens something; if no descriptor is left, close idle files and call it again."""
     try:
         return function(*args, **named)
     except OSError as error:
@@ -293,15 +293,15 @@ def retrying_open(function: Callable[P, T], *args: P.args, **named: P.kwargs) ->
 
 
 def is_spent(error: BaseException) -> bool:
-    """Return whether an error says that there is no descriptor left, here or on the machine."""
+    """Return whether an error means that no descriptor is left, in this process or on the machine."""
     return isinstance(error, OSError) and error.errno in _SPENT
 
 
 def is_tight(descriptor: int) -> bool:
-    """Return whether a descriptor that was just opened shows that half of those of this process are in use.
+    """Return whether a newly opened descriptor shows that half of this process's descriptors are in use.
 
-    The system gives the lowest number that is free.  So this counts all descriptors, whoever has them, and
-    goes by the limit as it is now.
+    The system returns the lowest free number.  So this counts all descriptors of the process, and follows
+    the current limit.
     """
     limit = _limit()
     return limit is not None and descriptor >= limit // 2
@@ -343,7 +343,7 @@ def _kind(target: str) -> str:
 
 
 def is_url(root: str | os.PathLike[str]) -> bool:
-    """Whether a dataset's root is the URL of a store, not a folder.
+    """Return whether a dataset's root is the URL of a store, not a folder.
 
     >>> is_url("s3://bucket/train"), is_url("/data/train"), is_url("/data/odd://name"), is_url("C:\\\\data")
     (True, False, False, False)
@@ -351,7 +351,7 @@ def is_url(root: str | os.PathLike[str]) -> bool:
     return isinstance(root, str) and SCHEME.match(root) is not None
 
 
-# Reading files safely: a fifo does not hang, a directory does not confuse, a short read is continued.
+# Safe reading of files: a fifo does not hang, a directory is refused, a short read is continued.
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"  # of HDF5 files
 
@@ -366,7 +366,7 @@ def lent(file: Any, path: str) -> Iterator[int]:
     """Give a ``with`` block the descriptor of a ``native.DataFile``, which may stay open for others.
 
     Raises:
-        OSError: as ``open`` raises it; with ``errno.ESTALE`` where the file is not as it was described.
+        OSError: as ``open`` raises it; with ``errno.ESTALE`` if the file has changed.
     """
     try:
         held = retrying_open(file.lend)
@@ -380,7 +380,7 @@ def lent(file: Any, path: str) -> Iterator[int]:
 
 
 def regular_status(path: str) -> os.stat_result:
-    """Return the status of a regular file that a library is to open by its path."""
+    """Return the status of a regular file that a library will open by its path."""
     status = os.stat(path)
     require_regular(path, status)
     return status
@@ -391,7 +391,7 @@ def read_file(path: str) -> bytes:
     descriptor = open_file(path)
     try:
         size = os.fstat(descriptor).st_size
-        blocks = [os.read(descriptor, size + 1)]  # nearly always everything
+        blocks = [os.read(descriptor, size + 1)]  # nearly always the whole file
         while len(blocks[0]) != size and blocks[-1]:
             blocks.append(os.read(descriptor, 1 << 20))
         return blocks[0] if len(blocks) == 1 else b"".join(blocks)
@@ -400,7 +400,7 @@ def read_file(path: str) -> bytes:
 
 
 def read_at(descriptor: int, memory: Any, offset: int) -> int:
-    """Fill memory (uint8, C-contiguous) with bytes of a file; return how many: fewer where it ends."""
+    """Fill memory (uint8, C-contiguous) with bytes of a file; return their number, fewer if the file ends."""
     view, done = memoryview(memory), 0
     while done < len(view):
         count = os.preadv(descriptor, [view[done:]], offset + done)
@@ -415,7 +415,7 @@ def is_hdf5(path: str) -> bool:
 
 
 def hdf5_signature(path: str) -> int | None:
-    """Return where HDF5's signature stands in a file; None if it has none, or is no regular file."""
+    """Return the offset of HDF5's signature in a file; None without one, or if the file is not regular."""
     if not os.path.isfile(path):
         return None
     with open(path, "rb", opener=open_file) as file:

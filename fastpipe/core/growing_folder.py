@@ -1,4 +1,4 @@
-"""The folder in which a copy grows, beside where it will be, until it takes its name."""
+"""The temporary folder of an unfinished copy, beside its final place."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _Self = TypeVar("_Self", bound="GrowingFolder")
 
 
 def folder_of(out: Path) -> Path:
-    """The folder of a copy: ``OUT.partial``."""
+    """Return the folder of an unfinished copy: ``OUT.partial``."""
     return out.with_name(f"{out.name}.partial")
 
 
 def has_empty_lock(folder: Path) -> bool:
-    """Whether a copy may have begun there: it has the lock before all else, and empty."""
+    """Return whether a copy may have begun there: its first file is the lock, which is empty."""
     try:
         status = os.lstat(folder / LOCK)
         return stat.S_ISREG(status.st_mode) and status.st_size == 0
@@ -36,9 +36,9 @@ def has_empty_lock(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def opened_folder(out: Path) -> Iterator[str]:
-    """Give a path of a copy's folder as it is now, whatever is put in its place.
+    """Give the block a path of a copy's current folder, which stays valid if the folder is replaced.
 
-    What lies there is gone on with, so it is an OptionError where others may write there, or it is no folder.
+    Its content is continued, so it is an OptionError if others may write there, or if it is not a folder.
     """
     folder = folder_of(out)
     with contextlib.ExitStack() as stack:
@@ -60,10 +60,10 @@ def opened_folder(out: Path) -> Iterator[str]:
 
 
 def remove_folder(out: Path, names: Iterable[str]) -> None:
-    """Remove ``names`` in the folder of a copy that has its name, in this order; errors are none of the
-    copy's.
+    """Remove ``names`` from the folder of a finished copy, in this order; ignore errors, as the copy is
+    complete.
 
-    What others have put into it stays, and the folder with it.
+    Files of others stay, and then the folder as well.
     """
     with contextlib.suppress(OSError, OptionError):
         with opened_folder(out) as folder:
@@ -73,7 +73,7 @@ def remove_folder(out: Path, names: Iterable[str]) -> None:
 
 
 class GrowingFolder(ABC):
-    """The folder ``OUT.partial``, locked; ``busy`` is the error where somebody else is at work there."""
+    """The folder ``OUT.partial``, locked; ``busy`` is the error if another process works there."""
 
     # The lock keeps other processes out, and not other threads of this one.
     _held: ClassVar[set[str]] = set()
@@ -89,25 +89,25 @@ class GrowingFolder(ABC):
         try:
             self._open(busy)
         except BaseException:
-            GrowingFolder.close(self)  # not a subclass's, which has not begun
+            GrowingFolder.close(self)  # not the subclass's, which is not initialised yet
             raise
 
     def _open(self, busy: type[FastpipeError]) -> None:
         with contextlib.suppress(FileExistsError):
             self.folder.mkdir(0o700)
-        with opened_folder(self._out):  # it is one that may be used
+        with opened_folder(self._out):  # checks that it may be used
             pass
-        self._check_own()  # before there is anything more in a folder that is somebody else's
+        self._check_own()  # before anything is added to a foreign folder
         self._lock = open_regular(self.folder / LOCK, os.O_RDWR | os.O_CREAT)
         if locks_are_possible() and not try_to_lock(self._lock):
             raise busy(f"another process is writing {self._out}; wait for it, or end it")
 
     @abstractmethod
     def _check_own(self) -> None:
-        """Raise an ``OptionError`` where the folder holds what no copy has left there."""
+        """Raise an ``OptionError`` if the folder holds anything that a copy does not create."""
 
     def close(self) -> None:
-        """Let go of it; what is there stays."""
+        """Release the folder; its content stays."""
         descriptor, self._lock = self._lock, -1
         if descriptor >= 0:
             os.close(descriptor)

@@ -29,15 +29,15 @@ _GOLDEN_U, _MIX_1_U, _MIX_2_U = np.uint64(_GOLDEN), np.uint64(_MIX_1), np.uint64
 _U11, _U27, _U30, _U31 = np.uint64(11), np.uint64(27), np.uint64(30), np.uint64(31)
 _TO_UNIT = 2.0**-53
 
-# sample_seed is a value of the same stream, at a position no transform gets to.
+# sample_seed is a value of the same stream, at a position that no transform reaches.
 _SEED_SLOT = 1 << 32
 
-# Files tried in a bad one's place: enough for any damaged class, few enough for a lost disk.
+# Files tried as replacements of a bad one: enough for any damaged class, few enough for a lost disk.
 _MOST_REPLACEMENTS = 100
 
 
 def uniforms(seed: int, epoch: int, draws: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.float64]:
-    """Return uniform random numbers for a batch; a row depends on its own key only.
+    """Return uniform random numbers for a batch; each row depends only on its own key.
 
     Row *i* of a larger ``count`` (0 to 2**32) starts with row *i* of a smaller one.  Seed and epoch are any
     integers, taken modulo 2**64; ``draws`` int64 (N,): each sample's position in the epoch's unsharded order.
@@ -61,8 +61,8 @@ def uniforms(seed: int, epoch: int, draws: npt.NDArray[np.int64], count: int) ->
 def sample_seed(seed: int, epoch: int, draw: int) -> int:
     """Return one 64-bit seed for a sample, from the state that :func:`uniforms` starts from.
 
-    It stands for the randomness of transforms that draw for themselves, and is independent of the sample's
-    numbers from :func:`uniforms`.
+    It seeds transforms that draw their own numbers, and is independent of the sample's numbers from
+    :func:`uniforms`.
 
     >>> sample_seed(0, 0, 5) == sample_seed(2**64, 0, 5)
     True
@@ -73,7 +73,7 @@ def sample_seed(seed: int, epoch: int, draw: int) -> int:
 
 @lru_cache(maxsize=64)
 def _steps(count: int) -> npt.NDArray[np.uint64]:
-    """Multiples of *golden*, from once to ``count`` times; shared, so read-only."""
+    """Return the multiples of *golden*, from 1 to ``count`` times; shared, so read-only."""
     steps = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN_U
     steps.flags.writeable = False
     return steps
@@ -106,8 +106,8 @@ def _mix_array(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 def another_of_its_class(
     targets: npt.NDArray[Any], target: Any, position: int, seed: int, attempt: int
 ) -> int | None:
-    """Return another sample of the class of the one at ``position``: the ``attempt``-th, from 1, of them in
-    an order that its seed draws; None where there is none left."""
+    """Return another sample of the class of the one at ``position``: the ``attempt``-th, from 1, in an order
+    drawn with its seed; None if there is none left."""
     same = np.flatnonzero(targets == target)
     others = same[same != position]
     if attempt > min(len(others), _MOST_REPLACEMENTS):

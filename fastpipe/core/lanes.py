@@ -1,17 +1,17 @@
-"""Memory that a worker process writes and its parent reads, used again and never named.
+"""Reusable, unnamed memory that a worker process writes and its parent reads.
 
 A *lane* belongs to one worker.  It has some segments for batches, and a page on which the worker
 notes what it is doing.  Each is a ``memfd``: it has no name, so nothing is left however a process
 ends, and the size of ``/dev/shm`` does not matter.
 
-Whose a segment is, two numbers on the page tell both sides, each written by one of them: how often
-the worker has sent it, and how many of those messages the parent has done with, because no array
-over the segment is left.  Where they are equal nobody but the worker has it, which keeps in its own
-books what it is filling.  (A flag would not do: user code may send the same tensor again, with the
-next batch, while the parent lets go of it.)
+Two numbers on the page show the owner of a segment, each written by one side: how often the worker
+has sent it, and how many of those messages the parent has released, because no array over the
+segment is left.  If they are equal, the segment belongs to the worker, which tracks separately
+the segments that it is filling.  (A flag would not suffice: user code may send the same tensor
+again, with the next batch, while the parent releases it.)
 
-A process that the parent forks sees the segments that the parent has just then.  They are not given
-back before that process is gone.
+A process that the parent forks sees the segments that the parent holds at that time.  They are not
+returned before that process has ended.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fastpipe.core.slots import Lease
 UInt8Array = npt.NDArray[np.uint8]
 
 _MOST_SEGMENTS = mmap.PAGESIZE // 8  # two numbers of four bytes for each
-# Notes at once, one for each thread: of Python's threads, and of those of the native core; bytes of each.
+# Simultaneous notes, one for each thread: of Python, and of the native core; bytes of each note.
 _NOTES, _NATIVE_NOTES, _NOTE_SIZE = 16, 112, 512
 _NOTES_AT = mmap.PAGESIZE
 _PAGE_SIZE = mmap.PAGESIZE + (_NOTES + _NATIVE_NOTES) * _NOTE_SIZE
@@ -54,7 +54,7 @@ class _Fork:
         self._pid = os.getpid()
 
     def is_over(self) -> bool:
-        """Return whether the child, and what it forked in turn, are gone."""
+        """Return whether the child, and the processes that it forked, are gone."""
         poll = select.poll()
         poll.register(self._ours)
         return bool(poll.poll(0))
@@ -65,7 +65,7 @@ class _Fork:
 
 
 class _Received:
-    """A segment in the parent's hands: the owner of the arrays over it, the messages that it came with, and
+    """A segment that the parent holds: the owner of the arrays over it, the messages that delivered it, and
     the forked children that see it as well."""
 
     def __init__(self, owner: Lease, lane: Lane, segment: int) -> None:
@@ -78,7 +78,7 @@ class _Received:
         _in_hand.add(self)
 
     def give_back(self) -> bool:
-        """Let the worker have it, if no child sees it any more."""
+        """Return the segment to the worker, if no child sees it any more."""
         if any(not fork.is_over() for fork in self.forks):
             return False
         self.forks.clear()
@@ -86,7 +86,7 @@ class _Received:
         return True
 
     def _release(self, unreturned: list[_Received], pid: int) -> None:
-        # A forked child has a copy of the array, but not the say.
+        # A forked child has a copy of the array, but must not return the segment.
         if os.getpid() == pid and not self.give_back():
             unreturned.append(self)
 
@@ -110,7 +110,7 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
-    _in_hand.clear()  # not this process's to give back; the pipe's end stays open until it is gone
+    _in_hand.clear()  # this process must not return them; the pipe's end stays open until it ends
 
 
 if hasattr(os, "register_at_fork"):
@@ -120,9 +120,9 @@ if hasattr(os, "register_at_fork"):
 
 
 class Lane:
-    """The parent's side of a lane.  Pickles only towards a process that is being started.
+    """The parent's side of a lane.  It can be pickled only for a process that is being started.
 
-    ``segments`` batches may be under way or in the user's hands at once; what is more has to travel in
+    At most ``segments`` batches may be in transit or held by the user at once; further batches must use
     another way.
     """
 
@@ -137,21 +137,21 @@ class Lane:
         os.ftruncate(self._fds[0], _PAGE_SIZE)
         self._page = _map(self._fds[0], _PAGE_SIZE)
         self.returned = _counts(self._page)[1]
-        self.unreturned: list[_Received] = []  # as a child sees them
+        self.unreturned: list[_Received] = []  # those that a child sees
         self._segments: list[UInt8Array | None] = [None] * segments
         self._received: dict[int, _Received] = {}
 
     def writer(self) -> LaneWriter:
-        """Return the worker's side.  To be called in the worker."""
+        """Return the worker's side.  Call this in the worker."""
         return LaneWriter(self, self._fds)
 
     def close(self) -> None:
-        """Let go of the descriptors; arrays that were received stay."""
+        """Close the descriptors; received arrays stay valid."""
         self._close()
 
     def receive(self, segment: int, size: int) -> UInt8Array:
-        """Return what the worker sent; the segment is its again when no array over it is left."""
-        for _ in range(len(self.unreturned)):  # to which a finalizer may add meanwhile
+        """Return what the worker sent; the segment returns to it when no array over it is left."""
+        for _ in range(len(self.unreturned)):  # a finalizer may append meanwhile
             self.unreturned.pop(0)._release(self.unreturned, self.pid)
         received = self._received.get(segment)
         owner = None if received is None else received.owner()
@@ -165,22 +165,22 @@ class Lane:
         return np.asarray(owner)[:size]
 
     def notes(self) -> list[str]:
-        """Return what the worker's threads noted last."""
+        """Return the last notes of the worker's threads."""
         texts = (
             bytes(line).split(b"\0", 1)[0].decode(errors="surrogateescape") for line in _lines(self._page)
         )
         return [text for text in texts if text]
 
     def stack_so_far(self) -> int:
-        """Return where the stacks that are written from now on will begin."""
+        """Return the offset at which the next stacks will be written."""
         return os.fstat(self._fds[1]).st_size
 
     def stack(self, start: int = 0) -> str:
-        """Return stacks that the worker has written, after a signal or as it crashed."""
+        """Return the stacks that the worker has written, after a signal or a crash."""
         return os.pread(self._fds[1], 1 << 16, start).decode(errors="replace")
 
     def __getstate__(self) -> dict[str, Any]:
-        # Raises where no process is being started: descriptors travel in other ways only with a thread.
+        # Raises an error if no process is being started: otherwise descriptors need a thread to send them.
         multiprocessing.context.assert_spawning(self)
         return {"number": self.number, "fds": [multiprocessing.reduction.DupFd(fd) for fd in self._fds]}
 
@@ -195,7 +195,7 @@ class LaneWriter:
 
     def __init__(self, lane: Lane, fds: list[int]) -> None:
         self.number = lane.number
-        self._lane = lane  # which closes the descriptors when it goes
+        self._lane = lane  # closes the descriptors when it is deleted
         self._page = _map(fds[0], _PAGE_SIZE)
         self._sent, self._returned = _counts(self._page)
         self.stack_fd = fds[1]
@@ -206,7 +206,7 @@ class LaneWriter:
         self._threads: dict[int, int] = {}
 
     def take(self, size: int) -> UInt8Array | None:
-        """Return memory for a batch, of a free segment; None where there is none.
+        """Return memory for a batch, from a free segment; None if there is none.
 
         Raises:
             MemoryError: the machine has no more memory for it.
@@ -214,14 +214,14 @@ class LaneWriter:
         count = len(self._fds)
         for turn in range(self._next, self._next + count):
             segment = turn % count
-            # In this order: what is sent leaves the books after it has been counted.
+            # In this order: a sent segment leaves `_taken` after it has been counted.
             if segment in self._taken or self._sent[segment] != self._returned[segment]:
                 continue
             memory = self._segments[segment]
             if memory is None or memory.size < size:
                 memory = self._segments[segment] = self._grown(segment, size)
             self._taken.add(segment)
-            # In turn, so that all have their size soon: memory must not grow in the hundredth epoch.
+            # In turn, so that all reach their size soon: memory must not grow in the hundredth epoch.
             self._next = (segment + 1) % count
             owner = Lease(memory)
             weakref.finalize(owner, self._taken.discard, segment).atexit = False
@@ -229,7 +229,7 @@ class LaneWriter:
         return None
 
     def send(self, address: int) -> int | None:
-        """Return the segment that begins at an address, from now on the parent's; None if there is none."""
+        """Pass the segment that begins at an address to the parent, and return it; None if there is none."""
         segment = self._segment_at(address)
         if segment is not None:
             self._sent[segment] = (int(self._sent[segment]) + 1) & 0xFFFFFFFF
@@ -245,7 +245,7 @@ class LaneWriter:
         return None
 
     def note(self, thread: int, text: str) -> None:
-        """Note what a thread (any number) is about to do, for the parent to read should it never end."""
+        """Note what a thread (any number) is about to do; the parent reads it if the thread never ends."""
         line = self._threads.setdefault(thread, len(self._threads))
         if line < _NOTES:
             encoded = text.encode(errors="replace")[: _NOTE_SIZE - 1] + b"\0"
@@ -253,7 +253,7 @@ class LaneWriter:
             self._page[start : start + len(encoded)] = np.frombuffer(encoded, np.uint8)
 
     def native_lines(self) -> UInt8Array:
-        """Return where the threads of the native core note what they are at, uint8 (lines, bytes)."""
+        """Return the memory for the notes of the native core's threads, uint8 (lines, bytes)."""
         return _lines(self._page)[_NOTES:]
 
     def _grown(self, segment: int, size: int) -> UInt8Array:
@@ -277,7 +277,7 @@ def _map(fd: int, size: int) -> UInt8Array:
 
 
 def _counts(page: UInt8Array) -> npt.NDArray[np.uint32]:
-    """By segment, how often it was sent, and how many of these messages are done with."""
+    """Return, for each segment, how often it was sent, and how many of these messages were released."""
     return page[: 8 * _MOST_SEGMENTS].view(np.uint32).reshape(2, _MOST_SEGMENTS)
 
 

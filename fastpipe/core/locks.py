@@ -1,9 +1,9 @@
-"""Locks on files, which end with the process that holds them, however it ends.
+"""File locks, which end with the process that holds them, however it ends.
 
 ``FileLock`` belongs to a process (``fcntl.lockf``): one for each file that its threads, stores and other
-processes use at once.  ``LockFile`` belongs to an open file ("open file description locks", fcntl(2)): two of
-one process keep each other out like those of two processes, and no other descriptor's end ends them.  Neither
-asks a clock or leaves a file behind.
+processes use at once.  ``LockFile`` belongs to an open file ("open file description locks", fcntl(2)): two in
+one process exclude each other like those of two processes, and closing another descriptor does not end them.
+Neither uses a clock or leaves a file behind.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fastpipe.core.files import open_regular
 
 try:
     import fcntl
-except ImportError:  # on Windows, where nothing is kept
+except ImportError:  # on Windows, which has no caches
     fcntl = None  # type: ignore[assignment]
 
 
@@ -31,21 +31,21 @@ _TRIES, _WAIT_S = 50, 0.001
 
 
 class FileLockedError(OSError):
-    """Another process has held the lock for far longer than it takes."""
+    """Another process has held the lock for far longer than it needs."""
 
 
 def locks_are_possible() -> bool:
-    """Whether this system has locks that end with their process."""
+    """Return whether this system has locks that end with their process."""
     return fcntl is not None
 
 
 class FileLock:
-    """Alone with a file, among the threads and processes that use it.
+    """A lock of a file among the threads and processes that use it.
 
     The lock of the file itself belongs to the process and ends with it, however it ends.  But it
-    does not keep apart what is in one process, and it ends early when the process closes any
+    does not exclude threads of the same process, and it ends early when the process closes any
     descriptor of the file.  So a process has one of these objects for a file, see ``lock_of``,
-    and closes descriptors by it.  ``threads`` is the half of it that keeps threads of this process apart.
+    and closes descriptors through it.  ``threads`` is the part that excludes this process's threads.
     """
 
     def __init__(self) -> None:
@@ -72,15 +72,15 @@ class FileLock:
             self._close_waiting()
 
     def close(self, *descriptors: int) -> None:
-        """Close descriptors of the file, or others; at the latest when the lock is free.
+        """Close descriptors of the file, or others, now or when the lock becomes free.
 
-        It never waits: a finalizer may run in the very thread that has the lock.
+        It never waits: a finalizer may run in the very thread that holds the lock.
         """
         self._to_close += descriptors
         self._close_waiting()
 
     def _after_fork(self) -> None:
-        self.threads = threading.Lock()  # another thread may have held it just then
+        self.threads = threading.Lock()  # another thread may have held it at the fork
 
     def _close_waiting(self) -> None:
         if self._to_close and self.threads.acquire(blocking=False):
@@ -92,7 +92,7 @@ class FileLock:
 
 
 def try_to_lock(descriptor: int) -> bool:
-    """Lock a file for this process, unless another one has it locked; it is not passed on to children."""
+    """Lock a file for this process, unless another one holds the lock; children do not inherit it."""
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -130,12 +130,12 @@ def open_file_locks_are_possible() -> bool:
 
 
 class LockFile:
-    """A file of which bytes are locked.  From any thread.
+    """A file whose bytes are locked one by one.  Thread-safe.
 
-    A forked child would have the locks of its parent: it could undo them, and would hold them after the
-    parent's end.  So it closes its descriptor at once, and opens the file again when it needs it.
+    A forked child would share its parent's locks: it could release them, and would hold them after the
+    parent's end.  So it closes its descriptor at once, and opens the file again when needed.
 
-    ``makes`` says whether the file is made where it is missing, with mode 0600.
+    ``makes`` creates a missing file, with mode 0600.
     """
 
     def __init__(self, path: str, *, makes: bool = True) -> None:
@@ -157,7 +157,7 @@ class LockFile:
         return self._descriptor
 
     def take(self, byte: int, *, shared: bool = False, waits: bool = False) -> bool:
-        """Lock a byte, or change what kind of lock it has; return whether it was done."""
+        """Lock a byte, or change the kind of its lock; return whether that succeeded."""
         command = fcntl.F_OFD_SETLKW if waits else fcntl.F_OFD_SETLK
         try:
             _set(self.descriptor, command, fcntl.F_RDLCK if shared else fcntl.F_WRLCK, byte)
@@ -168,7 +168,7 @@ class LockFile:
         return True
 
     def stay(self, byte: int) -> None:
-        """Share a byte until this is closed, in forked children that use it as well."""
+        """Hold a shared lock on a byte until this is closed, also in forked children that use it."""
         self.take(byte, shared=True, waits=True)
         self._standing.add(byte)
 
@@ -182,7 +182,7 @@ class LockFile:
         return bool(found[0] == fcntl.F_UNLCK)
 
     def is_at_its_path(self) -> bool:
-        """Return whether the file was not removed meanwhile, nor another one put in its place."""
+        """Return whether the file was neither removed nor replaced meanwhile."""
         try:
             return os.path.samestat(os.fstat(self.descriptor), os.lstat(self.path))
         except FileNotFoundError:
@@ -190,7 +190,7 @@ class LockFile:
 
     @contextlib.contextmanager
     def alone(self, byte: int) -> Iterator[None]:
-        """Hold a byte among threads and processes; for what takes microseconds."""
+        """Hold a byte exclusively among threads and processes; for work that takes microseconds."""
         with self._threads:
             self.take(byte, waits=True)
             try:
@@ -199,13 +199,13 @@ class LockFile:
                 self.release(byte)
 
     def close(self) -> None:
-        """Unlock everything, and close the file; dropping this object does so as well."""
+        """Unlock everything, and close the file; deleting this object does so as well."""
         self.is_closed = True
         with self._threads:
             descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             with contextlib.suppress(OSError):
-                # A child that no handler of ours has seen may have the open file as well.
+                # A child that was forked without our handlers may have the open file as well.
                 _set(descriptor, fcntl.F_OFD_SETLK, fcntl.F_UNLCK, 0, 0)
             os.close(descriptor)
 
@@ -238,9 +238,9 @@ _renewed: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def renew_in_children(one: Any) -> None:
-    """Have ``_after_fork`` of an object called in each forked child, for as long as the object lives.
+    """Register an object's ``_after_fork`` for a call in each forked child, while the object lives.
 
-    An exception of one keeps none of the others from being called.
+    An exception in one does not prevent the other calls.
     """
     _renewed.add(one)
 
@@ -249,7 +249,7 @@ def _after_fork() -> None:
     global _making
     _making = threading.Lock()
     for one in list(_renewed):
-        with contextlib.suppress(Exception):  # such as EBADF, where the program has closed its descriptor
+        with contextlib.suppress(Exception):  # such as EBADF, if the program has closed its descriptor
             one._after_fork()
 
 

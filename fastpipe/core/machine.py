@@ -9,8 +9,8 @@ from pathlib import Path
 
 
 def available_cpus() -> int:
-    """Return the cores that this process may use: its affinity, bounded by the quotas of the cgroups that it
-    is in."""
+    """Return the number of cores that this process may use: its affinity, limited by its cgroups'
+    quotas."""
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     else:
@@ -20,32 +20,32 @@ def available_cpus() -> int:
 
 
 def default_threads(workers: int = 1) -> int:
-    """Return threads for one process: cores ÷ (ranks on this machine × worker processes that share
-    the work)."""
+    """Return the number of threads for one process: cores ÷ (ranks on this machine × worker processes
+    that share the work)."""
     return max(1, available_cpus() // (local_ranks() * max(1, workers)))
 
 
 def local_ranks() -> int:
-    """Return the ranks on this machine, as the launcher says in ``LOCAL_WORLD_SIZE``; 1 without one."""
+    """Return the number of ranks on this machine, from the launcher's ``LOCAL_WORLD_SIZE``; else 1."""
     try:
         return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     except ValueError:
         return 1
 
 
-# Of versions 2 and 1: the files of the limit and of what is used, and of that the part that is only cached.
+# For versions 2 and 1: the files of the limit and of the usage, and the cached part of the usage.
 _MEMORY = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
 _USUAL = "/sys/fs/cgroup"
-_UNLIMITED = 1 << 60  # what version 1 says for "no limit" is just below 2**63
+_UNLIMITED = 1 << 60  # version 1's value for "no limit" is just below 2**63
 
 
 class ControlGroups:
-    """This process's groups, of both versions of cgroups, from its own to the top that can be seen.
+    """This process's groups, of both versions of cgroups, from its own to the highest visible one.
 
-    ``root`` is where ``proc`` and ``sys`` lie.
+    ``root`` is the folder of ``proc`` and ``sys``.
     """
 
     def __init__(self, root: Path = Path("/")) -> None:
@@ -58,7 +58,7 @@ class ControlGroups:
         own first."""
         found = []
         for name in ("", controller):  # version 2 has one tree for everything
-            # Where nobody says what is mounted, it is where it usually is.
+            # If the mounts are unknown, assume the usual place.
             top, mount = self._mounts.get(name, ("/", f"{_USUAL}/{name}"))
             group = self._own.get(name, "")
             inner = group[len(top) :] if top != "/" and group.startswith(top) else group
@@ -74,12 +74,12 @@ class ControlGroups:
         return min((value for value in values if value is not None), default=None)
 
     def cores(self) -> float | None:
-        """Return how many processors' time the groups grant; None without a limit."""
+        """Return the processor time that the groups grant, in cores; None without a limit."""
         found = []
         for folder in self.folders("cpu"):
             try:
                 quota, period = map(int, (folder / "cpu.max").read_text().split()[:2])
-            except (OSError, ValueError):  # none, or "max"
+            except (OSError, ValueError):  # no file, or "max"
                 quota = _number(folder / "cpu.cfs_quota_us") or 0
                 period = _number(folder / "cpu.cfs_period_us") or 0
             if quota > 0 and period > 0:
@@ -87,7 +87,7 @@ class ControlGroups:
         return min(found, default=None)
 
     def free_memory(self) -> int | None:
-        """Return the bytes that the tightest of the groups leaves, pages of files too; None without
+        """Return the free bytes of the group with the fewest, including cached file pages; None without
         a limit."""
         least = None
         for folder in self.folders("memory"):
@@ -99,13 +99,13 @@ class ControlGroups:
         return least
 
     def table(self, controller: str, name: str) -> dict[str, int]:
-        """Return a file of lines "name number", of the lowest group that has it."""
+        """Return the content of a file of lines "name number", from the lowest group that has it."""
         tables = (numbers_by_name(folder / name) for folder in self.folders(controller))
         return next(filter(None, tables), {})
 
 
 def numbers_by_name(path: Path) -> dict[str, int]:
-    """Return a file of lines "name number …"; nothing if there is none."""
+    """Return the content of a file of lines "name number …"; an empty dict if there is none."""
     found = {}
     for line in _lines(path):
         words = line.split()
@@ -115,7 +115,7 @@ def numbers_by_name(path: Path) -> dict[str, int]:
 
 
 def _own_groups(path: Path) -> dict[str, str]:
-    """Return groups by controller; of version 2 by an empty name."""
+    """Return groups by controller; version 2's by an empty name."""
     found = {}
     for line in _lines(path):
         parts = line.split(":", 2)  # number:controllers:group
@@ -125,7 +125,7 @@ def _own_groups(path: Path) -> dict[str, str]:
 
 
 def _mounts(path: Path) -> dict[str, tuple[str, str]]:
-    """Return by controller which group is mounted, and where."""
+    """Return the mounted group, and the mount point, by controller."""
     found: dict[str, tuple[str, str]] = {}
     for line in _lines(path):
         before, _, after = line.partition(" - ")
@@ -146,7 +146,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _number(path: Path) -> int | None:
-    """A file's number; None without a file, or where it stands for no limit."""
+    """Return a file's number; None without a file, or if the file means no limit."""
     try:
         value = int(path.read_text())
     except (OSError, ValueError):  # "max"
@@ -155,8 +155,8 @@ def _number(path: Path) -> int | None:
 
 
 def free_memory(root: Path = Path("/")) -> int | None:
-    """Return the bytes that could still be used: the machine's, or what the cgroups leave of them; None where
-    nobody says.  Pages of files that are only cached count as free."""
+    """Return the bytes of memory that are still usable: the machine's, or the cgroups' if less; None if
+    unknown.  Cached file pages count as free."""
     available = numbers_by_name(root / "proc/meminfo").get("MemAvailable:")
     known = [None if available is None else available * 1024, ControlGroups(root).free_memory()]
     return min((value for value in known if value is not None), default=None)

@@ -1,4 +1,4 @@
-"""The native module, or an error that says how to have it."""
+"""The native module, or an error that says how to install it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order of an epoch, by samples or by groups of samples, and each rank's shard of it: pure functions."""
+"""Pure functions for an epoch's order, by samples or groups of samples, and each rank's shard of it."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ import numpy.typing as npt
 from fastpipe.errors import OptionError
 from fastpipe.options import Shard, Shuffle
 
-# The ranks take turns: of the samples of one *step* (one batch on every rank) rank ``r`` of ``w`` takes
-# every ``w``-th, from the ``r``-th on, as torch's ``DistributedSampler`` deals them out. So a step is the
-# same set of samples for any number of ranks that together make the same batch, and where a step begins
-# says all about how far an epoch has come. That holds as well for a ``BlockShard``, of which each rank
-# takes a block of the step.
+# The ranks take turns: of the samples of one *step* (one batch on every rank), rank ``r`` of ``w`` takes
+# every ``w``-th, from the ``r``-th on, as torch's ``DistributedSampler`` distributes them. So a step is the
+# same set of samples for any number of ranks that together make the same batch, and a step's start alone
+# defines an epoch's progress. This also holds for a ``BlockShard``, with which each rank takes a block of
+# the step.
 
-# Last word of Philox's 256-bit counter.  Whatever else draws from Philox under the same
-# (seed, epoch) counts up from another place, so that the order of the samples and the
-# random parameters of their transforms never come from the same random bits.
+# Last word of Philox's 256-bit counter.  Other draws from Philox under the same (seed, epoch)
+# start at another counter, so that the order of the samples and the random parameters of
+# their transforms never come from the same random bits.
 _DOMAIN = int.from_bytes(b"fp-order", "little")
 _WORD = 2**64
 _GROUP_DOMAIN = int.from_bytes(b"fp-group", "little")
 _TOUR_DOMAINS = int.from_bytes(b"fp-tour0", "little"), int.from_bytes(b"fp-tour1", "little")
-_LOW_BITS = 40  # of a sample's word that decide its place among those of a window
+_LOW_BITS = 40  # bits of a sample's word that decide its place in a window
 
 
 def epoch_order(count: int, *, seed: int, epoch: int) -> npt.NDArray[np.int64]:
@@ -74,7 +74,7 @@ def grouped_order(
 
 
 def tour_words(count: int, seed: int, epoch: int, *, other: bool = False) -> npt.NDArray[np.uint64]:
-    """Return random words of an epoch for tours through volumes, or of another sequence: uint64 (count,)."""
+    """Return an epoch's random words for tours through volumes, or another sequence: uint64 (count,)."""
     return _words(count, seed, epoch, _TOUR_DOMAINS[other])
 
 
@@ -82,7 +82,7 @@ def interleaved(ranks: npt.NDArray[np.int64], fronts: int, *, seed: int, epoch: 
     """Return an order that takes patches from several parts (``fronts``) of a tour in turn: a permutation,
     int64 (N,).
 
-    ``ranks``, int64 (N,), is the place of each patch in the tour; no two have the same.
+    ``ranks``, int64 (N,), are the places of the patches in the tour, all different.
     """
     count = len(ranks)
     if not count:
@@ -93,7 +93,7 @@ def interleaved(ranks: npt.NDArray[np.int64], fronts: int, *, seed: int, epoch: 
     ends = np.arange(fronts + 1) * count // fronts
     lengths = np.diff(ends)
     rounds = np.arange(count) - np.repeat(ends[:-1], lengths)
-    # Within a round by words, so that fronts do not follow each other in the same order.
+    # Within a round, sort by words, so that fronts do not always follow in the same order.
     order = np.lexsort((words[:count], rounds))
     found: npt.NDArray[np.int64] = tour[order]
     return found
@@ -110,7 +110,7 @@ def _words(count: int, seed: int, epoch: int, domain: int) -> npt.NDArray[np.uin
     counter = np.array([0, 0, 0, domain], dtype=np.uint64)
     try:
         return np.random.Philox(key=key, counter=counter).random_raw(count)
-    except (MemoryError, ValueError) as error:  # a ValueError about more than any array holds
+    except (MemoryError, ValueError) as error:  # a ValueError: larger than any array
         raise OptionError(
             f"a shuffled order of {count:,} samples does not fit into memory: pass a sampler= that draws as "
             "many as an epoch is to have"
@@ -122,10 +122,10 @@ def _sorted(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
 
 
 class BlockShard(Shard):
-    """A rank's part where a step's samples are cut into blocks, one for each rank, in their order.
+    """A rank's part if a step's samples are cut into consecutive blocks, one for each rank.
 
-    What the ranks have, one after the other, is then the step as it stands in the epoch's order:
-    Accelerate gathers results so, and cuts off the end of the last step.  For mode ``"train"`` only.
+    The ranks' parts, concatenated, then are the step in the epoch's order: Accelerate gathers results
+    like this, and cuts off the end of the last step.  For mode ``"train"`` only.
     """
 
 
@@ -141,19 +141,19 @@ class RankBatch(NamedTuple):
 
     @property
     def positions(self) -> range:
-        """Positions of its samples; those past the epoch's end stand for its first samples."""
+        """Positions of its samples; those past the epoch's end mean the epoch's first samples."""
         return range(self.first, self.first + self.step * self.size, self.step)
 
 
 class ShardedBatches:
-    """The batches of one rank in an epoch, or in what is left of it from the position ``start`` on.
+    """The batches of one rank in an epoch, or in its rest from the position ``start`` on.
 
     In ``"train"`` mode all ranks get equally many batches of equal sizes: the last step is
     filled up with samples from the epoch's start, fewer than there are ranks.  In ``"eval"``
     mode each sample comes exactly once; ranks get equally many batches, and in each step their
-    sizes differ by at most one.  So where fewer samples than ranks would be left for the last
-    step, the one before gives some of its own away (or, with a batch size of one, takes them in).
-    ``drop_last`` leaves out the last step if it is not complete.
+    sizes differ by at most one.  If fewer samples than ranks would be left for the last step,
+    the one before gives it some of its own (or, with a batch size of one, absorbs them).
+    ``drop_last`` leaves out an incomplete last step.
 
     Raises:
         OptionError: in ``"eval"`` mode there are fewer samples than ranks.
@@ -171,7 +171,7 @@ class ShardedBatches:
         self._whole = shard.world * batch_size
         left = max(count - start, 0)
         steps, rest = divmod(left, self._whole)
-        self._last: list[int] = []  # sizes of the last steps, where they are not whole
+        self._last: list[int] = []  # sizes of the last steps, if incomplete
         if rest and not drop_last:
             if shard.mode == "train":
                 self._last = [-(-rest // shard.world) * shard.world]
@@ -193,7 +193,7 @@ class ShardedBatches:
         return self._steps + len(self._last)
 
     def end(self, steps: int) -> int:
-        """Return the position where the first so many steps end."""
+        """Return the position at which the first ``steps`` steps end."""
         whole = min(steps, self._steps)
         return self._start + whole * self._whole + sum(self._last[: steps - whole])
 
@@ -216,10 +216,10 @@ _WINDOW_NBYTES = 1 << 25
 
 
 class Groups:
-    """The groups of a dataset's samples, int64 (N,), some of which are mixed at a time; kept without gaps,
-    from 0."""
+    """The groups of a dataset's samples, int64 (N,), some of which are mixed at a time; renumbered without
+    gaps, from 0."""
 
-    gives_seed = False  # whether samples are to be drawn by the seed that the order was made by
+    gives_seed = False  # whether samples are drawn with the order's seed
 
     def __init__(self, groups: npt.NDArray[np.int64], window: int) -> None:
         steps = np.diff(groups)
@@ -238,12 +238,12 @@ class Groups:
 
     @property
     def option(self) -> Shuffle:
-        """Return the option that asks for it."""
+        """Return the corresponding option."""
         return Shuffle(self.window, "group")
 
     @property
     def about(self) -> str:
-        """Return what decides the order, beside seed and epoch."""
+        """Return a description of what decides the order, besides seed and epoch."""
         return f"{self.option!r} of {self.count} groups, {zlib.crc32(self.groups.tobytes()):08x}"
 
     def describe(self) -> str:
@@ -257,7 +257,7 @@ class Groups:
 class Tour:
     """The patches of volumes on a tour through these, from several places at a time.
 
-    ``ranks`` gives by seed and epoch the place of each sample on the tour of its dataset, int64 (N,).
+    ``ranks`` maps seed and epoch to the place of each sample on its dataset's tour, int64 (N,).
     """
 
     gives_seed = True
@@ -291,15 +291,15 @@ class Tour:
         return f"neighbourhood, from {places} (about {times:.1f} bytes are decoded for each that is used)"
 
 
-# How the samples of an epoch are put in order, by what is cheap to read together.
+# How an epoch's samples are ordered, so that cheap reads follow each other.
 Arrangement = Groups | Tour
 
 
 def order_of(
     count: int, seed: int | None, epoch: int, arrangement: Arrangement | None
 ) -> npt.NDArray[np.int64] | range:
-    """Return the order of an epoch's samples: their own without a seed, else shuffled, by an arrangement if
-    given."""
+    """Return the order of an epoch's samples: sequential without a seed, else shuffled, with an arrangement
+    if given."""
     if seed is None:
         return range(count)
     if arrangement is None:
@@ -308,7 +308,7 @@ def order_of(
 
 
 def default_window(bases: Iterable[GroupedSamples]) -> int:
-    """Return how many groups are mixed at a time where the script does not say."""
+    """Return the default number of groups that are mixed at a time."""
     return min((max(2, _WINDOW_NBYTES // max(1, base.group_nbytes)) for base in bases), default=2)
 
 
@@ -325,7 +325,7 @@ class GroupedSamples(ABC):
 
     @abstractmethod
     def _expect_window(self, groups: int) -> None:
-        """Hear that samples of so many groups will come mixed."""
+        """Prepare for mixed samples of this many groups."""
 
 
 class TouredSamples(ABC):
@@ -333,7 +333,7 @@ class TouredSamples(ABC):
 
     @abstractmethod
     def _tour_window(self) -> int:
-        """Return from how many places at a time a tour is best made."""
+        """Return the best number of simultaneous places for a tour."""
 
     @abstractmethod
     def _tour_ranks(self, window: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
@@ -341,8 +341,8 @@ class TouredSamples(ABC):
 
     @abstractmethod
     def _tour_about(self, window: int) -> str:
-        """Return all that the tour depends on, besides seed and epoch."""
+        """Return everything that the tour depends on, besides seed and epoch."""
 
     @abstractmethod
     def _tour_amplification(self, window: int) -> float:
-        """Return about how many bytes are decoded for each that is used."""
+        """Return the approximate number of bytes that are decoded for each byte that is used."""

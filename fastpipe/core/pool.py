@@ -5,13 +5,13 @@ Life cycle, which the tests hold the code to:
 * Threads start with the first job, in the process that submits it.  In a forked child the
   pool is empty again: threads do not survive a fork, and jobs of the parent stay there.
 * Tasks start in the order in which jobs were submitted; a thread that finds a job's tasks
-  all started goes on with the next job, so that a slow task holds up only its own job.
+  all started continues with the next job, so that a slow task delays only its own job.
 * ``cancel`` on a job keeps its unstarted tasks from starting; those that run finish.
 * ``close``, the collection of the pool, and the end of the interpreter end the threads after
   the task that each is running.  Waiting for a job of a closed pool raises ``ClosedError``.
-* The script's thread may be interrupted by what a signal's handler raises, Ctrl-C, at any line of Python.
-  So it takes and waits for C's locks only: in the middle of an ``Event`` or of ``with condition:``, which are
-  written in Python, it would leave a lock that nobody opens any more.
+* A signal handler's exception (Ctrl-C) may interrupt the script's thread at any line of Python.
+  So it uses C locks only: an interrupt in the middle of an ``Event`` or of ``with condition:``, which are
+  written in Python, would leave a lock held forever.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ class Job:
         self._finished = count == 0
         self._next = 0
         self._unfinished = count
-        self._gates: tuple[threading.Lock, ...] = ()  # of those who wait, shut
+        self._gates: tuple[threading.Lock, ...] = ()  # closed gates of waiting threads
         self._error: BaseException | None = None
         self._pid = os.getpid()
         self._when_begun: Callable[[], None] | None = None
         self._when_done: Callable[[], None] | None = None
 
     def expect(self, count: int) -> None:
-        """Say how many tasks there are, where that is known only now: before any is begun."""
+        """Set the number of tasks if it is known only now; call this before any task begins."""
         with self._lock:
             if self._finished:
                 return
@@ -99,8 +99,8 @@ class Job:
         gate.acquire()
 
     def wait_for_either(self, last: Job) -> bool:
-        """Block until this job is done (True), or until every task of the job that was submitted last has
-        been started and threads would have nothing to do.  For one thread at a time."""
+        """Block until this job is done (return True), or until every task of the last submitted job has been
+        started, so that threads would idle.  For one thread at a time."""
         gate = _shut_gate()
         news = partial(_open_gate, gate)
         is_begun = last._watch_begun(news)
@@ -113,7 +113,7 @@ class Job:
         return self.done()
 
     def _watch_begun(self, news: Callable[[], None]) -> bool:
-        """Return whether every task has been started; if not, have a function called once they are."""
+        """Return whether every task has been started; if not, call ``news`` once they are."""
         with self._lock:
             self._when_begun = news
             return self._next >= self._count
@@ -129,7 +129,7 @@ class Job:
             pass
 
     def run_next(self) -> bool:
-        """Run one task that has not started; False where there is none."""
+        """Run one task that has not started; return False if there is none."""
         with self._lock:
             number, task = self._next, self._task
             if task is None or number >= self._count:
@@ -171,20 +171,20 @@ class Job:
 
 
 def _shut_gate() -> threading.Lock:
-    """Return a lock that is taken: whoever takes it again waits until it is opened."""
+    """Return a held lock: acquiring it again waits until it is released."""
     gate = threading.Lock()
     gate.acquire()
     return gate
 
 
 def _open_gate(gate: threading.Lock) -> None:
-    """Let go of a lock, which may be open already."""
+    """Release a lock, which may be released already."""
     with suppress(RuntimeError):
         gate.release()
 
 
 class _Queue:
-    """What the threads share.  It does not refer to the pool, so the pool can be collected."""
+    """The threads' shared state.  It does not refer to the pool, so the pool can be collected."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -220,8 +220,8 @@ class ThreadPool:
         return job
 
     def go_on_with(self, job: Job) -> None:
-        """Queue a job, none of whose tasks has been begun, that goes on with one of this pool's: before all
-        that wait."""
+        """Queue a job without begun tasks that continues another job of this pool, before all waiting
+        jobs."""
         self._queue_job(job, deque.appendleft)
 
     def _queue_job(self, job: Job, queue: Callable[[deque[Job], Job], None]) -> None:
@@ -260,7 +260,7 @@ class ThreadPool:
                 _busy.add(thread)  # before it starts: it may end at once
                 try:
                     thread.start()
-                except RuntimeError:  # no more threads to be had: fewer will do, but not none
+                except RuntimeError:  # the thread limit is reached: fewer are enough, but not 0
                     _busy.discard(thread)
                     if not self._running:
                         raise
@@ -290,7 +290,7 @@ def _work_until_closed(queue: _Queue) -> None:
         with queue.lock:
             while not queue.jobs and not queue.closed:
                 # The pool's finalizer may run in this very thread just before it waits, and then
-                # nobody is left to wake it up.
+                # no other thread wakes it up.
                 queue.changed.wait(_LOOK_AGAIN_S)
             job = next(iter(queue.jobs), None)  # none: closed, perhaps this moment
             if job is None or queue.closed:
@@ -304,9 +304,9 @@ def _work_until_closed(queue: _Queue) -> None:
 
 
 class Process(NamedTuple):
-    """What a framework knows of a process that makes batches: threads to work in (None for the calling one),
-    and how many processes make batches side by side for another one, and which of them it is; 0 where they
-    are used here."""
+    """A framework's description of a process that makes batches: its threads (None for the calling one), the
+    number of parallel processes that make batches for another one, and this one's number among them; 0 if
+    batches are used here."""
 
     pool: ThreadPool | None
     workers: int = 0
@@ -314,7 +314,7 @@ class Process(NamedTuple):
 
 
 class ProcessRuntime(Generic[_Options]):
-    """What a dataset with certain options has in one process, and must not take to another."""
+    """The state of a dataset with certain options in one process, which must not move to another."""
 
     def __init__(self, options: _Options, pool: ThreadPool | None) -> None:
         self._pid, self.options, self.pool = os.getpid(), options, pool
@@ -329,7 +329,7 @@ class ProcessRuntime(Generic[_Options]):
 
 _pools: weakref.WeakSet[ThreadPool] = weakref.WeakSet()
 # Threads that have not ended.  A collected pool's thread may still be inside a C library, and
-# it is then nowhere else to be found.
+# is then referenced nowhere else.
 _busy: set[threading.Thread] = set()
 
 
@@ -347,7 +347,7 @@ _LEAVE_S = 10.0
 
 @contextmanager
 def stopped_at_exit() -> Iterator[None]:
-    """A block that no daemon thread of the script's is in when the interpreter ends.
+    """Keep the script's daemon threads out of the block when the interpreter ends.
 
     Python ends such a thread by unwinding its stack when it next asks for the GIL, and C++ code on
     that stack (torch's) then aborts the process.  So the end of the interpreter waits for threads
@@ -373,8 +373,8 @@ def _stop_if_ending() -> None:
     """Stop a daemon thread for good when the interpreter ends, as Python does a little later: an
     error would be printed as the thread's last words.
 
-    Not one that Python has not started: whoever has, such as TensorFlow, waits for it and takes the error.
-    Nor a pool's own, which is waited for: it ends by itself."""
+    Threads not started by Python are exempt: their library, such as TensorFlow, waits and handles the error.
+    So are a pool's own threads, which are awaited and end on their own."""
     thread = threading.current_thread()
     is_started = not isinstance(thread, threading._DummyThread)
     if _is_ending and thread.daemon and is_started and thread not in _busy:
@@ -383,8 +383,8 @@ def _stop_if_ending() -> None:
 
 
 def say_ending() -> None:
-    """Have daemon threads of the script's stop for good where a job that was given up as the interpreter ends
-    would raise an error."""
+    """Stop the script's daemon threads for good where a job that was cancelled at exit would
+    raise an error."""
     global _is_ending
     _is_ending = True
 
@@ -409,16 +409,16 @@ atexit.register(_close_all)
 
 # Jobs of the native engine: begun here, watched by one thread, waited for like those of a ``ThreadPool``.
 #
-# The engine's threads know nothing of Python. One thread of this module's, the *watcher*, hears from the
-# engine when a job is done, and when its items are all begun if somebody waits for that. It does what
-# follows, so that no batch waits for the script's thread to come by.
+# The engine's threads do not use Python. One thread of this module, the *watcher*, receives events from the
+# engine: a job is done, or all its items are begun if a thread waits for that. It runs the next steps, so
+# that no batch has to wait for the script's thread.
 
 _log = logging.getLogger("fastpipe")
 
 _BEGUN, _DONE, _STOPPED = 1, 2, 3  # kinds of events
 _LISTEN_MS = 10_000
-# The training's thread comes first: where it wants a core that a thread of the engine is at, it gets it.
-# Beside as many equal threads as cores a step of 5 ms took half as long again (16 cores).
+# The training's thread has priority: it gets the core of an engine thread when it needs one.
+# With as many threads of equal priority as cores, a step of 5 ms took 50 % longer (16 cores).
 _NICENESS = 10
 _LEAVE_MS = 10_000  # at the interpreter's end, for images that are being made
 
@@ -433,7 +433,7 @@ class NativeJob(Job):
     def __init__(self, batch: Any, channel: Any, threads: int, last: Callable[[], None]) -> None:
         super().__init__(_no_task, 1, last)
         self._batch = batch
-        # With the watcher kept out: it must not hear of a job that is not in the table yet.
+        # With the watcher locked out: it must not get events of a job that is not in the table yet.
         with _table_lock:
             _watch()
             self._number: int = native.submit(batch, channel, threads)
@@ -446,13 +446,13 @@ class NativeJob(Job):
         return False
 
     def cancel(self, error: BaseException | None = None) -> None:
-        """As of ``Job``; what the engine writes to stays until it has stopped doing so."""
+        """Cancel as ``Job`` does; the memory that the engine writes to stays until the engine has stopped."""
         if not self._finished and os.getpid() == self._pid:
             native.cancel(self._number)
         super().cancel(error)
 
     def _watch_begun(self, news: Callable[[], None]) -> bool:
-        """As of ``Job``: the watcher is woken only for those who wait."""
+        """Do as ``Job`` does; the watcher is woken only for waiting threads."""
         return super()._watch_begun(news) or bool(native.watch_begun(self._number))
 
     def begun(self) -> None:
@@ -462,7 +462,7 @@ class NativeJob(Job):
                 self._when_begun()
 
     def ended(self) -> None:
-        """Hear that nothing of it runs any more."""
+        """Handle the end of the job: nothing of it runs any more."""
         with self._lock:
             last = None if self._finished else self._last
         try:
@@ -481,7 +481,7 @@ def _no_task(number: int) -> None:
 
 
 _table_lock = threading.Lock()
-_jobs: dict[int, NativeJob] = {}  # that the engine has: their memory must not go
+_jobs: dict[int, NativeJob] = {}  # jobs in the engine: their memory must stay
 _watcher: threading.Thread | None = None
 
 
@@ -512,7 +512,7 @@ def _listen() -> None:
 
 
 def _forget_in_child() -> None:
-    """In a forked child there is neither engine nor watcher; what jobs refer to was the parent's."""
+    """Forget all jobs in a forked child, which has neither engine nor watcher; they are the parent's."""
     global _table_lock, _watcher
     _table_lock, _watcher = threading.Lock(), None
     _abandoned.extend(_jobs.values())  # their memory may have been written to just then: never used again
@@ -523,7 +523,7 @@ _abandoned: list[NativeJob] = []
 
 
 def _stop() -> None:
-    """Let the engine's threads end: they must not write to memory that the interpreter takes down."""
+    """End the engine's threads: they must not write to memory that the interpreter frees."""
     if _watcher is None or not _watcher.is_alive():
         return
     say_ending()

@@ -1,8 +1,8 @@
 """Folders for caches and stages: only their owner may enter, links are not followed, files appear whole.
 
-What lies in a cache is trusted when it is read again.  So nobody else may be able to put
+The content of a cache is trusted when it is read again.  So no other user may be able to put
 anything there: not in a folder that another user made first, not through a link, not by renaming
-a folder above it and making another, and not by a write that was cut off in the middle.
+a folder above it and making another, and not by an interrupted write.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import BinaryIO
 from fastpipe.core.files import DESCRIPTORS, UNFINISHED, open_regular, write_whole
 from fastpipe.errors import CacheError, FastpipeError
 
-_ABANDONED_S = 3600.0  # age of an unfinished file at which whoever wrote it is taken for dead
+_ABANDONED_S = 3600.0  # age of an unfinished file at which its writer counts as dead
 
 
 def user_cache_folder() -> Path:
@@ -31,25 +31,25 @@ def user_cache_folder() -> Path:
 
 
 def made_folder(path: str | os.PathLike[str], mode: int = 0o700) -> Path:
-    """Return a folder that is made if it is missing, as are its parents: none that others may write to.
+    """Create a folder and its parents if they are missing, not writable by others, and return it.
 
-    It is an OSError where it cannot be made; also where something else is there.
+    Raise an OSError if it cannot be created, or if its path is not a folder.
     """
     path = Path(path)
     if not path.is_dir():
         for folder in (*reversed(path.parents), path):
-            if not folder.is_dir():  # a link to a folder is one
-                with contextlib.suppress(FileExistsError):  # another process was faster; a file shows later
+            if not folder.is_dir():  # a link to a folder counts as one
+                with contextlib.suppress(FileExistsError):  # another process was first
                     folder.mkdir(mode if folder == path else 0o755)
     return path
 
 
 class PrivateFolder:
-    """A folder that is nobody else's, opened; all access goes through its descriptor.
+    """An open folder of this user alone; all access goes through its descriptor.
 
-    It is made if it is missing, with mode 0700, and so are its parents; an error (of the kind ``error``,
-    where it is ``called`` so) if it is a link, belongs to somebody else, or lets others in.  ``IS_PINNED``
-    says whether ``here`` leads to this folder whatever happens to its path, as on Linux.
+    It is created with mode 0700 if it is missing, and so are its parents.  It is an error (of type ``error``,
+    which names it ``called``) if it is a link, belongs to another user, or is accessible to others.
+    ``IS_PINNED`` says whether ``here`` stays valid whatever happens to the folder's path, as on Linux.
 
     >>> with PrivateFolder(getfixture("tmp_path") / "cache") as folder:
     ...     folder.write("x", lambda file: file.write(b"1"))
@@ -87,7 +87,7 @@ class PrivateFolder:
         self._remove_abandoned()
 
     def here(self, name: str = "") -> str:
-        """Return a path of a file in this folder, while this is open: for this process and those it forks."""
+        """Return a path of a file in this folder, valid while this is open, in this process and its forks."""
         folder = f"{DESCRIPTORS}/{self._descriptor}" if self.IS_PINNED else str(self.path)
         return f"{folder}/{name}" if name else folder
 
@@ -101,9 +101,9 @@ class PrivateFolder:
             return file.read()
 
     def open(self, name: str, flags: int) -> int:
-        """Return a descriptor of a file in the folder, which is made with mode 0600 under ``O_CREAT``.
+        """Return a descriptor of a file in the folder; ``O_CREAT`` creates it with mode 0600.
 
-        It is an OSError as of ``os.open``; also for a link, or what is no regular file.
+        It raises the errors of ``os.open``, and an OSError for a link or a file that is not regular.
         """
         return open_regular(name, flags, 0o600, dir_fd=self._descriptor)
 
@@ -115,10 +115,10 @@ class PrivateFolder:
         os.replace(name, to, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
 
     def write(self, name: str, fill: Callable[[BinaryIO], object], *, sync: bool = True) -> None:
-        """Make or replace a file: every reader finds all of the old or all of the new one.
+        """Create or replace a file atomically: a reader finds all of the old or all of the new file.
 
-        Without ``sync`` a crash of the machine may leave the name without content.  Where the content cannot
-        be written it is an OSError, and nothing has changed.
+        Without ``sync`` a crash of the machine may leave the name without content.  If the content cannot
+        be written, an OSError is raised, and nothing has changed.
         """
         temporary = Path(f"{name}.{os.getpid()}.{secrets.token_hex(4)}{UNFINISHED}")
         write_whole(name, fill, sync=sync, mode=0o600, unfinished=temporary, dir_fd=self._descriptor)
@@ -158,7 +158,7 @@ class PrivateFolder:
             )
 
     def _remove_abandoned(self) -> None:
-        """Remove what processes left that were killed while they wrote."""
+        """Remove unfinished files of processes that were killed while writing."""
         for name in os.listdir(self._descriptor):
             if not name.endswith(UNFINISHED):
                 continue

@@ -1,4 +1,4 @@
-"""This process and those it starts: which they are, their memory, and their end."""
+"""This process and those it starts: their list, their memory, and their end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# Processes: this one and those below it, as the kernel reports them, and such that end with their parent.
+# This process and those below it, as the kernel reports them, and processes that end with their parent.
 
 if sys.platform != "win32":
     import fcntl
@@ -24,7 +24,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def process_tree(root: int, ticks: dict[int, int] | None = None) -> list[int]:
-    """Return a process and all below it; ``ticks`` gets for each process of the machine how long it has run.
+    """Return a process and all below it; ``ticks`` receives the CPU time of each process of the machine.
 
     >>> process_tree(os.getpid())[0] == os.getpid()
     True
@@ -51,7 +51,7 @@ def process_tree(root: int, ticks: dict[int, int] | None = None) -> list[int]:
 def why_no_processes() -> str:
     """Return why ``multiprocessing`` can start no process from this one; empty if it can.
 
-    To be asked where processes are fastpipe's choice: a script that asks for them gets the error.
+    Call this only where processes are fastpipe's choice: a script that requests them gets the error.
 
     >>> why_no_processes()
     ''
@@ -61,7 +61,7 @@ def why_no_processes() -> str:
     if getattr(sys, "frozen", False):
         return "this is a frozen program, which would be started once more"
     try:
-        # Of this context, as it leaves no name and starts no other process.
+        # Use this context, because it leaves no name and starts no other process.
         multiprocessing.get_context("fork").Lock()
     except ValueError:  # there is none here
         return ""
@@ -84,11 +84,11 @@ def signal_name(number: int) -> str:
 
 
 def memory_of_processes(*, of_files: bool = False) -> int | None:
-    """Return the bytes of memory of this process and those below it, each page that they share counted once:
-    their PSS; None where there is no ``/proc``.
+    """Return the bytes of memory of this process and those below it, with shared pages counted once (their
+    PSS); None without ``/proc``.
 
-    ``of_files`` counts pages of mapped files, which the kernel may drop at any time; those of libraries count
-    for more as soon as another process that has the same ones ends.  Before Linux 5.4 they always count.
+    ``of_files`` includes pages of mapped files, which the kernel may drop at any time; the share of library
+    pages grows when another process with the same libraries ends.  Before Linux 5.4 they are always included.
 
     >>> memory_of_processes() is None or memory_of_processes() > 1 << 20
     True
@@ -107,9 +107,9 @@ def memory_of_processes(*, of_files: bool = False) -> int | None:
 
 
 def end_with_parent(parent: int | None) -> bool:
-    """Let the kernel end this process together with its parent, also while it is stuck or stopped.
+    """Make the kernel end this process together with its parent, even while it is stuck or stopped.
 
-    Return whether that is arranged: not off Linux, nor where another process is between the two.
+    Return whether that is arranged: only on Linux, and only if no other process is between the two.
     """
     global _end
     if sys.platform != "linux" or os.getppid() != parent:
@@ -123,9 +123,9 @@ def end_with_parent(parent: int | None) -> bool:
 
 
 def end_with_pipe() -> None:
-    """The same for a process of ``multiprocessing``, by the pipe whose other end its parent holds.
+    """Arrange the same for a process of ``multiprocessing``, by the pipe whose other end its parent holds.
 
-    The kernel sends the signal when that is closed, which other children of the parent may delay.
+    The kernel sends the signal when that end is closed, which other children of the parent may delay.
     """
     global _end
     parent = multiprocessing.parent_process()
@@ -145,10 +145,10 @@ def end_with_pipe() -> None:
 
 @contextmanager
 def outliving_parent() -> Iterator[None]:
-    """Put off the end that comes with the parent's, for what must not be left half done, and does not take
-    long.
+    """Delay the end that follows the parent's, for short work that must not be left
+    incomplete.
 
-    It is for the thread that has arranged this end.
+    Only the thread that has arranged this end may use it.
     """
     end = _end
     if end is None or end.process != os.getpid():  # a child that this process has forked has another parent
@@ -170,7 +170,7 @@ class _End:
 
     def begin(self) -> None:
         self.arrange(True)
-        if self._has_parent_ended():  # before the kernel was asked to tell
+        if self._has_parent_ended():  # before the kernel was set to signal it
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -178,12 +178,12 @@ _end: _End | None = None
 
 
 def load_triton_apart() -> None:
-    """Load triton, which torch imports when it needs it, so that it does not use TensorFlow's LLVM.
+    """Load triton, which torch imports on demand, so that it does not use TensorFlow's LLVM.
 
     TensorFlow's libraries export the symbols of the LLVM inside them.  A library that is loaded later and
-    has an LLVM as well gets those, registers its options a second time, and the process is aborted: ``import
-    torchvision`` is enough.  Bound to its own symbols first, triton works.  Where it is loaded already, or
-    before TensorFlow, nothing has to be done.
+    contains an LLVM binds to those, registers its options a second time, and the process aborts: ``import
+    torchvision`` is enough.  If triton is bound to its own symbols first, it works.  If it is loaded already,
+    or before TensorFlow, there is nothing to do.
     """
     if "triton" in sys.modules or "torch" not in sys.modules or "tensorflow" not in sys.modules:
         return
@@ -194,6 +194,6 @@ def load_triton_apart() -> None:
     try:
         importlib.import_module("triton._C.libtriton")
     except ImportError:
-        pass  # torch goes without it too
+        pass  # torch works without it too
     finally:
         sys.setdlopenflags(before)

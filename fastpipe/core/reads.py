@@ -1,4 +1,4 @@
-"""Batches whose samples are read side by side into memory that is there already."""
+"""Batches whose samples are read in parallel into existing memory."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ MADE, DECLINED = 1, 2  # outcomes of fastpipe/native/status.h
 
 
 class Task(NamedTuple):
-    """Some of the work for a batch that Python does, and the batch's rows into which it reads: int64 (N,)."""
+    """A part of a batch's work that Python does, and the batch's rows that it reads: int64 (N,)."""
 
     rows: Int64Array
     run: Callable[[], None]
 
 
 class Started(NamedTuple):
-    """What there is to do to read some samples: the native core's batch, or None, and what it writes about
-    each row, uint8 (rows, 8); what Python does; and what keeps what the core has decoded and hands over."""
+    """The work of reading some samples: the native core's batch, or None, and its status of each row, uint8
+    (rows, 8); Python's tasks; and the function that keeps chunks that the core decodes."""
 
     batch: Any
     statuses: npt.NDArray[np.uint8]
@@ -47,13 +47,13 @@ class ReadThreads(NamedTuple):
 
     @classmethod
     def of(cls, pool: ThreadPool | None) -> ReadThreads | None:
-        """Return as many of the core's as there are of Python's; None for none."""
+        """Return as many core threads as Python threads; None for none."""
         return None if pool is None else cls(pool, native.Channel(pool.threads))
 
 
 class ReadPolicy(NamedTuple):
-    """What is done about samples that cannot be read, where these are recorded, whether an error is about a
-    sample (and not the machine or the whole file), and what is said of a sample by its number."""
+    """The policy for unreadable samples, their log, a test whether an error is about a sample (and not the
+    machine or the whole file), and a function that describes a sample by its number."""
 
     policy: str
     log: BadSampleLog
@@ -65,12 +65,12 @@ class Reading(NamedTuple):
     """How a batch is read.
 
     Attributes:
-        start: samples, and the rows where they belong, to what there is to do to read them there.
-        read_alone: reads one sample to a row, and raises what is wrong with it.
-        substitute: for the policy ``"replace"``: a row's number and the attempt, from 1, to another sample;
-            None when there is none left to try.
-        heard: called with the core's batch when that has done its part.
-        where: says where its first sample is.
+        start: maps samples, and their rows, to the work of reading them there.
+        read_alone: reads one sample into a row, and raises its error.
+        substitute: for the policy ``"replace"``: maps a row's number and the attempt, from 1, to another
+            sample; None if there is none left.
+        heard: called with the core's batch when the core has finished its part.
+        where: returns the place of the batch's first sample.
     """
 
     start: Callable[[Int64Array, Int64Array], Started]
@@ -91,7 +91,7 @@ class PendingRead:
         self._failed: dict[int, BaseException] = {}
         self._left_out: dict[int, BadSampleError] = {}
         self._is_given_up = False
-        # The last one's beginning is waited for: then threads have nothing to do.
+        # Waiting ends when the last one has begun: then threads would idle.
         self.jobs: list[Job] = []
         if threads is None:
             self._read_here(self._started)
@@ -138,11 +138,11 @@ class PendingRead:
             raise
 
     def wait(self) -> Sequence[int]:
-        """Wait until it is read; return the numbers of the samples that are there: all, but for ``"skip"``.
+        """Wait until it is read; return the numbers of the samples read: all, except with ``"skip"``.
 
         Raises:
-            BadSampleError: as the policy says, for the first bad sample of the batch.
-            Others: what is wrong with the machine, or with the whole file.
+            BadSampleError: according to the policy, for the first bad sample of the batch.
+            Others: errors of the machine, or of the whole file.
         """
         for job in self.jobs:
             job.wait()
@@ -173,7 +173,7 @@ class PendingRead:
         return self._policy.item(int(self.samples[row]))
 
     def cancel(self) -> None:
-        """Give the batch up: what has not been begun never is."""
+        """Cancel the batch: work that has not begun is never done."""
         self._is_given_up = True
         for job in self.jobs:
             job.cancel()
@@ -183,13 +183,13 @@ class PendingRead:
         try:
             assert self._started is not None
             self._started.tasks[number].run()
-        except BaseException as error:  # ``wait`` sees to it
+        except BaseException as error:  # ``wait`` handles it
             if not self._is_given_up:
                 self._failed[number] = error
 
     def _settle(self, tasks: Sequence[Task], failed: dict[int, BaseException], declined: Int64Array) -> None:
-        """Read samples that could not be read with others (``declined`` by the core, or of tasks that failed)
-        one by one, to know which of them are bad."""
+        """Read samples one by one that could not be read together (``declined`` by the core, or from failed
+        tasks), to find the bad ones."""
         others = [failed[number] for number in sorted(failed) if not self._policy.is_bad(failed[number])]
         if others:
             failed.clear()  # a traceback refers to this batch and its memory
@@ -220,7 +220,7 @@ class PendingRead:
             sample = self._reading.substitute(row, attempt)
 
     def _refuse(self, sample: int, row: int, cause: Exception) -> None:
-        """Do what the policy says of a bad sample.
+        """Apply the policy to a bad sample.
 
         Not a part of ``_read_alone``, to whose frame the traceback of the cause refers: an error that has
         this cause must not be among its variables, or the batch is kept until garbage is collected.
@@ -251,13 +251,13 @@ _PROBLEMS = {  # enum Problem of fastpipe/native/codecs.h
 
 
 class ChunkError(ValueError):
-    """A chunk's bytes are incomplete, or not what its filters or codec write."""
+    """A chunk's bytes are incomplete, or not valid output of its filters or codec."""
 
 
 def chunk_error(codec: str, problem: int, nbytes: int) -> ChunkError | MemoryError:
-    """Return the error that says why the core could not decode a chunk of ``nbytes``, by its number of the
-    problem."""
-    if problem == _NO_MEMORY:  # which says nothing about the chunk
+    """Return the error for the core's problem number with a chunk of ``nbytes`` that it could not
+    decode."""
+    if problem == _NO_MEMORY:  # not an error of the chunk
         return MemoryError(f"{codec}: there is no memory for a chunk of {nbytes} bytes")
     return ChunkError(f"{codec}: {_PROBLEMS[problem].format(nbytes=nbytes)}")
 
@@ -269,8 +269,8 @@ def read_fully(descriptor: int, memory: Any, offset: int) -> None:
 
 
 def read_bytes(descriptor: int, offset: int, size: int) -> bytes:
-    """Return bytes of a file; an end of the file within them is a ChunkError, as of ``read_fully``."""
-    if offset + size > os.fstat(descriptor).st_size:  # before memory is taken for it
+    """Return bytes of a file; raise a ChunkError if the file ends within them, as ``read_fully`` does."""
+    if offset + size > os.fstat(descriptor).st_size:  # before memory is allocated for it
         raise ChunkError("the file ends within it")
     stored = bytearray(size)
     read_fully(descriptor, stored, offset)

@@ -1,8 +1,8 @@
-"""What ``samples`` and ``targets`` of a dataset are: lists, stored as flat arrays.
+"""The ``samples`` and ``targets`` of a dataset: lists that are stored as flat arrays.
 
-A table answers like the list it stands for, and its first change turns it into that list
-inside.  So a script may read and change ``dataset.samples`` as it always did, and a
-dataset that nobody changes costs forked and spawned workers next to nothing.
+A table behaves like the list that it replaces, and its first change converts it to that list
+internally.  So a script may read and change ``dataset.samples`` as before, and an unchanged
+dataset costs forked and spawned workers next to nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Packed(NamedTuple):
 
 
 def pack_paths(prefix: str, names: Sequence[str]) -> Packed:
-    """Put ``prefix + name`` of all names into one block of bytes; ``lengths`` is int64 (N,), the bytes of
+    """Join ``prefix + name`` of all names in one block of bytes; ``lengths`` is int64 (N,), the bytes of
     each.
 
     The encoding is UTF-8 with ``surrogatepass``: it can hold every Python string, also the
@@ -92,7 +92,7 @@ class FrozenSamples(Sequence[Sample]):
 
     @cached_property
     def is_of_file_system(self) -> bool:
-        """Whether the arena holds paths as ``os.fsencode`` encodes them."""
+        """Return whether the arena holds paths as ``os.fsencode`` encodes them."""
         if self.arena.isascii():
             return True
         if sys.getfilesystemencoding() != "utf-8":
@@ -190,28 +190,28 @@ def offsets_of(lengths: Int64Array) -> Int64Array:
 
 
 def checked_offsets(block: bytes, lengths: Int64Array) -> Int64Array:
-    """As ``offsets_of``; raise a ValueError where a block, as of ``pack_paths``, does not hold such texts."""
+    """Do as ``offsets_of``, but raise a ValueError if a block of ``pack_paths`` does not hold such texts."""
     offsets = offsets_of(lengths)
     if offsets[-1] != len(block) or (lengths < 0).any():
         raise ValueError(f"{len(block)} bytes are of texts of {offsets[-1]}")
     if not block.isascii():
         block.decode("utf-8", "surrogatepass")
         starts = offsets[offsets < len(block)]
-        # Bytes 0b10xxxxxx go on with a character that began before them.
+        # Bytes 0b10xxxxxx continue a character that began before them.
         if (np.frombuffer(block, dtype=np.uint8)[starts] & 0xC0 == 0x80).any():
             raise ValueError("a text begins in the middle of a character")
     return offsets
 
 
 def _read_only(array: Int64Array) -> Int64Array:
-    """Return a view that cannot be written, so that it can be handed out and shared."""
+    """Return a read-only view, which can be shared."""
     view: Int64Array = array.view()
     view.flags.writeable = False
     return view
 
 
 class PackedPaths(NamedTuple):
-    """Path ``i`` is ``prefix + arena[starts[i]:ends[i]]``, encoded as the file system takes it."""
+    """Paths: path ``i`` is ``prefix + arena[starts[i]:ends[i]]``, in the file system's encoding."""
 
     prefix: bytes
     arena: bytes
@@ -229,7 +229,7 @@ def paths_of(samples: Any, positions: Int64Array) -> PackedPaths:
 
 
 def packed_paths(paths: Sequence[Any]) -> PackedPaths:
-    """Paths that are Python objects, in one piece of memory."""
+    """Return paths that are Python objects in one block of memory."""
     names = [os.fsencode(path) for path in paths]
     lengths = np.array([len(name) for name in names], np.int64)
     ends = np.cumsum(lengths)
@@ -337,7 +337,7 @@ class Table(MutableSequence[T]):
         return value in self._data
 
     def copy(self) -> Self:
-        """A table with the same items; changing one leaves the other as it is."""
+        """Return a table with the same items; changing one does not change the other."""
         data = self._data
         return self._holding(data.copy() if isinstance(data, list) else data)
 
@@ -422,12 +422,12 @@ class SampleTable(Table[Sample]):
         return data if isinstance(data, FrozenSamples) else None
 
     def has_items_of(self, other: SampleTable) -> bool:
-        """Whether both still hold what one of them was copied from; a look, not a comparison."""
+        """Return whether both still share the same arrays; an identity check, not a comparison."""
         return self._data is other._data
 
     def path(self, index: SupportsIndex) -> str:
-        """Return the path of a sample; raise a TypeError if somebody stored something there that is
-        no path."""
+        """Return the path of a sample; raise a TypeError if the stored object is not a
+        path."""
         position, data = self._position(index), self._data
         if isinstance(data, FrozenSamples):
             return data.path(position)
@@ -439,7 +439,7 @@ class SampleTable(Table[Sample]):
             ) from None
 
     def target(self, index: SupportsIndex) -> int:
-        """Return the class index of a sample, or what was stored in its place."""
+        """Return the class index of a sample, or the object that was stored instead."""
         position, data = self._position(index), self._data
         return data.targets.item(position) if isinstance(data, FrozenSamples) else data[position][1]
 
@@ -495,7 +495,7 @@ class TargetTable(Table[int]):
 
 
 class SampleTableBuilder:
-    """Collects a table folder by folder, without a Python object for every sample.
+    """A builder of a table folder by folder, without a Python object for every sample.
 
     >>> builder = SampleTableBuilder("root/")
     >>> builder.add("cat/", ["1.jpg", "2.jpg"], 0)
@@ -531,7 +531,7 @@ class SampleTableBuilder:
         if classes is not None:
             targets = np.repeat(classes.array, counts)
             return SampleTable._holding(FrozenSamples(arena, offsets, targets, self._prefix))
-        # Class indices that are no plain integers are rare, and kept as they are.
+        # Class indices that are not plain integers are rare, and kept unchanged.
         paths = FrozenSamples(arena, offsets, np.zeros(self._length, dtype=np.int64), self._prefix)
         items = [target for target, count in zip(self._targets, counts, strict=True) for _ in range(count)]
         return SampleTable([(path, target) for (path, _), target in zip(paths, items, strict=True)])

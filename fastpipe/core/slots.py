@@ -1,4 +1,4 @@
-"""Batch memory that is used again once nobody can see the batch any more."""
+"""Batch memory that is reused once nothing refers to the batch any more."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-# Batches in the user's hands, on their way there and, where a loader begins them ahead, begun.
+# Batches that the user holds, that are being delivered and, if a loader begins them ahead, begun.
 KEPT_SLOTS = 3
 
 _LINE = 64
@@ -18,7 +18,7 @@ _PATIENCE = 16  # smaller batches in a row until the larger slots are given up
 
 
 class Lease:
-    """Owns a slot's memory while any array or tensor over it lives.
+    """The owner of a slot's memory while any array or tensor over it lives.
 
     NumPy makes this object the base of the array made from it, and every view, tensor and
     DLPack capsule keeps that base alive.  (A finalizer on the array itself would be wrong:
@@ -28,13 +28,13 @@ class Lease:
     __slots__ = ("__array_interface__", "__weakref__", "_memory")
 
     def __init__(self, memory: Any, interface: dict[str, Any] | None = None) -> None:
-        self._memory = memory  # or what has it, where an interface says how it is seen
+        self._memory = memory  # or its owner, if ``interface`` defines the view
         self.__array_interface__ = memory.__array_interface__ if interface is None else interface
 
 
 class _Slot(NamedTuple):
-    """A pool's memory, uint8 (N,), which begins at an address where a cache line does: TensorFlow copies
-    others."""
+    """A pool's memory, uint8 (N,), aligned to a cache line, because TensorFlow copies unaligned
+    memory."""
 
     memory: npt.NDArray[np.uint8]
     address: int
@@ -58,11 +58,11 @@ class _SlotLease(Lease):
 
 
 class SlotPool:
-    """Hands out arrays and takes their memory back when their last view is gone.
+    """A pool of arrays whose memory is reused when their last view is gone.
 
-    Never waits: with no free slot it allocates.  Keeps at most ``keep`` free slots, all of the
-    largest size asked for of late: a short last batch finds room in them, and once only smaller
-    batches have come for a while they are dropped.
+    It never waits: without a free slot it allocates.  It keeps at most ``keep`` free slots, all of
+    the largest size recently requested: a short last batch fits into them, and after a series of
+    smaller batches they are freed.
     """
 
     def __init__(self, keep: int) -> None:
@@ -75,13 +75,13 @@ class SlotPool:
         self._smaller, self._largest = 0, 0  # smaller batches since the last large one
 
     def take(self, shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
-        """Return an uninitialised C-contiguous array that is nobody else's while any view of it lives."""
+        """Return an uninitialised C-contiguous array, whose memory is not reused while any view lives."""
         dtype = np.dtype(dtype)
         slot = self._pop(max(math.prod(shape) * dtype.itemsize, 1))
         # An array of the right shape at once: views of views would take as long as all the rest.
         interface = {"version": 3, "typestr": dtype.str, "shape": shape, "data": (slot.address, False)}
         array: npt.NDArray[Any] = np.asarray(_SlotLease(slot, interface, self._self))
-        return array.view(dtype) if dtype.kind == "V" else array  # of whose fields an interface says nothing
+        return array.view(dtype) if dtype.kind == "V" else array  # the interface does not describe its fields
 
     def _pop(self, size: int) -> _Slot:
         self._adapt(size)
@@ -106,7 +106,7 @@ class SlotPool:
             self._size = size
 
     def clear(self) -> None:
-        """Drop the free slots; those handed out are dropped when their views are gone."""
+        """Free the unused slots; slots in use are freed when their views are gone."""
         self._free.clear()
 
     def _put(self, slot: _Slot) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 
 def counted(count: int, what: str) -> str:
-    """A number of things.
+    """Format a number of things.
 
     >>> counted(1, "file"), counted(2000, "file")
     ('1 file', '2,000 files')
@@ -20,7 +20,7 @@ def counted(count: int, what: str) -> str:
 
 
 def in_bytes(nbytes: float) -> str:
-    """A size for people.
+    """Format a size in bytes for people.
 
     >>> in_bytes(999), in_bytes(524288), in_bytes(1.5 * 2**30)
     ('999 B', '512 KiB', '1.5 GiB')
@@ -34,7 +34,7 @@ def in_bytes(nbytes: float) -> str:
 
 
 def in_duration(seconds: float) -> str:
-    """A short time for people, of three digits.
+    """Format a short time in seconds for people, with three digits.
 
     >>> in_duration(6.667), in_duration(0.1234), in_duration(0.0000789), in_duration(2e-9), in_duration(0)
     ('6.67 s', '123 ms', '78.9 µs', '2 ns', '0 s')
@@ -58,7 +58,7 @@ _LOGGERS = (
 
 
 def printable(text: str) -> str:
-    """Return the text with all characters escaped that do more than show: it is one line, without commands.
+    """Return the text with control characters escaped, so that it is one line, without terminal commands.
 
     Letters of all scripts, spaces and emoji stay as they are.
 
@@ -94,7 +94,7 @@ def _joins(text: str, at: int) -> bool:
 
 
 def _print_arguments(record: logging.LogRecord) -> bool:
-    """Make what a record's message is filled with printable, for all handlers."""
+    """Make the arguments of a log record printable, for all handlers."""
     if isinstance(record.args, tuple):
         record.args = tuple(
             printable(str(one)) if isinstance(one, (str, os.PathLike, BaseException)) else one
@@ -121,5 +121,5 @@ def natural_sorted(names: Iterable[str]) -> list[str]:
 
 
 def _parts(name: str) -> list[int | str]:
-    # Texts and numbers take turns, so that only those of one kind are compared.
+    # Texts and numbers alternate, so that only those of one kind are compared.
     return [int(part) if place % 2 else part for place, part in enumerate(_NUMBER.split(name))]

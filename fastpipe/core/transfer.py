@@ -1,8 +1,8 @@
-"""A batch's tensors to a device: from pinned memory, on a stream of its own.
+"""The copy of a batch's tensors to a device: from pinned memory, on a separate stream.
 
-The copy runs beside the kernels of the step before.  Whoever uses the batch first lets its
-stream wait for the copy, and the memory is not given to another tensor before that stream is
-done with it (``record_stream``).
+The copy runs during the kernels of the previous step.  The first user of the batch makes its
+stream wait for the copy, and the memory is not given to another tensor before that stream has
+finished with it (``record_stream``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fastpipe.errors import OptionError
 
 
 def checked_device(device: Any) -> Any:
-    """Return a ``torch.device`` that is there, of anything that torch takes for one, or raise an
+    """Return an existing ``torch.device`` for anything that torch accepts as one, or raise an
     OptionError."""
     torch = require("torch", extra="torch")
     try:
@@ -34,10 +34,10 @@ def checked_device(device: Any) -> Any:
 
 
 def uploaded(tensor: Any, device: Any) -> Any:
-    """Return a tensor of the CPU's on a device, for work on the stream that is current; nothing waits for its
-    copy."""
+    """Copy a CPU tensor to a device, for work on the current stream, and return the copy without waiting
+    for it."""
     if device.type == "cuda" and not tensor.is_pinned():
-        # torch's pinned memory is used again only when the copy out of it is done.
+        # torch reuses pinned memory only when the copy from it is done.
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
 
@@ -47,7 +47,7 @@ class Transfer:
         self._torch = require("torch", extra="torch")
         self.device = device
         self._stream: Any = None
-        self._has_unknown = False  # a batch had memory there that cannot be told of streams
+        self._has_unknown = False  # a batch had memory there without ``record_stream``
 
     @property
     def is_elsewhere(self) -> bool:
@@ -61,8 +61,8 @@ class Transfer:
     def start(self, batch: Any, finish: Callable[[Any], Any]) -> Callable[[], Any]:
         """Begin to move a batch: tensors in any structure of mappings and sequences; the rest stays as it is.
 
-        ``finish`` is done to the moved batch, on the same stream.  Return a function that gives the moved
-        batch, to be called where it is used.
+        ``finish`` is applied to the moved batch, on the same stream.  Return a function that returns the
+        moved batch; call it where the batch is used.
         """
         if not self.is_asynchronous:
             moved = finish(map_tensors(batch, lambda tensor: tensor.to(self.device), self._moved))
@@ -76,7 +76,7 @@ class Transfer:
         return lambda: self._given(moved, done)
 
     def on_stream(self) -> AbstractContextManager[Any]:
-        """Return a block whose work is done on the stream of copies, where there is one."""
+        """Return a context whose work runs on the copy stream, if there is one."""
         if not self.is_asynchronous:
             return nullcontext()
         if self._stream is None:
@@ -85,7 +85,7 @@ class Transfer:
         return on_stream(self._stream)
 
     def _moved(self, value: Any) -> Any:
-        """Return what is no tensor: a batch class of the user's may know how to move itself."""
+        """Return an object that is not a tensor, moved if it can: the user's batch class may move itself."""
         if not hasattr(value, "to"):
             return value
         self._has_unknown = True
@@ -110,15 +110,15 @@ class Transfer:
 
 @functools.cache
 def _copy_stream(index: int) -> Any:
-    """Return the stream of copies to a GPU: one for all, as torch keeps freed memory for each."""
+    """Return the copy stream of a GPU: one for all, because torch keeps freed memory for each stream."""
     return require("torch", extra="torch").cuda.Stream(index)
 
 
 def on_stream(stream: Any) -> AbstractContextManager[Any]:
-    """Return a block whose work is done on a stream.
+    """Return a context whose work runs on a stream.
 
-    Its device is the current one there, and not the first before and after it, on which torch would else make
-    a context in threads of which nobody has told the device.
+    The stream's device is current inside.  Before and after it, the first device is not touched, on which
+    torch would otherwise make a context in threads without a set device.
     """
     cuda, stack = require("torch", extra="torch").cuda, ExitStack()
     stack.enter_context(cuda.device(stream.device))

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-# What the slices hand to each other.  Kinds of data do not import each other (``tests/test_layering.py`` has
-# the exceptions): they meet here, and ``fastpipe.torch`` and ``fastpipe.tf`` put them together.
+# Interfaces between the packages.  Kinds of data do not import each other (``tests/test_layering.py`` lists
+# the exceptions): they share these types, and ``fastpipe.torch`` and ``fastpipe.tf`` combine them.
 
 UInt8Array = npt.NDArray[np.uint8]
 FloatArray = npt.NDArray[np.float64]
@@ -33,9 +33,9 @@ class Box(NamedTuple):
 
 
 class Key(NamedTuple):
-    """What fixes the random parameters of one batch: a seed, any integer, taken modulo 2**64; an epoch, from
-    0; and int64 draws (N,): each sample's position in the epoch's unsharded order, so that one drawn twice is
-    augmented twice."""
+    """The key of a batch's random parameters: a seed, any integer, taken modulo 2**64; an epoch, from 0; and
+    int64 draws (N,): each sample's position in the epoch's unsharded order, so that a sample drawn twice gets
+    two augmentations."""
 
     seed: int
     epoch: int
@@ -60,10 +60,10 @@ class PartlyDecoded(Protocol):
     """An image that others may decode a part of."""
 
     def encoded(self) -> bytes | None:
-        """Its file, where a decoder of batches may decode it; None where this object has to."""
+        """Return its file if a batch decoder may decode it; None if this object must."""
 
     def give(self, box: Box, pixels: Any) -> None:
-        """Take the pixels of this box, that were decoded elsewhere."""
+        """Receive the pixels of this box, which were decoded elsewhere."""
 
 
 @runtime_checkable
@@ -80,36 +80,36 @@ class EncodedImage(PartlyDecoded, Protocol):
         """Decode a rectangle inside the image to a C-contiguous (H, W, 3) RGB array."""
 
     def rows(self, top: int, count: int) -> UInt8Array | None:
-        """Whole rows, where they are there already: C-contiguous (count, W, 3) RGB, not to be written
-        to; None where they would have to be decoded."""
+        """Return whole rows if they are decoded already: C-contiguous (count, W, 3) RGB, read-only;
+        None if they would have to be decoded."""
 
     def pil(self) -> Any:
-        """The whole image as ``PIL.Image.open(f).convert("RGB")`` gives it."""
+        """Return the whole image as ``PIL.Image.open(f).convert("RGB")`` gives it."""
 
     def info(self) -> dict[Any, Any]:
-        """The ``info`` of that image (EXIF data, colour profile …), without decoding it."""
+        """Return the ``info`` of that image (EXIF data, colour profile …), without decoding it."""
 
     def reduced(self, factor: int) -> ReducedImage | None:
-        """The image at 1 / ``factor`` (2, 4, 8) of its size, decoded with less work; None where that
-        is not possible, or not wanted as its pixels differ from those of an image made smaller later."""
+        """Return the image at 1 / ``factor`` (2, 4, 8) of its size, decoded with less work; None if that
+        is impossible, or unwanted because its pixels differ from those of a later resize."""
 
 
 class BatchDecoder(Protocol):
-    """Decodes parts of images, those of a batch by one call.  May be called from any thread."""
+    """A decoder of parts of images, those of a batch in one call.  Thread-safe."""
 
     def decode(self, parts: Sequence[tuple[bytes, Box]]) -> Sequence[UInt8Array | None]:
-        """Decode rectangles inside trusted JPEGs to RGB pixels (H, W, 3), C-contiguous; None for those that
-        are declined."""
+        """Decode rectangles inside trusted JPEGs to RGB pixels (H, W, 3), C-contiguous; None for declined
+        ones."""
 
     def describe(self) -> str:
-        """Its name and what it does, in a few words."""
+        """Return its name and purpose, in a few words."""
 
 
 class BatchDevice(BatchDecoder, Protocol):
-    """Decodes and resamples images on a device, those of a batch by one call."""
+    """A decoder and resampler of images on a device, those of a batch in one call."""
 
     def takes(self, number: int) -> bool:
-        """Whether the sample of this number in its batch may be decoded there."""
+        """Return whether the sample of this number in its batch may be decoded there."""
 
     def decode(self, parts: Sequence[tuple[bytes, Box]]) -> Sequence[Any | None]:
         """Decode parts of trusted JPEGs, which stay there."""
@@ -117,27 +117,27 @@ class BatchDevice(BatchDecoder, Protocol):
     def finish(
         self, plan: Any, images: Mapping[int, tuple[Any, Any]], rows: Mapping[int, Any], count: int
     ) -> Any:
-        """Make a batch of ``count`` samples there: of some, by their numbers, there is what ``decode``
-        returned and the plan's ``Resampling``, of others the rows that were made elsewhere, of the rest
-        nothing."""
+        """Make a batch of ``count`` samples there: ``images`` maps some sample numbers to the result of
+        ``decode`` and the plan's ``Resampling``, ``rows`` maps others to rows made elsewhere; the rest is
+        missing."""
 
 
 class ReducedImage(Protocol):
-    """An image that is made smaller while it is decoded: each size is divided, and rounded up."""
+    """An image that is reduced while it is decoded: each size is divided, and rounded up."""
 
     @property
     def size(self) -> Size: ...
 
     def rows(self, count: int) -> UInt8Array | None:
-        """At least so many rows from the top: C-contiguous (≥ count, W, 3) RGB; None where the decoder
-        cannot, upon which the image is decoded at its full size."""
+        """Return at least this many rows from the top: C-contiguous (≥ count, W, 3) RGB; None if the decoder
+        cannot; the image is then decoded at its full size."""
 
 
 class ChunkObjects(Protocol):
     """The chunks of one array, each an object of a store.  May be called from any thread, and sent to other
     processes.
 
-    ``how`` says how they come here, ``state`` which objects they are, and of which versions.
+    ``how`` describes how they are fetched, ``state`` identifies the objects and their versions.
     """
 
     @property
@@ -147,52 +147,52 @@ class ChunkObjects(Protocol):
     def state(self) -> str: ...
 
     def path(self, chunk: int) -> str:
-        """The whole URL, or path, of a chunk, whether it is there or not."""
+        """Return the whole URL, or path, of a chunk, even if it does not exist."""
 
     def read(self, chunk: int) -> bytes | None:
-        """A chunk's object; None where it was never written."""
+        """Return a chunk's object; None if it was never written."""
 
     def together(self, chunks: Sequence[int]) -> AbstractContextManager[None]:
-        """Within the block each of these is read: they are fetched side by side."""
+        """Return a context in which each of these is read: they are fetched in parallel."""
 
 
 class Store(Protocol):
-    """Where objects are, each under a key: a bucket, or a folder.  May be used from any thread.
+    """A place of objects, each under a key: a bucket, or a folder.  Thread-safe.
 
-    Every method raises ``FileNotFoundError`` for what is not there, ``StoreAccessError`` where credentials
-    are wrong or missing, ``StoreBusyError`` for what may work when it is tried again, and ``StoreError`` for
+    Every method raises ``FileNotFoundError`` for missing objects, ``StoreAccessError`` if credentials
+    are wrong or missing, ``StoreBusyError`` if a retry may succeed, and ``StoreError`` for
     the rest.  Messages name the store and the key, and never credentials.
     """
 
     @property
     def name(self) -> str:
-        """What tells it from all others (endpoint and bucket, say), without credentials."""
+        """A unique identifier of the store (endpoint and bucket, for example), without credentials."""
 
     def folders(self, prefix: str) -> list[str]:
-        """Names of the folders directly below a prefix, which is empty or ends in a slash."""
+        """Return the names of folders directly below a prefix, which is empty or ends in a slash."""
 
     def objects(self, prefix: str) -> Iterator[Sequence[StoredObject]]:
-        """All objects whose keys begin with a prefix, in pages; those of folders (``x/``) are left out."""
+        """Yield all objects whose keys begin with a prefix, in pages, without those of folders (``x/``)."""
 
     @property
     def objects_after(self) -> Callable[[str, str], Iterator[Sequence[StoredObject]]] | None:
-        """Gives, for a prefix and a key, those of ``objects`` that come after the key; None where the store
-        cannot begin a list there."""
+        """A function that yields, for a prefix and a key, those of ``objects`` after the key; None if the
+        store cannot begin a list there."""
 
     def find(self, key: str) -> StoredObject: ...
 
     def get(self, key: str, version: str = "") -> FetchedObject:
-        """An object's whole content; an ObjectChangedError if it is not of the version that was listed, if
+        """Return an object's whole content; raise an ObjectChangedError if its version is not ``version``, if
         given."""
 
     def get_range(self, key: str, start: int, stop: int, version: str = "") -> bytes:
-        """The bytes from ``start`` to before ``stop`` of an object, as ``get``."""
+        """Return the bytes of an object from ``start`` to before ``stop``, as ``get`` does."""
 
     def describe(self) -> str:
-        """What reads it, in a word."""
+        """Return the name of its reader, in a word."""
 
     def close(self) -> None:
-        """Let go of connections, and of threads."""
+        """Release connections and threads."""
 
 
 class NextUses(Protocol):
@@ -200,7 +200,7 @@ class NextUses(Protocol):
 
     @property
     def tag(self) -> bytes:
-        """Which order it is: the same for all processes that share one."""
+        """Return an identifier of the order, the same for all processes that share one."""
 
     def next_uses(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """When each row is needed next, counted in samples; 2**62 where nobody knows."""
+        """Return when each row is needed next, counted in samples; 2**62 if unknown."""
