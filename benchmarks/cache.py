@@ -1,4 +1,4 @@
-"""What a cache of decoded images costs while it is filled, and what it gives then: epochs in turn.
+"""The cost of filling a cache of decoded images, and its gain afterwards: epochs in turn.
 
 ::
 

@@ -1,4 +1,4 @@
-"""What reports say of studies: memory, first batches, single operations, and figures that were asked for."""
+"""Lines of a report on studies: memory, first batches, single operations, and targets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Studied(Driver):
     program: ClassVar[str] = "python benchmarks/run.py"
 
     def lines(self, result: Mapping[str, Any]) -> list[str]:
-        """Return what is told beside the table."""
+        """Return the lines that follow the table."""
         return [*target_lines(result), *study_lines(result)]
 
     def peer(self, peer: Peer, info: RowInfo, make: Callable[[str], Row]) -> list[Row]:
@@ -85,7 +85,7 @@ def memory_lines(result: Mapping[str, Any]) -> list[str]:
 
 
 def amplification_lines(result: Mapping[str, Any]) -> list[str]:
-    """What is decoded for each byte of a patch, by the order of patches."""
+    """Return lines with the bytes decoded for each byte of a patch, by the order of patches."""
     found = result.get("amplification")
     if not found:
         return []
@@ -97,7 +97,7 @@ def amplification_lines(result: Mapping[str, Any]) -> list[str]:
 
 
 def bucket_lines(result: Mapping[str, Any]) -> list[str]:
-    """What a step waits in the first epoch, what a small stage downloads again, and processor time."""
+    """Return lines with the waits of the first epoch, downloads of a small stage, and processor time."""
     lines, labels = [], {entry["key"]: entry["label"] for entry in result["rows"]}
     if stall := result.get("stall"):
         lines += [
@@ -118,7 +118,7 @@ def bucket_lines(result: Mapping[str, Any]) -> list[str]:
 
 
 def single_lines(result: Mapping[str, Any]) -> list[str]:
-    """What single operations take, and how many times as fast as others that is."""
+    """Return lines with the times of single operations, and their ratios to other libraries."""
     found = result.get("single") or {"rows": ()}
     return [
         f"{one['label']}: {one.get('batch_size', found.get('batch_size'))} {one['unit']} in"
@@ -172,7 +172,7 @@ def _topology(entry: Mapping[str, Any]) -> str:
 
 
 def target_lines(result: Mapping[str, Any]) -> list[str]:
-    """What was asked for, and what came of it."""
+    """Return lines with the targets and the measured figures."""
     lines = []
     for target in result.get("targets", ()):
         got, unit = target["got"], target["unit"]
@@ -187,7 +187,7 @@ def target_lines(result: Mapping[str, Any]) -> list[str]:
 
 
 def target_table(result: Mapping[str, Any]) -> list[str]:
-    """What was asked for, as a table."""
+    """Return the targets as a table."""
     if not result.get("targets"):
         return []
     lines = ["| asked for | | median (range) | |", "|---|--:|--:|---|"]

@@ -1,4 +1,4 @@
-"""What a loader costs beside the work of the dataset: microseconds a batch over one that does nothing.
+"""The cost of a loader beside the work of the dataset: microseconds a batch over one that does nothing.
 
 ::
 

@@ -1,4 +1,4 @@
-"""What profiling costs: microseconds a step over the same loop without it.
+"""The cost of profiling: microseconds a step over the same loop without it.
 
 ::
 

@@ -1,4 +1,4 @@
-"""What the scripts of this folder have in common: options, the result file, medians."""
+"""Parts shared by the scripts of this folder: options, the result file, medians."""
 
 from __future__ import annotations
 

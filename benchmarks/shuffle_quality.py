@@ -1,4 +1,4 @@
-"""What a window of groups costs in randomness, and what it saves in decoding.
+"""The cost of a window of groups in randomness, and its saving in decoding.
 
 ::
 
@@ -33,7 +33,7 @@ _SHAPE = (16, 64)
 
 
 class Quality(NamedTuple):
-    """What an order is like.
+    """Return the measured properties of an order.
 
     Attributes:
         window: groups at a time; None where all rows are shuffled.

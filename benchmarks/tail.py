@@ -1,4 +1,4 @@
-"""What one slow image costs: epochs with and without a photograph of 50 megapixels, as PNG, now and then.
+"""The cost of one slow image: epochs with and without a photograph of 50 megapixels, as PNG, now and then.
 
 ::
 

@@ -1,4 +1,4 @@
-"""What was asked of fastpipe, as figures, and whether it is met."""
+"""Targets of fastpipe, as figures, and their results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Asked:
 
 
 def judged_rates(samples: Mapping[str, Sequence[Sample]], asked: Sequence[Asked]) -> list[dict[str, Any]]:
-    """What came of the figures that are rates.
+    """Return the targets that are rates, with the measured figures.
 
     Args:
         samples: of a finished run, by row.
@@ -63,7 +63,7 @@ def judged_rates(samples: Mapping[str, Sequence[Sample]], asked: Sequence[Asked]
 def judged(
     text: str, asked: float, unit: str, figures: Sequence[float], *, is_most: bool = False
 ) -> dict[str, Any]:
-    """What came of a figure.
+    """Return a target with its measured figure.
 
     Args:
         text: what it is.

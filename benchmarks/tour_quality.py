@@ -1,4 +1,4 @@
-"""What visiting patches on a tour costs in randomness, and what it saves in decoding.
+"""The cost of a tour of patches in randomness, and its saving in decoding.
 
 ::
 
@@ -34,7 +34,7 @@ _SHAPE, _CHUNK, _PATCH = (384, 768, 768), (64, 128, 128), (72, 136, 136)
 
 
 class Quality(NamedTuple):
-    """What an order is like.
+    """Return the measured properties of an order.
 
     Attributes:
         budget: an n-th of the volume is remembered.

@@ -1,4 +1,4 @@
-"""What ``fastpipe.watch`` costs: microseconds a step over the same loop without it.
+"""The cost of ``fastpipe.watch``: microseconds a step over the same loop without it.
 
 ::
 

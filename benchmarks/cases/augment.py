@@ -437,7 +437,7 @@ def single_of(
     samples: Mapping[str, Sequence[Sample]],
     count: Callable[[str], int],
 ) -> dict[str, Any]:
-    """What came of single operations.
+    """Return the results of single operations.
 
     Args:
         places: the operations, with what they are applied to.
@@ -541,7 +541,7 @@ ASKED = (
 def targets(
     samples: Mapping[str, Sequence[Sample]], waiting: Sequence[str] | None, recipes: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
-    """What came of all figures.
+    """Return all targets with the measured figures.
 
     Args:
         samples: of a finished run, by row.

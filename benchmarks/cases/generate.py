@@ -244,7 +244,7 @@ class DatasetsRow(PeerRow):
         )  # fmt: skip
 
     def read(self, out: Path) -> Columns:
-        """What its files hold."""
+        """Return the content of its files."""
         parts = [self._columns(file) for file in sorted(out.parent.rglob("*.arrow"))]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
@@ -310,7 +310,7 @@ def targets(
     memory: Mapping[str, Any] | None,
     sections: Sequence[str],
 ) -> list[dict[str, Any]]:
-    """What came of all figures.
+    """Return all targets with the measured figures.
 
     Args:
         samples: of a finished run, by row.

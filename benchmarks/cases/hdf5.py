@@ -224,7 +224,7 @@ def peers_of(table: Table) -> list[Peer]:
 
 
 def row_info(peer: Peer, table: Table) -> RowInfo:
-    """What the report calls it."""
+    """The row's label in the report."""
     return RowInfo(
         peer.key, peer.label, "peer", output=table.dtype, note=peer.note, section=table.key, unit="samples"
     )
@@ -297,12 +297,12 @@ ASKED = (
 def rate_targets(
     samples: Mapping[str, Sequence[Sample]], asked: Sequence[Asked] = ASKED
 ) -> list[dict[str, Any]]:
-    """What came of the figures that are rates, as `judged_rates` says."""
+    """Return the targets that are rates, as `judged_rates` says."""
     return judged_rates(samples, asked)
 
 
 def first_batch_targets(measured: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """What came of the time to the first batch.
+    """Return the target of the time to the first batch.
 
     Args:
         measured: from `hdf5_first.first_batches`; None where it was not measured.
@@ -317,7 +317,7 @@ def first_batch_targets(measured: Mapping[str, Any] | None) -> list[dict[str, An
 
 
 def memory_target(measured: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """What came of the memory.
+    """Return the target of the memory.
 
     Args:
         measured: from `hdf5_memory.memory_of_trees`; None where it was not measured.

@@ -64,7 +64,7 @@ BUCKET_PEERS = (
 
 
 def row_info(peer: Peer, section: str) -> RowInfo:
-    """What the report calls it."""
+    """The row's label in the report."""
     return RowInfo(
         peer.key, peer.label, "peer", WORKERS, "float32", peer.note, section=section, unit="images"
     )
@@ -137,7 +137,7 @@ def targets(
     stall: Mapping[str, Any] | None,
     refetch: Mapping[str, Any] | None,
 ) -> list[dict[str, Any]]:
-    """What came of all figures.
+    """Return all targets with the measured figures.
 
     Args:
         samples: of a finished run, by row.
@@ -346,7 +346,7 @@ class Bench(Studied, Case):
         return self.tried("stall", partial(stalls, found, _RUNS, say=self.progress.step))
 
     def _facts(self) -> dict[str, Any]:
-        """What was read."""
+        """Return the data that were read."""
         args, bucket = self.args, self.bucket
         count, jitter = len(bucket.keys), args.delay * _JITTER_MS / _DELAY_MS
         where = (

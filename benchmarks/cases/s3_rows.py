@@ -1,4 +1,4 @@
-"""What the case ``s3`` reads: photos as objects behind a proxy; and its rows in this process."""
+"""The data of the case ``s3``: photos as objects behind a proxy; and its rows in this process."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class _Script(ABC):
 
     @abstractmethod
     def arrays(self, volume: Values, *labels: Values) -> tuple[Values, ...]:
-        """What is done."""
+        """Return the changed sample."""
 
 
 class _OfValues(_Script):
@@ -239,7 +239,7 @@ class _MotionScript(ABC):
 
     @abstractmethod
     def changed(self, motion: Values, length: int) -> tuple[Values, int]:
-        """What is done."""
+        """Return the changed sample."""
 
 
 class _OfFrames(_MotionScript):

@@ -59,7 +59,7 @@ ASKED = (
 
 
 def targets(samples: Mapping[str, Sequence[Sample]]) -> list[dict[str, Any]]:
-    """What came of all figures.
+    """Return all targets with the measured figures.
 
     Args:
         samples: of a finished run, by row.
@@ -196,7 +196,7 @@ def _labelled(made: Any) -> Any:
 
 
 def _table(setting: Setting) -> Path:
-    """The file of rows; made by whoever needs it first."""
+    """The file of rows, created at the first use."""
     path, count = setting.scratch / "mels.h5", _lengths(setting).rows
     if not path.exists():
         mels = mel_rows(np.random.default_rng(0), count, _MEL)
@@ -208,7 +208,7 @@ def _table(setting: Setting) -> Path:
 
 
 def _volume(setting: Setting) -> Path:
-    """The volume; made by whoever needs it first."""
+    """The volume, created at the first use."""
     path = setting.scratch / "volume.zarr"
     if not path.exists():
         smooth = np.cumsum(np.random.default_rng(0).integers(-9, 10, _VOLUME), axis=2) + (1 << 15)
@@ -224,7 +224,7 @@ def _zarr() -> Any:
 
 
 def _places(setting: Setting) -> npt.NDArray[np.int64]:
-    """Where the patches of an epoch are, anywhere in the volume."""
+    """Return random positions for the patches of an epoch."""
     most = np.array(_VOLUME) - _PATCH
     drawn = np.random.default_rng(1).random((_lengths(setting).patches, len(_PATCH)))
     return np.floor(drawn * (most + 1)).astype(np.int64)

@@ -78,7 +78,7 @@ VOLUME_PEERS = (*COLD_PEERS, *WARM_PEERS)
 
 
 def row_info(peer: Peer) -> RowInfo:
-    """What the report calls it."""
+    """The row's label in the report."""
     section = COLD if peer in COLD_PEERS else WARM
     return RowInfo(
         peer.key, peer.label, "peer", None, "uint16 and uint8", peer.note, section=section, unit="patches"
@@ -189,7 +189,7 @@ def targets(
     amplification: Mapping[str, Any] | None,
     memory: Mapping[str, Any] | None,
 ) -> list[dict[str, Any]]:
-    """What came of all figures.
+    """Return all targets with the measured figures.
 
     Args:
         samples: of a finished run, by row.

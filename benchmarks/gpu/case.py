@@ -310,7 +310,7 @@ class Bench(Studied):
         return plan.replace(str(what.photos.folder), what.photos.name)
 
     def _facts(self) -> dict[str, Any]:
-        """What was run, when, on what."""
+        """Return the command, the time and the machine."""
         what = self.what
         facts = self.facts()
         facts["machine"]["gpu"] = self.gpu

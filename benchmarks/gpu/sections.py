@@ -348,7 +348,7 @@ class Run:
 
     @cached_property
     def augmented(self) -> ArrayBatches:
-        """What is augmented."""
+        """Return the data to augment."""
         return batches_of(self.photos.folder, self.photos.name, self.sizes)
 
     @cached_property

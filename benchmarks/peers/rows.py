@@ -150,7 +150,7 @@ def interpreter(peer: Peer, folders: Sequence[Path] | None = None) -> str | None
 
 
 def _here(folders: Sequence[Path] | None) -> Sequence[Path]:
-    """Where environments are looked for."""
+    """Return the folders that may have environments."""
     return (Path.cwd(), CHECKOUT) if folders is None else folders
 
 

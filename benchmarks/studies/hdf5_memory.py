@@ -31,7 +31,7 @@ def memory_of_trees(
     workers: Sequence[int] = WORKERS,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """What a script's processes take more than they do where loading does nothing.
+    """Return the memory of a script's processes above that of a loader that does nothing.
 
     The proportional set size (PSS) of a process and its workers, the most of ten looks in each of two epochs:
     of a `FastLoader` over the table, windows of chunks shuffled, without a cache and with one in memory; and

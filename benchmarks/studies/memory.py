@@ -44,7 +44,7 @@ def most_bytes(loader: Any) -> int:
 
 
 def memory_entry(used: float, nothing: float, stock: float, budget: int) -> dict[str, float]:
-    """What was found, for the JSON file.
+    """Return the result for the JSON file.
 
     Args:
         used: MB while loading.

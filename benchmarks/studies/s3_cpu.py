@@ -90,7 +90,7 @@ class Metered(Contender):
 
 
 def cpu_of(rows: Iterable[Metered], measured: Mapping[str, Any], rounds: int) -> dict[str, Any]:
-    """What the rows used, for the JSON file: seconds for 1,000 images by key and part.
+    """Return the processor time of the rows, for the JSON file: seconds for 1,000 images by key and part.
 
     Args:
         rows: all.

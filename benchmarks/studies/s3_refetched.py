@@ -1,4 +1,4 @@
-"""What a stage that holds half of the images downloads again in the second epoch."""
+"""The downloads of the second epoch with a stage that holds half of the images."""
 
 from __future__ import annotations
 

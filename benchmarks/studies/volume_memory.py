@@ -38,7 +38,7 @@ def memory_of_topologies(
     topologies: Sequence[Topology] = TOPOLOGIES,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """What a script's processes take more than they do where loading does nothing.
+    """Return the memory of a script's processes above that of a loader that does nothing.
 
     The proportional set size (PSS) of a process and its workers, the most of ten looks in each of two epochs:
     of a `FastLoader` over the volume, on a tour, which may remember a quarter of it; and of a `FastLoader`

@@ -49,7 +49,7 @@ def stream(job: AugmentJob) -> Stream:
 
 
 def _modules(recipe: str, job: AugmentJob) -> list[Any]:
-    """What is done to each sample."""
+    """Return the operations for each sample."""
     from kornia import augmentation
     from kornia.augmentation.auto import RandAugment
 
@@ -89,7 +89,7 @@ def _modules(recipe: str, job: AugmentJob) -> list[Any]:
 
 
 def _mix(recipe: str) -> Any:
-    """What mixes the batch, or None."""
+    """Return the operation that mixes the batch, or None."""
     from kornia import augmentation
 
     keys: Any = ["input", "class"]

@@ -258,7 +258,7 @@ def folder_bytes(folder: Path) -> int:
 
 
 def table_problem(job: TableJob, values: npt.NDArray[Any]) -> str | None:
-    """What is wrong with a batch of rows, or ``None``."""
+    """Return what is wrong with a batch of rows, or ``None``."""
     shape = (job.batch_size, *job.shape[1:])
     if values.shape != shape or values.dtype != np.dtype(job.dtype):
         return f"the first batch is {values.dtype} {values.shape}, expected {job.dtype} {shape}"
@@ -266,7 +266,7 @@ def table_problem(job: TableJob, values: npt.NDArray[Any]) -> str | None:
 
 
 def volume_problem(job: VolumeJob, values: npt.NDArray[Any], labels: npt.NDArray[Any]) -> str | None:
-    """What is wrong with the form of a batch of patches, or ``None``."""
+    """Return what is wrong with the form of a batch of patches, or ``None``."""
     shape = (job.batch_size, *job.patch)
     for name, found in (("values", values), ("labels", labels)):
         if found.shape != shape:
@@ -275,7 +275,7 @@ def volume_problem(job: VolumeJob, values: npt.NDArray[Any], labels: npt.NDArray
 
 
 def augment_problem(job: AugmentJob, task: str, values: npt.NDArray[Any]) -> str | None:
-    """What is wrong with the form of an augmented batch, or ``None``."""
+    """Return what is wrong with the form of an augmented batch, or ``None``."""
     if values.ndim == 5 and values.dtype == np.float32:  # volumes, which are fewer
         return None if np.isfinite(values).all() else f"{task}: a batch holds values that are not finite"
     if len(values) != job.batch_size or values.dtype != np.float32 or values.ndim not in (3, 4):
@@ -288,7 +288,7 @@ def augment_problem(job: AugmentJob, task: str, values: npt.NDArray[Any]) -> str
 
 
 def batch_problem(job: Job, layout: str, images: npt.NDArray[Any], labels: Any) -> str | None:
-    """What is wrong with a batch, or ``None``.
+    """Return what is wrong with a batch, or ``None``.
 
     Args:
         job: what was asked for.

@@ -154,7 +154,7 @@ def _end_remembering(stream: Stream) -> None:
 
 
 def _problem(job: AnyJob, stream: Stream, values: npt.NDArray[Any], labels: Any) -> str | None:
-    """What is wrong with the first batch, or ``None``."""
+    """Return what is wrong with the first batch, or ``None``."""
     if isinstance(job, TableJob):
         return table_problem(job, values)
     if isinstance(job, VolumeJob):
