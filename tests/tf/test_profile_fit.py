@@ -359,7 +359,7 @@ print("trained")
 def test_a_fit_of_few_steps_is_measured_before_it_ends_and_again_after_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    photo_tree = make_tree(tmp_path / "tree", classes=2, per_class=3, sizes=(2000, 2010))
+    photo_tree = make_tree(tmp_path / "tree", classes=2, per_class=3, sizes=(1400, 1410))
     path = tmp_path / "train.py"
     path.write_text(SHORT)
     report = profile_script(path, [str(photo_tree), "1"], seconds=4)
