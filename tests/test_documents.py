@@ -15,8 +15,6 @@ from unittest import mock
 
 import pytest
 
-from fastpipe.bench.synthetic import photo_tree as make_photo_tree
-
 _ROOT = Path(__file__).resolve().parents[1]
 _PAGES = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md"]
 
@@ -100,11 +98,6 @@ def test_tests_that_the_pages_on_design_name_are_there(page: Path) -> None:
     assert [name for name in re.findall(r"::(test_\w+)`", text) if name not in _tests()] == []
 
 
-def test_the_pages_on_trust_and_orders_name_many_tests() -> None:
-    for name, least in (("trust.md", 150), ("orders.md", 20), ("hdf5-format.md", 30)):
-        assert len(re.findall(r"::test_\w+`", (_ROOT / "docs/design" / name).read_text())) > least
-
-
 @functools.cache
 def _tests() -> set[str]:
     """Return the names of all tests."""
@@ -118,40 +111,3 @@ def test_links_lead_somewhere(page: str) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", text):
         if not target.startswith("http"):
             assert (_ROOT / page).parent.joinpath(target).exists(), target
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("name", ["before", "after"])
-def test_the_example_runs(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    # Few photographs, as nearly all the time goes into the model.
-    _example(name)(str(make_photo_tree(tmp_path, classes=2, per_class=2)), 1)
-    assert "step 1: loss" in capsys.readouterr().out
-
-
-def _example(name: str) -> Any:
-    path = _ROOT / "examples" / "imagefolder_resnet" / f"{name}.py"
-    scope: dict[str, Any] = {"__name__": name}
-    exec(compile(path.read_text(), str(path), "exec"), scope)
-    return scope["main"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("steps", [2, pytest.param(20, marks=pytest.mark.slow)])
-def test_both_examples_learn_the_same(steps: int, photos: Path, tmp_path: Path) -> None:
-    # For every day few photographs, as nearly all the time goes into the model.
-    folder = photos if steps > 2 else make_photo_tree(tmp_path, classes=2, per_class=4)
-    before, after = (_example(name)(str(folder), steps, plain=True) for name in ("before", "after"))
-    assert len(before) == steps
-    assert after == pytest.approx(before, abs=1e-5)
-
-
-def test_the_examples_differ_by_the_swap_alone() -> None:
-    before, after = (
-        (_ROOT / "examples" / "imagefolder_resnet" / f"{name}.py").read_text().split('"""', 2)[2].splitlines()
-        for name in ("before", "after")
-    )
-    gone = [line for line in before if line not in after]
-    new = [line for line in after if line not in before and line]
-    assert len(new) == 3
-    assert all("Fast" in line for line in new)
-    assert all("ImageFolder" in line or "DataLoader" in line for line in gone)

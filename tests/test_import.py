@@ -1,4 +1,4 @@
-"""What ``import fastpipe`` loads, and what a missing package says."""
+"""Modules that imports, datasets and commands load, and errors about missing packages."""
 
 from __future__ import annotations
 
@@ -21,142 +21,111 @@ def _python(code: str) -> str:
     return done.stdout
 
 
-def test_importing_fastpipe_loads_nothing_heavier_than_numpy() -> None:
-    code = """
-import json, sys
-import numpy
-before = set(sys.modules)
-import fastpipe
-new = {name.split(".")[0] for name in set(sys.modules) - before}
-print(json.dumps(sorted(new - set(sys.stdlib_module_names))))
-"""
-    assert json.loads(_python(code)) == ["fastpipe", "numpy"]
+_HEAVY = {"torch", "torchvision", "PIL", "matplotlib", "tensorflow", "h5py", "rich", "joblib", "cloudpickle"}
+_COMMANDS = [
+    [],
+    ["verify"],
+    ["bench"],
+    ["inspect"],
+    ["repack"],
+    ["generate"],
+    ["profile"],
+    ["scan"],
+    ["doctor"],
+]
 
 
-def test_numpy_is_all_that_fastpipe_adds_to_the_standard_library() -> None:
-    code = """
-import json, sys
-import fastpipe
-tops = {name.split(".")[0] for name in sys.modules}
-heavy = {"torch", "torchvision", "PIL", "rich", "tensorflow"}
-print(json.dumps(sorted(tops & heavy)))
-"""
-    assert json.loads(_python(code)) == []
+def _loaded_by(code: str) -> set[str]:
+    """Return the names of all modules that a process has loaded after this code."""
+    return set(
+        json.loads(
+            _python(f"{code}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))").splitlines()[-1]
+        )
+    )
 
 
-def test_augmentation_of_images_loads_neither_volumes_nor_motion_nor_a_compiler() -> None:
-    pytest.importorskip("torch")
-    code = """
-import json, sys
+def _packages(modules: set[str]) -> set[str]:
+    return {name.split(".")[0] for name in modules}
+
+
+def test_importing_fastpipe_loads_only_numpy_and_the_standard_library() -> None:
+    ours = _loaded_by("import fastpipe") - _loaded_by("import numpy")
+    assert _packages(ours) - set(sys.stdlib_module_names) == {"fastpipe", "numpy"}
+
+
+def test_augmenting_images_loads_no_volumes_no_motion_and_no_compiler() -> None:
+    loaded = _loaded_by("""
 import torch
 from fastpipe import augment
 views = augment.Compose([augment.RandomResizedCrop(8), augment.RandAugment(), augment.ToDtype()])
 views(torch.zeros(2, 3, 9, 9, dtype=torch.uint8))
 augment.SpecAugment(1, 2, 1, 2)(torch.ones(2, 4, 5))
-print(json.dumps([name for name in sys.modules if name.startswith(("fastpipe.augment.", "torch._dynamo"))]))
-"""
-    loaded = {".".join(name.split(".")[:3]) for name in json.loads(_python(code))}
-    assert "fastpipe.augment.chains" in loaded
-    assert not loaded & {"fastpipe.augment.volumes", "fastpipe.augment.motion", "torch._dynamo"}
+""")
+    parts = {".".join(name.split(".")[:3]) for name in loaded}
+    assert "fastpipe.augment.chains" in parts
+    assert not parts & {"fastpipe.augment.volumes", "fastpipe.augment.motion", "torch._dynamo"}
 
 
-def test_images_and_the_command_s_help_load_what_they_use() -> None:
-    """Nothing of stores, volumes, motion, devices or TensorFlow for a folder of photographs."""
-    code = """
-import json, sys
-from fastpipe import FastImageFolder, FastLoader
-print(json.dumps([name for name in sys.modules if name.startswith("fastpipe.")]))
-"""
-    ours = json.loads(_python(code))
+def test_the_image_folder_and_the_loader_load_at_most_80_modules() -> None:
+    ours = {
+        name for name in _loaded_by("from fastpipe import FastImageFolder, FastLoader") if "fastpipe." in name
+    }
     assert len(ours) <= 80
     parts = {".".join(name.split(".")[1:3]) for name in ours}
-    assert not {name.split(".")[0] for name in parts} & {"stage", "device", "augment", "read", "tf", "bench"}
-    assert not parts & {
-        "torch.array_dataset",
-        "torch.hdf5_dataset",
-        "torch.patch_dataset",
-        "torch.staging",
+    assert not {name.split(".")[0] for name in parts} & {
+        "augment",
+        "tf",
+        "bench",
         "volumes",
+        "tools",
+        "generation",
     }
-    code = """
-import sys
-from fastpipe.cli import main
-try:
-    main(["--help"])
-except SystemExit:
-    print(sum(name.split(".")[0] == "fastpipe" for name in sys.modules))
-"""
-    assert int(_python(code).split()[-1]) <= 25
+    assert not parts & {"torch.array_dataset", "torch.hdf5_dataset", "torch.patch_dataset", "torch.staging"}
 
 
 @pytest.mark.few(4)
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        None,
-        *(
-            [*command, "--help"]
-            for command in (
-                [],
-                ["verify"],
-                ["bench"],
-                ["inspect"],
-                ["repack"],
-                ["generate"],
-                ["profile"],
-                ["scan"],
-                ["doctor"],
-            )
-        ),
-    ],
-    ids=str,
-)
-def test_the_command_and_its_help_load_no_framework(arguments: list[str] | None) -> None:
-    code = f"""
-import contextlib, io, json, sys
+@pytest.mark.parametrize("command", _COMMANDS, ids=str)
+def test_the_help_of_a_command_loads_no_framework(command: list[str]) -> None:
+    loaded = _loaded_by(f"""
+import contextlib, io
 from fastpipe.cli import main
-if {arguments!r}:
-    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
-        main({arguments!r})
-heavy = {{"torch", "torchvision", "PIL", "matplotlib", "tensorflow"}}
-print(json.dumps(sorted(heavy & set(sys.modules))))
-"""
-    assert json.loads(_python(code)) == []
+with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
+    main({[*command, "--help"]!r})
+""")
+    assert not _packages(loaded) & {"torch", "torchvision", "PIL", "matplotlib", "tensorflow"}
+    if not command:
+        assert sum(name.split(".")[0] == "fastpipe" for name in loaded) <= 25
 
 
-@pytest.mark.slow
-def test_who_reads_images_does_not_wait_for_the_kernels_of_hdf5(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    Image.new("RGB", (8, 8)).save(tmp_path / "a" / "0.png")
-    code = f"""
-import json, sys
-import fastpipe
-dataset = fastpipe.FastImageFolder({str(tmp_path)!r})
-loader = fastpipe.FastLoader(dataset, collate_fn=list, seed=0)
-assert len(list(loader)) == 1 and "HDF5" not in str(loader.plan) and "FastHDF5Dataset" in dir(fastpipe.torch)
-before = sorted({{"h5py", "fastpipe.hdf5"}} & set(sys.modules))
-print(json.dumps([before, fastpipe.torch.FastHDF5Dataset is fastpipe.FastHDF5Dataset]))
-"""
-    assert json.loads(_python(code)) == [[], True]
+def test_a_worker_of_generate_loads_no_framework() -> None:
+    assert not _packages(_loaded_by("from fastpipe.generation.workers import serve")) & {
+        *_HEAVY,
+        "threadpoolctl",
+    }
 
 
-@pytest.mark.parametrize("kind", ["hdf5", "patches"])
-def test_who_reads_arrays_waits_for_neither_torchvision_nor_pillow(kind: str, tmp_path: Path) -> None:
-    if kind == "hdf5":
+@pytest.mark.parametrize("kind", ["images", "hdf5", "patches"])
+def test_a_dataset_loads_only_the_packages_of_its_format(kind: str, tmp_path: Path) -> None:
+    if kind == "images":
+        (tmp_path / "a").mkdir()
+        for number in range(2):
+            Image.new("RGB", (8, 8)).save(tmp_path / "a" / f"{number}.png")
+        dataset = f"fastpipe.FastImageFolder({str(tmp_path)!r}, lambda image: image.height)"
+    elif kind == "hdf5":
         with h5py.File(tmp_path / "rows.h5", "w") as file:
             file.create_dataset("x", data=np.arange(32.0).reshape(8, 4), chunks=(2, 4), compression="gzip")
         dataset = f"fastpipe.FastHDF5Dataset({str(tmp_path / 'rows.h5')!r}, 'x')"
     else:
         write_zarr(tmp_path / "x.zarr", [np.zeros((8, 8), np.uint16)], (8, 8), (4, 4))
         dataset = f"fastpipe.FastPatchDataset({str(tmp_path / 'x.zarr')!r}, (4, 4))"
-    code = f"""
-import json, sys
+    loaded = _loaded_by(f"""
 import fastpipe
 loader = fastpipe.FastLoader({dataset}, 2, True)
-assert len(next(iter(loader))) == 2 and loader.plan.is_fast
-print(json.dumps(sorted({{"torchvision", "PIL"}} & set(sys.modules))))
-"""
-    assert json.loads(_python(code)) == []
+assert len(next(iter(loader))) == 2 and loader.plan
+assert "FastHDF5Dataset" in dir(fastpipe.torch)
+""")
+    others = {"h5py", "fastpipe.hdf5"} if kind == "images" else {"torchvision", "PIL"}
+    assert not loaded & others
 
 
 @pytest.mark.few(3)
@@ -180,7 +149,7 @@ print(json.dumps(sorted({{"torchvision", "PIL"}} & set(sys.modules))))
         ),
     ],
 )
-def test_a_missing_package_is_said_with_the_pip_command(missing: str, use: str, command: str) -> None:
+def test_the_error_for_a_missing_package_has_the_pip_command(missing: str, use: str, command: str) -> None:
     code = f"""
 import sys
 
@@ -199,7 +168,7 @@ except fastpipe.errors.MissingDependencyError as error:
     assert command in _python(code)
 
 
-def test_images_need_no_other_decoder(tmp_path: Path) -> None:
+def test_images_are_decoded_without_any_other_decoder(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     for number in range(4):
         Image.new("RGB", (40, 30), "teal").save(tmp_path / "a" / f"{number}.jpg")
@@ -217,16 +186,6 @@ print(json.dumps([shapes, list(dataset[0][0].shape)]))
     assert json.loads(_python(code)) == [[[2, 3, 8, 8]] * 2, [3, 8, 8]]
 
 
-def test_a_worker_of_generate_loads_little() -> None:
-    code = """
-import json, sys
-from fastpipe.generation.workers import serve
-heavy = {"torch", "h5py", "joblib", "cloudpickle", "threadpoolctl", "rich", "PIL", "tensorflow"}
-print(json.dumps(sorted(heavy & set(sys.modules))))
-"""
-    assert json.loads(_python(code)) == []
-
-
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
@@ -237,7 +196,9 @@ print(json.dumps(sorted(heavy & set(sys.modules))))
         ("raise ImportError('lib.so: undefined symbol')", "ImportError"),
     ],
 )
-def test_an_installed_package_that_fails_says_so_itself(tmp_path: Path, content: str, expected: str) -> None:
+def test_an_installed_package_that_fails_raises_its_own_error(
+    tmp_path: Path, content: str, expected: str
+) -> None:
     (tmp_path / "broken_package").mkdir()
     (tmp_path / "broken_package" / "__init__.py").write_text(content)
     code = f"""
@@ -256,7 +217,7 @@ except Exception as error:
 @pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="run it on Linux: it makes one look like Windows"
 )
-def test_without_locks_of_files_everything_can_be_imported_and_the_cache_is_off() -> None:
+def test_without_file_locks_everything_can_be_imported_and_the_cache_is_off() -> None:
     """As on Windows, of which this takes away what fastpipe's cache is made of."""
     code = """
 import logging, os, sys, tempfile
@@ -323,7 +284,7 @@ def _error_with(folder: Path, package: str, content: str, code: str) -> str:
 @pytest.mark.few(8)
 @pytest.mark.parametrize("access", _ACCESSES)
 @pytest.mark.parametrize(("package", "name", "part", "inner"), _NEEDS)
-def test_what_is_wrong_in_a_package_is_shown_by_every_access(
+def test_every_access_shows_the_error_within_a_package(
     tmp_path: Path, package: str, name: str, part: str, inner: str, access: str
 ) -> None:
     code = access.format(name=name, part=part, inner=inner)
@@ -341,7 +302,7 @@ def test_what_is_wrong_in_a_package_is_shown_by_every_access(
         ("raise RuntimeError('no driver')", "RuntimeError: no driver"),
     ],
 )
-def test_other_errors_of_a_package_stay_what_they_are(tmp_path: Path, content: str, expected: str) -> None:
+def test_other_errors_of_a_package_are_raised_unchanged(tmp_path: Path, content: str, expected: str) -> None:
     assert _error_with(tmp_path, "torch", content, "from fastpipe import FastLoader") == expected
 
 
@@ -354,6 +315,6 @@ def test_a_file_that_hides_a_package_is_named(tmp_path: Path, package: str, name
     )
 
 
-def test_an_attribute_that_an_old_package_has_not_is_named_with_its_file(tmp_path: Path) -> None:
+def test_an_attribute_that_an_old_package_lacks_is_named_with_its_file(tmp_path: Path) -> None:
     error = _error_with(tmp_path, "torch", "import json; json.new_thing", "from fastpipe import FastLoader")
     assert "module 'json' has no attribute 'new_thing' (json is " in error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import select
-import shutil
 import subprocess
 import sys
 import threading
@@ -15,8 +14,7 @@ from typing import Any
 
 import pytest
 import s3_server
-from delay_proxy import Faults
-from s3_server import S3Server, missing_programs
+from s3_server import missing_programs
 
 KEYS = ["a", "a/b", "A", "ü/ö.jpg", "with space", "100%25.jpg", "what?#x+y&z=1", "k" * 1000]
 
@@ -41,12 +39,6 @@ def test_it_keeps_what_it_is_given(s3: Any) -> None:
     assert sorted(s3.keys(bucket)) == sorted({*KEYS} - {"A"})
 
 
-def test_each_bucket_is_a_new_one(s3: Any) -> None:
-    first, second = s3.bucket(), s3.bucket()
-    s3.put(first, "x", b"1")
-    assert first != second and s3.keys(second) == []
-
-
 def test_others_do_not_get_in(s3: Any) -> None:
     bucket = s3.bucket()
     s3.put(bucket, "x", b"1")
@@ -54,15 +46,6 @@ def test_others_do_not_get_in(s3: Any) -> None:
         _get(s3, bucket, "x", {**s3.options, "secret": "wrong"})
     with pytest.raises(PermissionError):
         _get(s3, bucket, "x", {"endpoint_url": s3.endpoint, "anon": True})
-
-
-def test_through_a_proxy(s3: Any) -> None:
-    bucket = s3.bucket()
-    s3.put(bucket, "x", b"1")
-    with s3.proxy(Faults(delay_ms=0, jitter_ms=0)) as proxy:
-        assert _get(s3, bucket, "x", proxy.options) == b"1"
-        assert proxy.counts().requests >= 1
-    assert proxy.options["endpoint_url"] != s3.options["endpoint_url"] == s3.endpoint
 
 
 @pytest.fixture(scope="module")
@@ -128,48 +111,6 @@ def test_its_programs_end_with_it(kill: bool, s3: Any, tmp_path: Path) -> None:
         os.close(handle)
 
 
-def test_a_program_that_fails_is_named_with_what_it_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    (programs / "monmaptool").write_text("#!/bin/sh\necho no room >&2\nexit 3\n")
-    (programs / "monmaptool").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    (tmp_path / "server").mkdir()
-    with pytest.raises(RuntimeError, match=r"monmaptool .* failed: no room"):
-        S3Server(tmp_path / "server").__enter__()
-
-
-def test_a_daemon_that_ends_at_once_is_named_with_what_it_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if shutil.which("setpriv") is None:
-        pytest.skip("no setpriv: apt-get install util-linux")
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    for name in ("monmaptool", "ceph", "ceph-mon", "ceph-osd", "radosgw-admin", "radosgw"):
-        (programs / name).write_text("#!/bin/sh\necho 1 up\n")
-        (programs / name).chmod(0o755)
-    (programs / "radosgw").write_text("#!/bin/sh\necho no such realm\nexit 5\n")
-    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    (tmp_path / "server").mkdir()
-    server = S3Server(tmp_path / "server")
-    with pytest.raises(RuntimeError, match=r"gateway ended with 5: no such realm"):
-        server.__enter__()
-    assert server.pids == []
-
-
-def test_what_is_missing_is_said_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    assert "apt-get install radosgw ceph-mon ceph-osd ceph-common" in missing_programs()
-    monkeypatch.setattr(s3_server.shutil, "which", lambda name: name)
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert "root" in missing_programs()
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert missing_programs() == ""
-
-
 # The fixture itself, in a run of its own.
 
 _CONFTEST = (Path(__file__).parents[1] / "conftest.py").read_text()
@@ -224,23 +165,3 @@ def test_a_server_may_be_named(pytester: pytest.Pytester, bare: Any) -> None:
     )
     result.assert_outcomes(passed=1, skipped=1)
     result.stdout.fnmatch_lines(["*cannot be stopped*unset $FASTPIPE_S3_ENDPOINT*"])
-
-
-def test_a_running_server_is_no_leak_of_the_test_that_starts_it(pytester: pytest.Pytester, s3: Any) -> None:
-    if not s3.pids:
-        pytest.skip(f"{missing_programs()}: a server that is started here is needed")
-    result = _run(
-        pytester,
-        """
-        import os
-
-        def test_it(request):
-            s3 = request.getfixturevalue("s3")
-            s3.stop_gateway()
-            s3.start_gateway()
-
-        def test_after_it(s3):
-            assert len(s3.pids) == 3
-        """,
-    )
-    result.assert_outcomes(passed=2)

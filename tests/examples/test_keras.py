@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-_FOLDER = Path(__file__).resolve().parents[1] / "examples" / "keras_multimodal"
+_FOLDER = Path(__file__).resolve().parents[2] / "examples" / "keras_multimodal"
 _ROWS, _BATCH = 18, 6
 _MODALITIES = ("depth_rgb", "depth_map", "thermal_rgb", "thermal_map")
 
@@ -206,39 +206,6 @@ def test_boxes_are_a_part_of_their_images(photos: Path, tmp_path: Path) -> None:
             assert (width, height) == make_data.CAMERAS[camera]
             assert 0 <= left < right <= width and 0 <= top < bottom <= height
             assert 0.29 < (right - left) * (bottom - top) / (width * height) <= 0.6
-
-
-def test_the_comparison_tells_both(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = {"before.py": "accuracy 70.0%, mean of 3 folds; 1.0 s", "after.py": "accuracy 71.5%, mean"}
-    compare, given = _script("compare"), []
-
-    def run(command: list[str], **options: Any) -> Any:
-        given.append(command[1:])
-        return subprocess.CompletedProcess(command, 0, f"fold 0: 1%\n{said[Path(command[1]).name]}\n")
-
-    monkeypatch.setattr(subprocess, "run", run)
-    found = compare.main("folder", 2, 2)
-    assert [one for one, _ in found["before.py"]] == [70, 70]
-    assert [one for one, _ in found["after.py"]] == [71.5, 71.5]
-    assert given[3] == [str(_FOLDER / "after.py"), "folder", "2", "1"]
-    printed = capsys.readouterr().out
-    assert printed.count("; mean 7") == 2 and "times as long" in printed
-
-
-def test_the_scripts_differ_by_the_swap_alone() -> None:
-    before, after = (
-        (_FOLDER / f"{name}.py").read_text().split('"""', 2)[2].splitlines() for name in ("before", "after")
-    )
-    gone = [line for line in before if line and line not in after]
-    new = [line for line in after if line and line not in before]
-    assert len(gone) == 47 and len(new) == 27
-    words = (
-        "fastpipe", "Cache", "Augment", "augment", "Modality", "image_dataset", "timer.watch", "plain", "kept",
-        "logging",
-    )  # fmt: skip
-    assert sum(any(word in line for word in words) for line in new) == 18
 
 
 if __name__ == "__main__":

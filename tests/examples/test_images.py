@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from fastpipe.bench.synthetic import photo_tree
 from fastpipe.torch import split as splitting
 
 
@@ -36,3 +37,13 @@ def test_both_train_from_one_seed_to_an_accuracy(
 def _size(path: Path) -> tuple[int, int]:
     with Image.open(path) as image:
         return image.size
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [2, 20])
+def test_both_scripts_learn_the_same(scripts: Any, steps: int, photos: Path, tmp_path: Path) -> None:
+    # Few photographs, as nearly all the time goes into the model.
+    folder = photos if steps > 2 else photo_tree(tmp_path, classes=2, per_class=4)
+    before, after = (scripts[name].main(str(folder), steps, plain=True) for name in ("before", "after"))
+    assert len(before) == steps
+    assert after == pytest.approx(before, abs=1e-5)
