@@ -148,7 +148,7 @@ def test_damaged_data_is_declined(damage: str, capfd: pytest.CaptureFixture[str]
     assert capfd.readouterr().err == ""
 
 
-def test_libjpeg_does_not_talk_about_damage(capfd: pytest.CaptureFixture[str]) -> None:
+def test_libjpeg_prints_nothing_about_damage(capfd: pytest.CaptureFixture[str]) -> None:
     data = encoded((120, 150), "4:2:0 progressive")
     start, declined = data.index(b"\xff\xda") + 14, 0
     for at in range(start, len(data) - 40, 37):
@@ -178,7 +178,7 @@ def test_any_contiguous_memory_is_decoded(wrap: Any) -> None:
 @pytest.mark.parametrize(
     "other", ["text", 7, None, np.zeros((8, 8), np.uint8)[:, ::2]], ids=lambda x: type(x).__name__
 )
-def test_what_is_no_memory_is_refused(other: Any) -> None:
+def test_objects_without_memory_are_refused(other: Any) -> None:
     with pytest.raises((TypeError, BufferError, ValueError)):
         decode(other, Box(0, 0, 1, 1))
 
