@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import io
 import logging
-import pickle
 import subprocess
 import sys
 import threading
@@ -101,15 +99,6 @@ def test_batches_length_attributes_and_iterators_are_the_loaders() -> None:
     assert all(got is batch for got, batch in zip(fastpipe.watch(batches), batches, strict=True))
 
 
-def test_a_fast_loader_keeps_its_state() -> None:
-    loader = fastpipe.watch(FastLoader(list(range(6)), batch_size=2, shuffle=True, seed=0))
-    for _ in loader:
-        state = loader.state_dict()
-        break
-    loader.load_state_dict(state)
-    assert len(list(loader)) == 2
-
-
 def test_loaders_without_length_or_batches_are_watched(clock: ManualClock) -> None:
     stream: Any = type("Stream", (), {"__iter__": lambda self: iter([1, 2, 3])})
     loader = fastpipe.watch(stream(), log_every=1)
@@ -199,15 +188,6 @@ def test_an_iterator_is_freed_with_its_batches(no_gc: None, grown_in_epochs: Any
             return super().__iter__()
 
     assert grown_in_epochs(Quiet(range(4), fastpipe.watch([])._options)) == {}
-
-
-def test_a_copy_has_the_epochs_so_far() -> None:
-    loader = fastpipe.watch([[1], [2]], warn_after=1.0)
-    list(loader)
-    for again in (copy.copy(loader), copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))):
-        assert isinstance(again, WatchedLoader) and again.epochs == loader.epochs
-        list(again)
-        assert len(again.epochs) == 2 and len(loader.epochs) == 1
 
 
 def test_a_forked_process_does_not_report_the_epoch_of_its_parent(in_child: Any) -> None:

@@ -15,7 +15,6 @@ import hdf5plugin
 import numpy as np
 import pytest
 
-from fastpipe.hdf5.filters import FilterStep, in_words
 from fastpipe.hdf5.inspect import DatasetFacts, advise, inspect_file
 
 Inspect = Callable[..., tuple[int, str, str]]
@@ -125,18 +124,6 @@ def test_every_dataset_is_listed_once_and_links_to_other_files_are_not_followed(
         file["b/same"], file["soft"], file["gone"] = file["a"], h5py.SoftLink("/a"), h5py.SoftLink("/nothing")
         file["outside"], file["b/up"] = h5py.ExternalLink("other.h5", "/there"), file["/"]
     assert [facts.path for facts in inspect_file(tmp_path / "x.h5", 1, 256)] == ["/a", "/b/c/d"]
-
-
-@pytest.mark.parametrize(
-    ("code", "values", "words"),
-    [
-        (2, (4,), "shuffle"), (1, (9,), "gzip 9"), (32000, (), "lzf"), (32015, (3,), "zstd 3"), (6, (), "scale-offset"),
-        (32001, (2, 2, 4, 64, 5, 0, 5), "blosc zstd 5"), (32001, (2, 2, 4, 64, 5, 2, 9), "blosc codec 9 5, its bitshuffle"),
-        (32008, (0, 4, 4, 0, 2), "bitshuffle with lz4"), (32008, (), "bitshuffle"), (512, (), "mine"),
-    ],
-)  # fmt: skip
-def test_filters_are_named(code: int, values: tuple[int, ...], words: str) -> None:
-    assert in_words(FilterStep(code, values, "mine")) == words
 
 
 @pytest.mark.parametrize(

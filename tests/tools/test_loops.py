@@ -121,13 +121,6 @@ def test_waiting_and_working_are_measured_without_the_first_step_of_an_epoch(clo
     assert (Steps().seconds, Steps().wait_s, Steps().busy_s, len(Steps())) == (0, 0, 0, 0)
 
 
-def test_a_step_costs_the_same_however_many_there_were(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Steps] = []
-    monkeypatch.setattr(Steps, "seconds", property(asked.append))
-    train(clock, Loop(float("inf"), True), 100)
-    assert not asked
-
-
 def test_first_steps_of_later_epochs_count_where_workers_stay(clock: Clock) -> None:
     loop = watched_loop()
     loop.counts_starts = True
@@ -181,26 +174,6 @@ def test_a_loop_gets_its_batches_then_one_repeated_then_those_of_another_loader(
     assert kept == list(range(len(kept)))
     assert set(got[Phase.INSTANT]) == {kept[-1]} and set(got[Phase.TRIED]) == {"a"}
     assert loop.steps[Phase.INSTANT].seconds == pytest.approx(0.007)
-
-
-def test_short_epochs_are_measured_together(clock: Clock) -> None:
-    loop, epochs = Loop(0.2, is_replayed=True, next_phase=lambda: None), 0
-    with pytest.raises(Enough):
-        while True:
-            epochs += 1
-            train(clock, loop, 4, wait=10, busy=10)
-    assert epochs > 2 and len(loop.steps[Phase.AS_IT_IS]) >= 5
-
-
-def test_an_error_of_the_loader_is_raised(clock: Clock) -> None:
-    def failing() -> Iterator[int]:
-        yield 1
-        raise OSError("the disk")
-
-    loop = Loop(float("inf"), is_replayed=True)
-    with pytest.raises(OSError, match="the disk"):
-        list(WatchedIterator(failing(), loop))
-    assert not loop.is_in_step
 
 
 @pytest.mark.parametrize(("delays", "found"), [((3000, 200), 2800), (None, None)], ids=["known", "unknown"])

@@ -110,15 +110,6 @@ def test_a_profile_without_steps_has_an_empty_report(tmp_path: Path) -> None:
         profiling.report.to_tensorboard(tmp_path)
 
 
-def installed(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
-    def import_module(name: str) -> ModuleType:
-        if name not in modules:
-            raise ImportError(name)
-        return ModuleType(name)
-
-    monkeypatch.setattr(reports.importlib, "import_module", import_module)
-
-
 @pytest.mark.parametrize("library", ["tensorflow", "torch.utils.tensorboard"])
 def test_a_report_written_for_tensorboard_is_read_back(
     tmp_path: Path, library: str, monkeypatch: pytest.MonkeyPatch
@@ -146,37 +137,26 @@ def test_a_report_written_for_tensorboard_is_read_back(
     assert texts == {"fastpipe/profile/text_summary": lines}
 
 
-def test_an_opaque_loader_has_no_times_of_waiting() -> None:
-    assert "fastpipe/profile/wait_seconds" in reports._scalars_of(REPORT)
-    assert "fastpipe/profile/wait_seconds" not in reports._scalars_of(replace(REPORT, is_opaque=True))
-
-
-@pytest.mark.parametrize(
-    ("modules", "is_loaded", "writer"),
-    [
-        (("torch.utils.tensorboard", "tensorflow"), False, "_write_with_torch"),
-        (("torch.utils.tensorboard", "tensorflow"), True, "_write_with_tensorflow"),
-        (("tensorflow",), False, "_write_with_tensorflow"),
-        ((), False, None),
-    ],
-)
-def test_the_library_that_is_loaded_or_installed_writes(
-    modules: tuple[str, ...],
-    is_loaded: bool,
-    writer: str | None,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+def test_the_library_that_is_installed_or_loaded_writes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    def import_module(name: str) -> ModuleType:
+        if name not in installed:
+            raise ImportError(name)
+        return ModuleType(name)
+
+    monkeypatch.setattr(reports.importlib, "import_module", import_module)
     monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
-    if is_loaded:
-        monkeypatch.setitem(sys.modules, "tensorflow", ModuleType("tensorflow"))
-    installed(monkeypatch, *modules)
-    if writer is None:
-        with pytest.raises(MissingDependencyError, match="pip install tensorboard"):
-            REPORT.to_tensorboard(tmp_path)
-        assert list(tmp_path.iterdir()) == []
-    else:
-        assert reports._writer().func.__name__ == writer
+    installed: set[str] = set()
+    with pytest.raises(MissingDependencyError, match="pip install tensorboard"):
+        REPORT.to_tensorboard(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    for name, writer in (("tensorflow", "tensorflow"), ("torch.utils.tensorboard", "torch")):
+        installed.add(name)
+        assert reports._writer().func.__name__ == f"_write_with_{writer}"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "tensorflow", ModuleType("tensorflow"))
+    assert reports._writer().func.__name__ == "_write_with_tensorflow"  # type: ignore[attr-defined]
+    assert "fastpipe/profile/wait_seconds" not in reports._scalars_of(replace(REPORT, is_opaque=True))
 
 
 @pytest.mark.slow

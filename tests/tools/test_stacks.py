@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import gc
 import linecache
-import os
 import subprocess
 import sys
 import threading
@@ -210,17 +209,6 @@ def other_threads(work: Callable[[], object], count: int = 1) -> Iterator[list[t
         over.set()
         for thread in threads:
             thread.join()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here: run it on Linux")
-def test_a_child_forked_while_stacks_are_taken_collects_garbage_and_can_take_them(in_child: Any) -> None:
-    def work() -> None:
-        assert gc.isenabled() and current_stacks([threading.get_ident()])
-
-    with other_threads(current_stacks):
-        for _ in range(50):
-            in_child(work)
 
 
 @pytest.mark.skipif(

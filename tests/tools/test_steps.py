@@ -19,7 +19,7 @@ from fastpipe.tools.diagnosis import Diagnosis
 from fastpipe.tools.loaders import Watch
 from fastpipe.tools.loops import Loop
 from fastpipe.tools.stacks import Line
-from fastpipe.tools.steps import ModelChanges, SeenModels, bfloat16_is_fast
+from fastpipe.tools.steps import ModelChanges, SeenModels
 
 IMAGES = torch.rand(2, 3, 16, 16)
 LOADER: Any = DataLoader(torch.rand(64, 3), batch_size=8)  # type: ignore[arg-type]
@@ -195,9 +195,3 @@ def test_a_loop_of_another_thread_ends_while_one_is_measured(monkeypatch: pytest
     monkeypatch.setattr(diagnosis, "_step_changes", lambda _: iter(()))
     watched: Any = SimpleNamespace(is_opaque=False, loop=Loop(1.0, True))
     assert diagnosis.next_phase(watch, watched) is None and found == [None]
-
-
-def test_bfloat16_of_a_gpu_is_asked_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **options: asked.append(options) or True)
-    assert bfloat16_is_fast("cuda") and asked == [{"including_emulation": False}]
