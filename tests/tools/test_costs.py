@@ -162,7 +162,8 @@ class Frozen(dict):  # type: ignore[type-arg]
 @pytest.mark.parametrize(
     "batch",
     [
-        {"x": [1, {"y": 2}]}, UserDict({"x": [1]}), OrderedDict(x=[1]), defaultdict(list, x=[1]), OwnInit([1], 2),
+        {"x": [1, {"y": 2}]}, UserDict({"x": [1]}), OrderedDict(x=[1]), defaultdict(list, x=[1]),
+        OwnInit([1], 2),
         [[1], (2, [3])], Pair([1], 2), Sample(torch.ones(2), ["a"]), MappingProxyType({"x": 1}), Frozen(x=1),
         list(range(1000)), None, "words", 3,
     ],
@@ -200,7 +201,8 @@ def test_a_repeated_batch_is_what_it_was_whatever_a_step_does_to_it() -> None:
 def test_a_resized_batch_has_the_samples_of_the_first(count: int, size: int) -> None:
     image = torch.arange(count * 2).reshape(count, 2)
     batch = {
-        "pair": Pair(image, np.arange(count)), "names": [str(at) for at in range(count)], "scale": torch.tensor(2.0),
+        "pair": Pair(image, np.arange(count)), "names": [str(at) for at in range(count)],
+        "scale": torch.tensor(2.0),
         "parts": (image, [image.float()]), "split": "train", "nothing": None,
     }  # fmt: skip
     made = resized(batch, size)

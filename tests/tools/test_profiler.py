@@ -190,7 +190,8 @@ main(["profile", "--seconds", "0.3", "--limit", "3", "--json", "report.json", {p
 """
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": os.path.dirname(fastpipe.__path__[0])}
     ran = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True,
+        check=False
     )  # fmt: skip
     assert ran.returncode == 0 and "goes on whatever ends it" in ran.stderr, ran.stderr
     assert "train.py:20 <module>" in ran.stdout and json.loads((tmp_path / "report.json").read_text())

@@ -35,7 +35,8 @@ def data(tmp_path: Path, photo_tree: Path) -> Path:
     root, photo = tmp_path / "data", next(photo_tree.rglob("*.jpg")).read_bytes()
     (tmp_path / "elsewhere.jpg").write_bytes(b"text")
     for name, content in (
-        ("a/good.jpg", photo), ("b/good.jpg", photo), ("a/bad.jpg", b"no image"), ("a/inner/cut.jpg", photo[:1000]),
+        ("a/good.jpg", photo), ("b/good.jpg", photo), ("a/bad.jpg", b"no image"), ("a/inner/cut.jpg",
+         photo[:1000]),
         ("b/empty.png", b""),
     ):  # fmt: skip
         (root / name).parent.mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,8 @@ DTYPES: list[Any] = [
     h5py.string_dtype(), h5py.string_dtype("ascii"), h5py.vlen_dtype(np.uint8),
 ]  # fmt: skip
 FILTERS: list[dict[str, Any]] = [
-    {}, {"compression": "gzip", "shuffle": True, "fletcher32": True}, {"compression": "lzf"}, hdf5plugin.Zstd(),
+    {}, {"compression": "gzip", "shuffle": True, "fletcher32": True}, {"compression": "lzf"},
+    hdf5plugin.Zstd(),
     hdf5plugin.Blosc("zstd", 3), hdf5plugin.Blosc2(), hdf5plugin.Bitshuffle(),
 ]  # fmt: skip
 CODECS = ["keep", "none", "gzip:1", "lzf", "lz4", "zstd:1", "blosc", "blosc:blosclz:9"]
@@ -197,13 +198,15 @@ GZIP = {"chunks": (10, 5), "compression": "gzip"}
 @pytest.mark.parametrize(
     ("shape", "made", "options", "chunks", "filters"),
     [
-        pytest.param((600, 512), {"compression": "gzip"}, "--codec lzf --chunk-rows 2", (2, 512), [2, 32000], id="large"),
+        pytest.param((600, 512), {"compression": "gzip"}, "--codec lzf --chunk-rows 2", (2, 512), [2, 32000],
+                     id="large"),
         pytest.param((600, 5), GZIP, "--codec lzf --chunk-rows 2", (10, 5), [1], id="small, so it stays"),
         pytest.param((600, 5), GZIP, "--codec lzf --dataset x", (600, 5), [2, 32000], id="small, but named"),
         pytest.param((600, 5), GZIP, "--codec lzf --dataset y", (10, 5), [1], id="another one is named"),
         pytest.param((100, 300), {}, "--codec lzf --dataset x", (28, 300), [2, 32000], id="rows of 64 KiB"),
         pytest.param((100, 20000), {}, "--codec lzf --dataset x", (1, 20000), [2, 32000], id="large rows"),
-        pytest.param((9, 9), {**GZIP, "chunks": (3, 9), "fletcher32": True}, "--codec zstd:5 --dataset x", (9, 9),
+        pytest.param((9, 9), {**GZIP, "chunks": (3, 9), "fletcher32": True}, "--codec zstd:5 --dataset x",
+                     (9, 9),
                      [2, 32015, 3], id="its other filter stays"),
     ],
 )  # fmt: skip

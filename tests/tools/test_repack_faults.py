@@ -230,10 +230,12 @@ DECODES = h5py.h5z.FILTER_CONFIG_DECODE_ENABLED
     ("place", "name", "function", "message"),
     [
         (repacking, "try_to_lock", raising(OSError(errno.ENOLCK, "No locks")), "No locks"),
-        (repacking, "open_regular", raising(OSError(errno.EROFS, "Read-only", "unfinished")), "Read-only: 'unfinished'"),
+        (repacking, "open_regular", raising(OSError(errno.EROFS, "Read-only", "unfinished")),
+         "Read-only: 'unfinished'"),
         (repacking, "write_rows", flipped, "/x: rows read back from the copy are not those of the source"),
         (repacking, "copy_structure", other_unit, "/x: its attribute b'unit' would not be the same"),
-        (h5py.h5z, "get_filter_info", lambda code: DECODES, "cannot write its filter gzip 4; choose another --codec"),
+        (h5py.h5z, "get_filter_info", lambda code: DECODES,
+         "cannot write its filter gzip 4; choose another --codec"),
     ],
 )  # fmt: skip
 def test_a_copy_that_cannot_be_made_or_is_wrong_never_gets_its_name(

@@ -24,16 +24,19 @@ from fastpipe.tools.report import LoaderNote, Part
 from fastpipe.tools.thread_times import Spent
 
 REPORT = Report(
-    LoaderNote("DataLoader over Photos", workers=2), 40, 0.5, 0.2, 0.3, instant_s=0.3, alone=Alone(0.4, 0.7, 40),
+    LoaderNote("DataLoader over Photos", workers=2), 40, 0.5, 0.2, 0.3, instant_s=0.3, alone=Alone(0.4, 0.7,
+     40),
     device_wait_s=0.1, device_busy_s=0.4,
     costs=LoaderCosts({"read": Spent(10**8, 0, 0), "decode": Spent(3 * 10**8, 0, 0)}, batches=40),
     stall=(Part("decode", 0.15), Part("read", 0.05)),
     cases=(Part("with data at once", 0.3), Part("as it is", 0.5)),
-    advice=(Advice("let fastpipe make the batches", "measured", 0.31, 0.32), Advice("num_workers=4", "", 0.4)),
+    advice=(Advice("let fastpipe make the batches", "measured", 0.31, 0.32), Advice("num_workers=4", "",
+     0.4)),
 )  # fmt: skip
 SCALARS = {
     "step_seconds": 0.5, "wait_seconds": 0.2, "busy_seconds": 0.3, "device_wait_seconds": 0.1,
-    "device_busy_seconds": 0.4, "stall_share": 0.4, "loader_alone/batch_seconds": 0.4, "stall_seconds/decode": 0.15,
+    "device_busy_seconds": 0.4, "stall_share": 0.4, "loader_alone/batch_seconds": 0.4,
+    "stall_seconds/decode": 0.15,
     "stall_seconds/read": 0.05, "batch_seconds/read": 0.1, "batch_seconds/decode": 0.3,
     "case_seconds/with_data_at_once": 0.3, "case_seconds/as_it_is": 0.5, "predicted_seconds/1": 0.31,
     "tried_seconds/1": 0.32, "predicted_seconds/2": 0.4,

@@ -33,14 +33,17 @@ from fastpipe.tools.stacks import (
     ("name", "stage"),
     [
         ("_io.BufferedReader", "read"), ("builtins.open", "read"), ("h5py._hl.files.File.__init__", "read"),
-        ("tensorstore.TensorStore", "read"), ("s3fs.core.S3FileSystem._cat_file", "read"), ("torch.load", "read"),
+        ("tensorstore.TensorStore", "read"), ("s3fs.core.S3FileSystem._cat_file", "read"), ("torch.load",
+         "read"),
         ("PIL.Image.open", "decode"), ("PIL.Image.Image.convert", "decode"), ("cv2.imread", "decode"),
         ("PIL.JpegImagePlugin.JpegImageFile.draft", "decode"), ("zlib.decompress", "decode"),
         ("torchvision.io.image.decode_jpeg", "decode"), ("PIL.Image.Image.resize", "transform"),
         ("PIL.Image.Image.crop", "transform"), ("cv2.resize", "transform"), ("numpy.stack", "transform"),
-        ("torch.nn.functional.pad", "transform"), ("torchvision.transforms.v2._geometry.Resize.forward", "transform"),
+        ("torch.nn.functional.pad", "transform"), ("torchvision.transforms.v2._geometry.Resize.forward",
+         "transform"),
         ("torchaudio.transforms._transforms.MelSpectrogram.forward", "transform"),
-        ("torch.utils.data._utils.collate.default_collate", "collate"), ("multiprocessing.queues.Queue.put", "transfer"),
+        ("torch.utils.data._utils.collate.default_collate", "collate"), ("multiprocessing.queues.Queue.put",
+         "transfer"),
         ("my.scripts.Thing", None), ("", None),
     ],
 )  # fmt: skip
@@ -69,11 +72,14 @@ class Holder:
         ("Image.open(path).convert('RGB')", "PIL.Image.open"), ("holder.trap.read()", "HERE.Holder"),
         ("holder.path.joinpath('x')", "pathlib.PosixPath"), ("read()", "_io.TextIOWrapper"),
         ("len(path)", "builtins.len"), ("os.path.join(a)", "posixpath.join"), ("missing.open()", ""),
-        ("1 + 2", ""), ("holder.file.read(", ""), ("[x for x in y]", ""), ("sys.path.append(1)", "builtins.list"),
+        ("1 + 2", ""), ("holder.file.read(", ""), ("[x for x in y]", ""), ("sys.path.append(1)",
+         "builtins.list"),
         ("bound()", "builtins.method_descriptor"), ("odd()", "functools.partial"),
     ],
 )  # fmt: skip
 def test_a_call_is_named_without_running_code_of_the_script(tmp_path: Path, source: str, name: str) -> None:
+    import os  # noqa: F401  # in this frame
+
     holder = Holder(tmp_path)
     bound, odd = types.MethodType(str.lower, "X"), types.MethodType(functools.partial(print), 1)  # noqa: F841
     with holder.file:

@@ -177,7 +177,7 @@ def test_patches_of_volumes_that_are_loaded_are_read_by_fastpipe(tmp_path: Path,
 
 
 def test_samples_that_are_whole_volumes_or_arrays_without_a_file_are_no_patches(tmp_path: Path) -> None:
-    whole = watched(DataLoader(range(4), batch_size=2), [torch.zeros(2, 16, 16, 16)])  # type: ignore[arg-type]
+    whole = watched(DataLoader(range(4), batch_size=2), [torch.zeros(2, 16, 16, 16)])
     assert not list(swaps.of_volumes(whole, LoaderCosts(), [OpenVolume("/x.npy", (16, 16, 20), True)]))
     memory = zarr.create_array(zarr.storage.MemoryStore(), shape=(4,), dtype="u1")
     assert volumes_of(SimpleNamespace(memory=memory, array=np.zeros((4, 4)))) == [] and volumes_of(3) == []
@@ -227,8 +227,10 @@ def table(photo_tree: Path) -> list[tuple[str, int]]:
     ("form", "image_of", "workers", "tfm", "load"),
     [
         pytest.param(lambda *pair: pair, lambda batch: batch[0], 0, V1, open_image, id="pair"),
-        pytest.param(lambda x, y: {"label": y, "image": x}, lambda batch: batch["image"], 1, V2, default_loader, id="dict"),
-        pytest.param(lambda x, y: ([y, {"x": x}], "name"), lambda batch: batch[0][1]["x"], 0, V1, open_image, id="nested"),
+        pytest.param(lambda x, y: {"label": y, "image": x}, lambda batch: batch["image"], 1, V2,
+                     default_loader, id="dict"),
+        pytest.param(lambda x, y: ([y, {"x": x}], "name"), lambda batch: batch[0][1]["x"], 0, V1, open_image,
+                     id="nested"),
         pytest.param(Pair, lambda batch: batch.image, 0, V1, open_image, id="named"),
         pytest.param(lambda x, y: x, lambda batch: batch, 0, V2, open_image, id="alone"),
     ],
@@ -268,16 +270,20 @@ def with_other(dataset: Any, **more: Any) -> Any:
 @pytest.mark.parametrize(
     ("make", "is_advised"),
     [
-        pytest.param(lambda table: {"dataset": Subset(Photos(table), range(64)), "batch_size": 8}, True, id="subset"),
+        pytest.param(lambda table: {"dataset": Subset(Photos(table), range(64)), "batch_size": 8}, True,
+                     id="subset"),
         pytest.param(lambda table: {"dataset": Photos(table), "batch_sampler": BatchSampler(
             RandomSampler(table), 8, False)}, True, id="batch sampler"),
-        pytest.param(lambda table: {"dataset": with_other(Photos(table), transform=V1), "batch_size": 8}, True,
+        pytest.param(lambda table: {"dataset": with_other(Photos(table), transform=V1), "batch_size": 8},
+                     True,
                      id="two transforms, one by its name"),
-        pytest.param(lambda table: {"dataset": with_other(Photos(table)), "batch_size": 8}, False, id="two transforms"),
+        pytest.param(lambda table: {"dataset": with_other(Photos(table)), "batch_size": 8}, False,
+                     id="two transforms"),
         pytest.param(lambda table: {"dataset": Twice(table), "batch_size": 8}, False, id="two images"),
         pytest.param(lambda table: {"dataset": Photos(table, load=lambda path: Image.open(path).convert("L")),
                                     "batch_size": 8}, False, id="grey images"),
-        pytest.param(lambda table: {"dataset": Photos(table, no_tensor), "batch_size": 8}, False, id="own transform"),
+        pytest.param(lambda table: {"dataset": Photos(table, no_tensor), "batch_size": 8}, False,
+                     id="own transform"),
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("without_least_gain")
@@ -350,7 +356,8 @@ def test_an_image_that_is_read_while_observing_begins_or_ends_is_seen_whole_or_n
     Image.new("RGB", (8, 8)).save(tmp_path / "x.png")
     images: list[Image.Image] = []
     calls = (
-        lambda: Image.open(tmp_path / "x.png"), lambda: images[-1].crop((0, 0, 4, 4)), lambda: images[-1].resize((2, 2))
+        lambda: Image.open(tmp_path / "x.png"), lambda: images[-1].crop((0, 0, 4, 4)),
+        lambda: images[-1].resize((2, 2))
     )  # fmt: skip
 
     def read_on(wanted: int) -> None:
@@ -419,7 +426,7 @@ def test_a_folder_on_a_mount_is_measured_on_copies_that_are_removed(
     assert not list(made.iterdir())
     assert dataset.samples[0][0].startswith(str(photo_tree)) and loader.dataset is dataset
     assert not staged(loader, photo_tree, "ext4") and not staged(loader, photo_tree, costs=WORKING)
-    assert not list(swaps.of_staged(watched(DataLoader(range(10), batch_size=2)), WAITING))  # type: ignore[arg-type]
+    assert not list(swaps.of_staged(watched(DataLoader(range(10), batch_size=2)), WAITING))
     monkeypatch.setattr(swaps, "_MOST_BYTES", 10)
     (found,) = staged(DataLoader(dataset, batch_size=2), photo_tree, "nfs4")
     with pytest.raises(OSError, match=r"no room for 2 files in .*: .* are free"):

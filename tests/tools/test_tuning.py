@@ -83,9 +83,11 @@ def of_workers(*by: float) -> Costs:
 @pytest.mark.parametrize(
     ("costs", "options", "workers"),
     [
-        pytest.param(of_workers(4.0, 5.0, 2.5, 1.0, 1.5), {}, 3, id="none of the first values, but beside the best"),
+        pytest.param(of_workers(4.0, 5.0, 2.5, 1.0, 1.5), {}, 3,
+                     id="none of the first values, but beside the best"),
         pytest.param(lambda one: 8.0 / min(max(one.workers, 0.5), 16), {}, 16, id="as many as help"),
-        pytest.param(lambda one: 1.0 if one.workers else 1.02, {"num_workers": 4}, 4, id="no change for noise"),
+        pytest.param(lambda one: 1.0 if one.workers else 1.02, {"num_workers": 4}, 4,
+                     id="no change for noise"),
         pytest.param(of_workers(1.0, 1.1, 8.0, 9.0, 9.0), {}, 0, id="none"),
     ],
 )  # fmt: skip
@@ -104,7 +106,7 @@ def test_threads_of_a_dataset_are_tuned_unless_the_script_sets_them(
     monkeypatch: pytest.MonkeyPatch, own: Any, best: int
 ) -> None:
     folder, by_threads = Folder(own), {32: 1.0, 16: 1.5, 8: 1.75}
-    search, found = searched(monkeypatch, lambda one: by_threads.get(one.threads, 2.0), folders=[folder])  # type: ignore[arg-type]
+    search, found = searched(monkeypatch, lambda one: by_threads.get(one.threads, 2.0), folders=[folder])
     assert found.settings.threads == best and folder.threads == own
     assert own == "auto" or {trial.settings.threads for trial in search.trials} == {3}
 
@@ -132,7 +134,8 @@ def test_settings_beyond_the_budget_are_neither_chosen_nor_tried(monkeypatch: py
 
 @pytest.mark.parametrize(
     ("options", "why"),
-    [({"step": print, "wait": 0.01}, "with a stall of 1.0% a step has its data"), ({"seconds": 1e-9}, "the time was over")],
+    [({"step": print, "wait": 0.01}, "with a stall of 1.0% a step has its data"), ({"seconds": 1e-9},
+     "the time was over")],
 )  # fmt: skip
 def test_the_search_ends_when_a_step_has_its_data_or_time_is_over(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], why: str
@@ -347,7 +350,7 @@ def test_decoded_sizes_and_datasets_behind_wrappers_are_known(tmp_path: Path, ph
     rows = fastpipe.FastHDF5Dataset(tmp_path / "x.h5", ["rows", "labels"])
     assert trials.decoded_bytes(rows) == 10 * (48 + 2) and trials.decoded_bytes(range(3)) is None
     one, other = (FastImageFolder(photo_tree) for _ in range(2))
-    both: Any = ConcatDataset([Subset(one, [0]), Subset(Subset(other, [0, 1]), [0]), range(3)])  # type: ignore[list-item]
+    both: Any = ConcatDataset([Subset(one, [0]), Subset(Subset(other, [0, 1]), [0]), range(3)])
     assert folders_behind(both) == [one, other]
 
 

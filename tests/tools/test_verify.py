@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -215,11 +216,12 @@ def no_memory(image: Any) -> Any:
         (SMALL, None, ""),
         (lambda image: image.resize((9, 8)), None, ""),
         (lambda image: {"image": transforms.functional.to_tensor(image), "width": image.width}, None, ""),
-        (transforms.Compose([transforms.RandomCrop(30), transforms.ToTensor(), lambda tensor: tensor * 2]), None, ""),
+        (transforms.Compose([transforms.RandomCrop(30), transforms.ToTensor(), lambda tensor: tensor * 2]),
+         None, ""),
         (random_rotation, OptionError, "another result when it is called again"),
         (lambda image: SMALL(image) + torch.rand(()), OptionError, "another result when it is called again"),
         (lambda image: {}["size"], OptionError, r"fails on all: .*0000\.jpg': KeyError: 'size'"),
-        (no_memory, MemoryError, "^$"),
+        (no_memory, MemoryError, None),
     ],
 )  # fmt: skip
 def test_transforms_of_the_user_are_compared_or_refused(
@@ -242,8 +244,10 @@ ZEROS, OBJECT = torch.zeros(3, 2, 2), object()
         lambda n: torch.full((2, 3), n), lambda n: torch.full((2, 3), n, dtype=torch.bfloat16),
         lambda n: torch.full((2, 3), float(n), requires_grad=True),
         lambda n: tv_tensors.Image(torch.full((3, 2, 2), n, dtype=torch.uint8)),
-        lambda n: Image.fromarray(PIXELS + np.uint8(n)), lambda n: np.full(3, n, np.float16), np.float32, int, float,
-        bool, lambda n: {"image": torch.full((2,), n), "name": "text", "nothing": None}, lambda n: ([ZEROS], (n,)),
+        lambda n: Image.fromarray(PIXELS + np.uint8(n)), lambda n: np.full(3, n, np.float16), np.float32,
+        int, float,
+        bool, lambda n: {"image": torch.full((2,), n), "name": "text", "nothing": None}, lambda n: ([ZEROS],
+         (n,)),
     ],
 )  # fmt: skip
 def test_values_of_every_kind_show_their_difference(make: Any) -> None:
@@ -254,7 +258,8 @@ def test_values_of_every_kind_show_their_difference(make: Any) -> None:
 @pytest.mark.parametrize(
     ("expected", "got", "error", "message"),
     [
-        (torch.zeros(2), torch.zeros(3), UnlikeError, r"tensor torch.float32 \(3,\) instead of torch.float32 \(2,\)"),
+        (torch.zeros(2), torch.zeros(3), UnlikeError,
+         r"tensor torch.float32 \(3,\) instead of torch.float32 \(2,\)"),
         (torch.zeros(2), torch.zeros(2, dtype=torch.uint8), UnlikeError, "uint8"),
         (torch.zeros(2), np.zeros(2), UnlikeError, "a ndarray instead of a Tensor"),
         (ZEROS, tv_tensors.Image(ZEROS), UnlikeError, "a Image instead of a Tensor"),
@@ -329,7 +334,8 @@ def test_a_transform_is_named_or_made_by_code_of_the_user() -> None:
         chain = chain_of(name)
         assert callable(chain.transform) and (chain.name, chain.is_own) == (name, False)
     for attribute, kind in {
-        "ready": "Compose", "make": "Compose", "make_sized": "CenterCrop", "plain": "function", "rotate": "partial",
+        "ready": "Compose", "make": "Compose", "make_sized": "CenterCrop", "plain": "function",
+        "rotate": "partial",
         "Own": "Own", "transforms.ToTensor": "ToTensor",
     }.items():  # fmt: skip
         chain = chain_of(f"mine:{attribute}")
@@ -345,7 +351,8 @@ def test_a_transform_is_named_or_made_by_code_of_the_user() -> None:
         ("mine:make_nothing", "is a NoneType"), ("mine:breaks", "calling it failed: KeyError: 'size'"),
         ("no_such_module:name", "importing 'no_such_module' failed: ModuleNotFoundError"),
         ("broken:name", "No module named 'no_such_package_at_all'"),
-        *((name, "must be eval, train, none or module:name") for name in ("evaluation", "", ":", "module:", ":name")),
+        *((name, "must be eval, train, none or module:name") for name in ("evaluation", "", ":", "module:",
+         ":name")),
     ],
 )  # fmt: skip
 def test_names_of_no_transform_are_refused(name: str, message: str) -> None:
@@ -393,7 +400,8 @@ def printed(outcome: Outcome, **options: Any) -> str:
         (outcome_of(), "Equal: FastImageFolder gives what ImageFolder gives, to the last bit, for 2 images."),
         (outcome_of(unreadable=failures(1)), "to the last bit, for 2 images. 1 file can be read by neither."),
         (outcome_of(0, 3), "Different: 1 of 2 images differs by up to 3 of 255."),
-        (outcome_of(1, 1), "Different: 2 of 2 images differ by up to 1 of 255, as if rounded in another way."),
+        (outcome_of(1, 1),
+         "Different: 2 of 2 images differ by up to 1 of 255, as if rounded in another way."),
         (outcome_of(0, 0.5, kind=np.float32), "Different: 1 of 2 images differs by up to 0.5."),
         (outcome_of(one_sided=failures(2, None)), "Different: 2 images fail with one of the two only."),
         (outcome_of(index_problems={"classes": "no"}), "the same samples, so no image was compared."),
@@ -465,6 +473,7 @@ def test_the_command_reports_equal_and_different_folders(tree: Path, command: Co
     assert "CenterCrop" in written["plan"] and "torchvision" in written["versions"]
     for value, count in (("4", "4 of 6"), ("all", "6"), ("0", "6"), ("99", "6")):
         assert f"{count} in 2 classes\n" in command("verify", tree, "--images", value)[1]
+    tree = shutil.copytree(tree, tree.with_name("other"))  # of which no decoded pixels are kept
     darken(tree / "class_001" / "0002.jpg")
     code, output, _ = command("verify", tree)
     assert code == 1 and f"  {Path('class_001', '0002.jpg')} (sample 5): 3 of 255" in output
