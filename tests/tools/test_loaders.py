@@ -183,7 +183,8 @@ def test_a_subclass_with_an_iterator_of_its_own_is_not_watched() -> None:
 
 def test_loaders_that_a_line_makes_for_each_epoch_are_one_loop() -> None:
     def run(length: int) -> int:
-        return len([batch for batch in DataLoader(Squares(length), batch_size=4, num_workers=1)])
+        loader = DataLoader(Squares(length), batch_size=4, num_workers=1)
+        return len(list(loader))
 
     with watch() as watching:
         assert [run(24), run(24), run(24), run(8)] == [6, 6, 6, 2]  # the last one is another loop
