@@ -482,9 +482,7 @@ for epoch in range(1000):
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("order", ["fast, slow", "slow, fast"])
-def test_of_loaders_that_take_turns_the_one_that_is_waited_for_is_reported(
-    script: Script, order: str
-) -> None:
+def test_the_loader_that_is_waited_for_is_reported_where_two_take_turns(script: Script, order: str) -> None:
     path = script(f"""{DATASET}
 class Fast(Slow):
     length = 1_000_000
