@@ -1,13 +1,45 @@
-"""Fixtures of the tests of profiles."""
+"""Fixtures that several of the tools' tests share."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
+from fastpipe.cli import main
 from fastpipe.tools import diagnosis
+
+Command = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def whatever_it_gains(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ways are told that are no faster, as where tests beside this one begin something meanwhile."""
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs ``fastpipe`` with arguments; returns its exit code, output and errors."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main(list(map(str, arguments)))
+        captured = capsys.readouterr()
+        print(*captured)  # shown where a test fails
+        return code, *captured
+
+    return run
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[[str], str]:
+    """Writes a script and returns its path."""
+
+    def write(content: str) -> str:
+        path = tmp_path / "train.py"
+        path.write_text(content)
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def without_least_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loaders that are no faster are advised, too: what is measured depends on what else the machine does."""
     monkeypatch.setattr(diagnosis, "GAIN", 0.0)

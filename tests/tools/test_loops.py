@@ -1,8 +1,11 @@
-"""The steps of a loop: what they get, and what is counted."""
+"""The steps of a loop, by a clock and a GPU that stand still unless a test moves them on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,249 +13,282 @@ import torch
 
 from fastpipe.tools import loops
 from fastpipe.tools.loops import Enough, Loop, Phase, Steps, WatchedIterator
+from fastpipe.tools.thread_times import DeviceClock, DeviceTimes
+
+
+class Clock:
+    """Of Python, in milliseconds; and a GPU's stream, in which work is done one after another."""
+
+    def __init__(self) -> None:
+        self.now = self.free_at = 0.0
+        self.may_record = self.is_initialized = True
+        self.living: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.made = 0
+
+    def launch(self, milliseconds: float) -> None:
+        """Ask the GPU for work, and go on."""
+        self.free_at = max(self.free_at, self.now) + milliseconds
+
+    def synchronize(self) -> None:
+        self.now = max(self.now, self.free_at)
+
+    def event(self, *, enable_timing: bool) -> Event:
+        assert enable_timing
+        self.made += 1
+        self.living.add(event := Event(self))
+        return event
+
+
+class Event:
+    """As ``torch.cuda.Event``: it has no way of waiting."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock, self.at = clock, -1.0
+
+    def record(self) -> None:
+        if not self.clock.may_record:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        self.at = max(self.clock.free_at, self.clock.now)
+
+    def query(self) -> bool:
+        return self.at <= self.clock.now
+
+    def elapsed_time(self, end: Event) -> float:
+        if not self.query() or not end.query():
+            raise RuntimeError("device not ready")
+        return end.at - self.at
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A clock that stands until it is set on."""
-
-    class Clock:
-        now = 0
-
-        def __call__(self) -> int:
-            return self.now
-
-        def forward(self, milliseconds: float) -> None:
-            self.now += int(milliseconds * 1e6)
-
-    found = Clock()
-    monkeypatch.setattr(loops, "perf_counter_ns", found)
-    return found
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(loops, "perf_counter_ns", lambda: round(clock.now * 1e6))
+    return clock
 
 
-def batches(clock: Any, count: int, wait_ms: float) -> Iterator[int]:
+@pytest.fixture
+def gpu(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Clock:
+    cuda = SimpleNamespace(
+        is_initialized=lambda: clock.is_initialized, Event=clock.event, synchronize=clock.synchronize
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))  # type: ignore[arg-type]
+    return clock
+
+
+def batches(clock: Clock, count: int, wait: float) -> Iterator[int]:
     for number in range(count):
-        clock.forward(wait_ms)
+        clock.now += wait
         yield number
 
 
-def test_waiting_and_being_busy_are_told_apart_and_the_first_step_of_an_epoch_is_not_counted(
-    clock: Any,
+def train(
+    clock: Clock,
+    loop: Loop,
+    steps: int,
+    *,
+    wait: float = 3,
+    busy: float = 7,
+    see: Callable[[Any], object] = id,
 ) -> None:
-    loop = Loop(float("inf"), is_replayed=False)
+    for batch in WatchedIterator(batches(clock, steps, wait), loop):
+        see(batch)
+        clock.now += busy
+
+
+def train_on_gpu(clock: Clock, loop: Loop, computes: float, steps: int = 60) -> None:
+    """A step asks for the batch in 30 ms of Python's time, and for work of the GPU in 1 ms."""
+    train(clock, loop, steps, wait=30, busy=1, see=lambda _: clock.launch(computes))
+
+
+def watched_loop() -> Loop:
+    return Loop(float("inf"), is_replayed=False)
+
+
+def test_waiting_and_working_are_measured_without_the_first_step_of_an_epoch(clock: Clock) -> None:
+    loop = watched_loop()
     for _ in range(2):
-        for _ in WatchedIterator(batches(clock, 10, 3), loop):
-            assert loop.is_in_step
-            clock.forward(7)
+        train(clock, loop, 10, see=lambda _: loop.is_in_step or pytest.fail())
         assert not loop.is_in_step
-        clock.forward(1000)  # between epochs
-    assert loop.phase is Phase.AS_IT_IS
+        clock.now += 1000  # between epochs
     steps = loop.steps[Phase.AS_IT_IS]
-    assert len(steps) + len(loop.steps[Phase.WARMING]) == 18
-    assert steps.wait_s == pytest.approx(0.003) and steps.busy_s == pytest.approx(0.007)
-    assert steps.seconds == pytest.approx(0.010)
+    assert loop.phase is Phase.AS_IT_IS and len(steps) + len(loop.steps[Phase.WARMING]) == 18
+    assert (steps.wait_s, steps.busy_s, steps.seconds) == pytest.approx((0.003, 0.007, 0.010))
     assert loop.epoch_starts == pytest.approx([0.003, 0.003])
     loop._enter(Phase.SETTLING)
-    assert list(zip(WatchedIterator(batches(clock, 10, 3), loop), range(2), strict=False))
-    assert len(loop.epoch_starts) == 2, "the same batch once more is no start"
+    for _ in WatchedIterator(batches(clock, 10, 3), loop):
+        break
+    assert not loop.is_in_step and len(loop.epoch_starts) == 2, "a repeated batch is no start"
+    assert (Steps().seconds, Steps().wait_s, Steps().busy_s, len(Steps())) == (0, 0, 0, 0)
 
 
-def test_a_step_costs_the_same_however_many_there_were(clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Steps] = []
-    monkeypatch.setattr(Steps, "seconds", property(asked.append))
-    assert len(list(WatchedIterator(batches(clock, 100, 3), Loop(float("inf"), True)))) == 100
-    assert not asked
-
-
-def test_first_steps_of_later_epochs_count_where_workers_stay(clock: Any) -> None:
-    loop = Loop(float("inf"), is_replayed=False)
+def test_first_steps_of_later_epochs_count_where_workers_stay(clock: Clock) -> None:
+    loop = watched_loop()
     loop.counts_starts = True
-    for first in (500, 40, 50):
-        for _ in WatchedIterator((clock.forward(first if not at else 1) for at in range(6)), loop):
-            clock.forward(7)
+    for started in (500, 40, 50):  # milliseconds in which the iterator is made
+        clock.now += started
+        for _ in WatchedIterator(batches(clock, 6, 1), loop, int(started * 1e6)):
+            clock.now += 7
     steps = loop.steps[Phase.AS_IT_IS]
     assert len(loop.steps[Phase.WARMING]) == 2 and len(steps) == 15
-    assert steps.wait_s == pytest.approx((0.040 + 0.050 + 13 * 0.001) / 15)
+    assert loop.epoch_starts == pytest.approx([0.501, 0.041, 0.051])
+    assert steps.wait_s == pytest.approx((0.041 + 0.051 + 13 * 0.001) / 15)
 
 
-def test_how_long_an_iterator_took_to_make_belongs_to_its_first_batch(clock: Any) -> None:
-    loop = Loop(float("inf"), is_replayed=False)
-    loop.counts_starts = True
-    for took in (500, 40):
-        clock.forward(took)
-        for _ in WatchedIterator(batches(clock, 4, 3), loop, int(took * 1e6)):
-            clock.forward(7)
-    assert loop.epoch_starts == pytest.approx([0.503, 0.043])
-    assert loop.steps[Phase.AS_IT_IS].wait_s == pytest.approx((0.043 + 4 * 0.003) / 5)
-
-
-@pytest.mark.parametrize("trains", [False, True])
-def test_a_loop_that_does_not_train_is_looked_at_for_longer(clock: Any, trains: bool) -> None:
+@pytest.mark.parametrize(("trains", "steps"), [(False, 20 + 120), (True, 20)])
+def test_a_loop_that_does_not_train_is_observed_for_longer(clock: Clock, trains: bool, steps: int) -> None:
     loop = Loop(2.0, is_replayed=True, may_judge=True)
     with torch.set_grad_enabled(trains):
         for _ in WatchedIterator(batches(clock, 400, 3), loop):
-            clock.forward(97)
+            clock.now += 97
             if loop.phase is Phase.SETTLING:
                 break
-    wanted = 20 if trains else 20 + 120
-    assert len(loop.steps[Phase.AS_IT_IS]) == wanted
+    assert len(loop.steps[Phase.AS_IT_IS]) == steps
 
 
-def test_all_loops_end_a_script_that_was_ended(clock: Any) -> None:
+def test_all_loops_of_a_script_that_is_ended_end(clock: Clock) -> None:
     first, other = Loop(0.02, False, lambda: None), Loop(0.02, False, lambda: None)
     first.others = other.others = [first, other]
-    watched = WatchedIterator(batches(clock, 50, 3), first)
+    iterator = WatchedIterator(batches(clock, 50, 3), first)
     with pytest.raises(Enough):
-        for _ in watched:
-            clock.forward(7)
-    for one in (watched, WatchedIterator(batches(clock, 50, 3), other)):
+        for _ in iterator:
+            clock.now += 7
+    assert first.batch is None  # it is not replayed
+    for one in (iterator, WatchedIterator(batches(clock, 50, 3), other)):
         with pytest.raises(Enough):
             next(one)
     first.close()
-    assert next(watched) == 8  # after the profile
+    assert next(iterator) == 8  # after the profile
 
 
-def test_what_a_loop_gets_when_it_is_replayed_and_tried(clock: Any) -> None:
+def test_a_loop_gets_its_batches_then_one_repeated_then_those_of_another_loader(clock: Clock) -> None:
     trials = [iter(["a"] * 1000), None]
     loop = Loop(0.1, is_replayed=True, next_phase=lambda: trials.pop(0))
-    got: list[Any] = []
+    got: dict[Phase, list[Any]] = {}
     with pytest.raises(Enough):
-        for batch in WatchedIterator(batches(clock, 1000, 3), loop):
-            got.append((loop.phase, batch))
-            clock.forward(7)
+        train(clock, loop, 1000, see=lambda batch: got.setdefault(loop.phase, []).append(batch))
     assert loop.is_over and not trials
-    kept = [batch for phase, batch in got if phase in (Phase.WARMING, Phase.AS_IT_IS)]
-    assert kept == list(range(len(kept)))  # as it is: each of its batches, in order
-    assert {batch for phase, batch in got if phase is Phase.INSTANT} == {kept[-1]}
-    assert {batch for phase, batch in got if phase is Phase.TRIED} == {"a"}
-    assert loop.steps[Phase.INSTANT].seconds == pytest.approx(0.007)
-    order = list(dict.fromkeys(phase for phase, _ in got))
-    assert order == [
+    assert list(got) == [
         Phase.WARMING, Phase.AS_IT_IS, Phase.SETTLING, Phase.INSTANT, Phase.ADAPTING, Phase.TRIED
     ]  # fmt: skip
+    kept = got[Phase.WARMING] + got[Phase.AS_IT_IS]
+    assert kept == list(range(len(kept)))
+    assert set(got[Phase.INSTANT]) == {kept[-1]} and set(got[Phase.TRIED]) == {"a"}
+    assert loop.steps[Phase.INSTANT].seconds == pytest.approx(0.007)
 
 
-def test_a_replayed_loop_goes_on_over_epochs_that_are_short(clock: Any) -> None:
-    loop = Loop(0.2, is_replayed=True, next_phase=lambda: None)
-    epochs = 0
-    with pytest.raises(Enough):
-        while True:
-            epochs += 1
-            for _ in WatchedIterator(batches(clock, 4, 10), loop):
-                clock.forward(10)
-    assert epochs > 2 and len(loop.steps[Phase.AS_IT_IS]) >= 5
-
-
-def test_without_a_replay_nothing_is_kept(clock: Any) -> None:
-    loop = Loop(0.1, is_replayed=False, next_phase=lambda: None)
-    with pytest.raises(Enough):
-        for _ in WatchedIterator(batches(clock, 1000, 10), loop):
-            clock.forward(1)
-    assert loop.batch is None and not len(loop.steps[Phase.INSTANT])
-
-
-def test_a_loop_that_is_left_is_in_no_step_any_more(clock: Any) -> None:
-    loop = Loop(float("inf"), is_replayed=False)
-    for _ in WatchedIterator(batches(clock, 5, 1), loop):
-        break
-    assert not loop.is_in_step
-
-
-def test_an_error_of_the_loader_is_the_scripts_to_see(clock: Any) -> None:
-    def failing() -> Iterator[int]:
-        yield 1
-        raise OSError("the disk")
-
-    loop = Loop(float("inf"), is_replayed=True)
-    with pytest.raises(OSError, match="the disk"):
-        list(WatchedIterator(failing(), loop))
-    assert not loop.is_in_step
-
-
-def test_an_iterators_own_attributes_are_there() -> None:
-    class Inner:
-        length = 7
-
-        def __iter__(self) -> Any:
-            return self
-
-        def __next__(self) -> int:
-            return 1
-
-        def __len__(self) -> int:
-            return 9
-
-    watched = WatchedIterator(Inner(), Loop(1, is_replayed=False))
-    assert len(watched) == 9 and watched.length == 7 and iter(watched) is watched and next(watched) == 1
-
-
-def test_no_steps_take_no_time() -> None:
-    steps = Steps()
-    assert (steps.seconds, steps.wait_s, steps.busy_s, len(steps)) == (0, 0, 0, 0)
-
-
-def test_how_much_longer_threads_wait_for_cores_than_with_data_at_once(
-    clock: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("delays", "found"), [((3000, 200), 2800), (None, None)], ids=["known", "unknown"])
+def test_more_waiting_of_threads_for_cores_than_with_data_at_once_is_measured(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, delays: Any, found: int | None
 ) -> None:
     waited = 0
-    monkeypatch.setattr(loops, "threads_delay_ns", lambda: waited)
+    monkeypatch.setattr(loops, "threads_delay_ns", lambda: waited if delays else None)
     loop = Loop(0.1, is_replayed=True, next_phase=lambda: None)
+
+    def wait(_: Any) -> None:
+        nonlocal waited
+        waited += delays[loop.phase is not Phase.AS_IT_IS] if delays else 0
+
     with pytest.raises(Enough):
-        for _ in WatchedIterator(batches(clock, 1000, 3), loop):
-            clock.forward(7)
-            waited += 3000 if loop.phase is Phase.AS_IT_IS else 200
-    assert loop.step_delay_ns == 2800
+        train(clock, loop, 1000, see=wait)
+    assert loop.step_delay_ns == found
 
 
-def test_a_kernel_that_tells_nothing_of_waiting_for_cores(
-    clock: Any, monkeypatch: pytest.MonkeyPatch
+def test_work_between_epochs_does_not_count_as_work_of_steps(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loops, "threads_delay_ns", lambda: None)
-    loop = Loop(0.1, is_replayed=True, next_phase=lambda: None)
-    with pytest.raises(Enough):
-        for _ in WatchedIterator(batches(clock, 1000, 3), loop):
-            clock.forward(7)
-    assert loop.step_delay_ns is None
-
-
-def test_what_runs_between_epochs_is_no_work_of_steps(clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = 0
     monkeypatch.setattr(loops, "processes_cpu_ns", lambda: ran)
     loop = Loop(2.0, is_replayed=True, next_phase=lambda: None)
     with pytest.raises(Enough):
         for _ in range(1000):
             for _ in zip(WatchedIterator(batches(clock, 50, 3), loop), range(20), strict=False):
-                clock.forward(7)
+                clock.now += 7
                 ran += 9_000_000
-            clock.forward(3000)  # it is judged
+            clock.now += 3000  # an evaluation
             ran += 6_000_000_000
     assert loop.step_cpu_ns == 9_000_000
 
 
-def test_what_is_measured_may_take_the_loops_own_batches(clock: Any) -> None:
-    def measure() -> None:
-        found.extend(next(iterator) for _ in range(3))
-
+def test_a_measurement_may_take_batches_of_the_loop(clock: Clock) -> None:
+    loop = Loop(0.02, is_replayed=False, next_phase=lambda: found.extend(next(iterator) for _ in range(3)))
     found: list[int] = []
-    loop = Loop(0.02, is_replayed=False, next_phase=measure)
     iterator = WatchedIterator(batches(clock, 100, 3), loop)
     with pytest.raises(Enough):
         for _ in iterator:
-            clock.forward(7)
+            clock.now += 7
     assert len(found) == 3 and found == list(range(found[0], found[0] + 3))
 
 
 @pytest.mark.parametrize("is_replayed", [False, True])
-def test_a_few_steps_are_enough_where_the_batches_end_soon(clock: Any, is_replayed: bool) -> None:
+def test_a_few_steps_are_enough_where_the_batches_end_soon(clock: Clock, is_replayed: bool) -> None:
     loop = Loop(60.0, is_replayed)
     seen = []
-    for end in (4, 8):  # before which step it is told; of the first epoch too few have been measured then
-        for number, _ in zip(range(10), WatchedIterator(batches(clock, 11, 3), loop), strict=False):
+    for end in (4, 8):  # before which step it is known; of the first epoch too few have been measured then
+        for number, _ in zip(range(end + 2), WatchedIterator(batches(clock, 11, 3), loop), strict=False):
             if number == end:
                 loop.ends_soon()
-            clock.forward(7)
+            clock.now += 7
             seen.append((loop.phase, len(loop.steps[Phase.AS_IT_IS])))
-            if number == end + 1:
-                break
     assert seen[5] == (Phase.AS_IT_IS, 2)
     assert seen[-1] == ((Phase.SETTLING, 10) if is_replayed else (Phase.AS_IT_IS, 10))
+
+
+@pytest.mark.parametrize(("computes", "wait_s"), [(10.0, 0.021), (100.0, 0.0)], ids=["waits", "is busy"])
+def test_a_gpu_waits_for_batches_or_is_busy_although_python_waits(
+    gpu: Clock, computes: float, wait_s: float
+) -> None:
+    loop = watched_loop()
+    for _ in range(4):
+        train_on_gpu(gpu, loop, computes, 20)
+        gpu.launch(10_000.0)  # a validation, which is no step
+        gpu.synchronize()
+    # It is free 9 ms after Python asks for the next batch, which is there after 30.
+    assert loop.device.times() == DeviceTimes(pytest.approx(wait_s), pytest.approx(computes / 1000))
+    assert loop.steps[Phase.AS_IT_IS].wait_s == pytest.approx(0.030)
+
+
+def test_work_that_a_gpu_has_still_to_do_counts_for_the_steps_that_asked_for_it(gpu: Clock) -> None:
+    def other() -> Any:
+        gpu.launch(5_000.0)  # another loader's augmentation, which belongs to no step
+        return None if loop.steps[Phase.TRIED] else iter([0] * 1000)
+
+    loop = Loop(1.0, is_replayed=True, next_phase=other)
+    with pytest.raises(Enough):
+        train_on_gpu(gpu, loop, 100.0, steps=1000)  # Python is ahead of the GPU
+    for phase in (Phase.INSTANT, Phase.TRIED):
+        assert loop.steps[phase].seconds == pytest.approx(0.100, rel=0.02)
+
+
+def test_every_fourth_step_is_measured_by_three_events_that_are_freed(gpu: Clock) -> None:
+    loop = watched_loop()
+    train_on_gpu(gpu, loop, 10.0, steps=403)
+    assert 3 * 99 <= gpu.made <= 3 * 101 and len(gpu.living) <= 3
+    loop.close()
+    assert not gpu.living
+
+
+def test_a_gpu_that_falls_far_behind_gets_no_more_events(gpu: Clock) -> None:
+    clock = DeviceClock()
+    for _ in range(2000):
+        clock.asked()
+        clock.got()
+        gpu.launch(1000.0)
+        gpu.now += 1.0
+    assert gpu.made <= 3 * 66
+
+
+def test_without_a_gpu_or_where_events_may_not_be_recorded_steps_go_on(
+    gpu: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = watched_loop()
+    train_on_gpu(gpu, loop, 10.0)
+    before = loop.device.times()
+    gpu.may_record = False
+    train_on_gpu(gpu, loop, 10.0)
+    assert loop.device.times() == before and not gpu.living
+    gpu.is_initialized = False
+    for _ in range(2):
+        loop = watched_loop()
+        train_on_gpu(gpu, loop, 10.0)
+        assert loop.device.times() is None and not gpu.living
+        monkeypatch.setitem(sys.modules, "torch", None)

@@ -1,9 +1,19 @@
-"""What is put in a loader's place: it reads the same files, and is measured on them."""
+"""Loaders of fastpipe's in a loader's place: they read the same files, and are measured on them."""
 
 from __future__ import annotations
 
+import inspect
+import itertools
+import logging
+import os
+import select
+import tempfile
+from collections import namedtuple
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import h5py
@@ -12,17 +22,51 @@ import numpy as np
 import pytest
 import torch
 import zarr
-from torch.utils.data import DataLoader, Dataset
+from PIL import Image
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Subset
+from torchvision import transforms as v1
+from torchvision.datasets import ImageFolder
+from torchvision.datasets.folder import default_loader
+from torchvision.transforms import v2
 
 import fastpipe
+from fastpipe import Cache, FastHDF5Dataset, FastImageFolder, FastLoader
+from fastpipe.tools import candidates, swaps, witness
 from fastpipe.tools.costs import LoaderCosts
+from fastpipe.tools.folders import FileSystem
 from fastpipe.tools.loaders import Watched
 from fastpipe.tools.loops import Loop
 from fastpipe.tools.stacks import Line
-from fastpipe.tools.swaps import of_volumes
-from fastpipe.tools.witness import ArrayRead, OpenVolume, Reads, volumes_of
+from fastpipe.tools.thread_times import Spent
+from fastpipe.tools.witness import ArrayRead, OpenVolume, Reads, observe, volumes_of
 
-SECONDS = 0.8
+SECONDS = 0.6
+Pair = namedtuple("Pair", "image label")
+V1 = v1.Compose([v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), v1.ToTensor()])
+V2 = v2.Compose(
+    [v2.ToImage(), v2.RandomResizedCrop(32, antialias=True), v2.ToDtype(torch.float32, scale=True)]
+)
+
+
+def advice_of(loader: Any, name: str, **options: Any) -> list[Any]:
+    report = fastpipe.profile(loader, lambda batch: None, seconds=SECONDS, **options)
+    assert report.is_loader_bound
+    return [advice for advice in report.advice if name in advice.what]
+
+
+def watched(loader: Any, batch: Any = None) -> Watched:
+    line, loop = Line("train.py", 3, "main"), Loop(1.0, True)
+    loop.batch = batch
+    return Watched(loader, line, line, loop)
+
+
+@pytest.fixture
+def getitem(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """h5py's own function, also where an earlier profile was interrupted and has left an observer."""
+    function = h5py.Dataset.__getitem__
+    function = inspect.unwrap(function, stop=lambda one: not hasattr(one, "_fastpipe_observers"))
+    monkeypatch.setattr(h5py.Dataset, "__getitem__", function)
+    return h5py.Dataset.__getitem__
 
 
 class Rows(Dataset[Any]):
@@ -45,66 +89,68 @@ class Rows(Dataset[Any]):
 
 @pytest.fixture
 def rows(tmp_path: Path) -> Path:
-    path = tmp_path / "rows.h5"
-    with h5py.File(path, "w") as file:
+    with h5py.File(tmp_path / "rows.h5", "w") as file:
         values = np.random.default_rng(0).normal(size=(512, 32, 32)).astype("f4")
         file.create_dataset("x", data=values, chunks=(64, 32, 32), compression="gzip")
         file["y"] = np.arange(512)
-    return path
+    return tmp_path / "rows.h5"
 
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("workers", [0, 1])
-def test_rows_of_an_hdf5_file_are_read_by_fastpipe(rows: Path, workers: int) -> None:
+def test_rows_of_an_hdf5_file_are_read_by_fastpipe(rows: Path, workers: int, getitem: Any) -> None:
     loader = DataLoader(Rows(rows), batch_size=16, shuffle=True, num_workers=workers)
     report = fastpipe.profile(loader, lambda batch: None, seconds=SECONDS, try_advice=True)
-    assert report.stall[0].name == "read"
     first = report.advice[0]
-    assert "FastHDF5Dataset('rows.h5', ['x', 'y'])" in first.what
+    assert report.stall[0].name == "read" and "FastHDF5Dataset('rows.h5', ['x', 'y'])" in first.what
     assert "transform=" not in first.what and "augment=" not in first.what
     assert first.predicted_s is not None and first.predicted_s < report.step_s / 2
     assert first.tried_s is not None and first.tried_s < report.step_s
-    assert h5py.Dataset.__getitem__.__module__ == "h5py._hl.dataset"
+    assert h5py.Dataset.__getitem__ is getitem
 
 
-def test_what_else_a_dataset_does_is_counted_in_one_way_and_left_out_in_the_other(rows: Path) -> None:
+def test_other_work_of_a_dataset_of_rows_is_counted_as_transform_and_left_out_as_augment(rows: Path) -> None:
     loader = DataLoader(Rows(rows, work=3), batch_size=16, shuffle=True)
-    report = fastpipe.profile(loader, lambda batch: None, seconds=SECONDS)
-    ways = [advice for advice in report.advice if "FastHDF5Dataset" in advice.what]
-    assert ["augment=" in way.what for way in ways] == [True, False] and "transform=" in ways[1].what
-    whole, as_it_is = (way.predicted_s for way in ways)
-    assert whole is not None and as_it_is is not None and whole < as_it_is < report.step_s
-    assert "Rows.__getitem__" in ways[0].why
+    whole, as_it_is = advice_of(loader, "FastHDF5Dataset")
+    assert "augment=" in whole.what and "transform=" in as_it_is.what
+    assert whole.predicted_s < as_it_is.predicted_s and "Rows.__getitem__" in whole.why
 
 
-def test_reads_are_seen_until_there_are_enough_and_h5py_is_as_it_was(rows: Path) -> None:
-    getitem = h5py.Dataset.__getitem__
+def test_reads_of_two_loaders_are_observed_until_there_are_enough(rows: Path, getitem: Any) -> None:
+    with fastpipe.profile():
+        one, other = DataLoader(Rows(rows), batch_size=16), DataLoader(Rows(rows), batch_size=16)
+        for number, _ in enumerate(zip(one, other, strict=True), start=1):
+            # Each has seen enough after 256 reads: the one that began first ends first.
+            assert number > 1 or h5py.Dataset.__getitem__ is not getitem
+    assert h5py.Dataset.__getitem__ is getitem
     with h5py.File(rows) as file, closing(Reads().begin()) as reads:
         for number in range(300):
             file["x"][number], file["y"][number]
         assert h5py.Dataset.__getitem__ is getitem
         file["x"][3:5, 0]
-    assert reads.arrays == [
-        ArrayRead(str(rows.resolve()), "/x", (512, 32, 32), (32, 32)),
-        ArrayRead(str(rows.resolve()), "/y", (512,), ()),
-    ]
+    path = str(rows.resolve())
+    assert reads.arrays == [ArrayRead(path, "/x", (512, 32, 32), (32, 32)), ArrayRead(path, "/y", (512,), ())]
     assert [read.sample_dims for read in reads.arrays] == [1, 1]
     assert ArrayRead("f", "/x", (8, 4), (3, 4)).sample_dims is None
 
 
 class Patches(Dataset[Any]):
-    """Patches of a volume at random."""
+    """Patches of a volume at random, or of volumes that are loaded for each sample."""
 
-    def __init__(self, path: Path) -> None:
-        self.image, self.labels = zarr.open_array(path / "image"), zarr.open_array(path / "labels")
+    def __init__(self, folder: Path, files: list[tuple[str, str]] = []) -> None:  # noqa: B006
+        self.files = files
+        if not files:
+            self.image, self.labels = zarr.open_array(folder / "image"), zarr.open_array(folder / "labels")
 
     def __len__(self) -> int:
         return 400
 
     def __getitem__(self, index: int) -> Any:
-        start = [int(torch.randint(size - 8 + 1, ())) for size in self.image.shape]
-        box = tuple(slice(at, at + 8) for at in start)
-        return self.image[box], self.labels[box]
+        if not self.files:
+            box = tuple(slice(at, at + 8) for at in torch.randint(24, (3,)).tolist())
+            return self.image[box], self.labels[box]
+        image, labels = (nibabel.load(file).get_fdata() for file in self.files[index % len(self.files)])
+        return image[None, 4:12, 8:16, :8], labels[4:12, 8:16, :8]
 
 
 @pytest.mark.slow
@@ -113,55 +159,28 @@ def test_patches_of_a_volume_are_read_by_fastpipe(tmp_path: Path) -> None:
         array = zarr.create_array(tmp_path / name, shape=(32, 32, 32), chunks=(16, 16, 16), dtype=dtype)
         array[:] = np.random.default_rng(0).integers(0, 9, (32, 32, 32))
     loader = DataLoader(Patches(tmp_path), batch_size=4, num_workers=1, multiprocessing_context="spawn")
-    report = fastpipe.profile(loader, lambda batch: None, seconds=SECONDS, try_advice=True)
-    first = report.advice[0]
-    assert "FastPatchDataset('image', (8, 8, 8), labels='labels')" in first.what
-    assert first.predicted_s is not None and first.predicted_s < report.step_s
-    assert first.tried_s is not None
-
-
-class Loaded(Dataset[Any]):
-    """Patches of volumes that are loaded for each sample."""
-
-    def __init__(self, files: list[tuple[str, str]]) -> None:
-        self.files = files
-
-    def __len__(self) -> int:
-        return 400
-
-    def __getitem__(self, index: int) -> Any:
-        image, labels = (nibabel.load(file).get_fdata() for file in self.files[index % len(self.files)])
-        box = (slice(4, 12), slice(8, 16), slice(0, 8))
-        return image[None][(slice(None), *box)], labels[box]
+    first = advice_of(loader, "FastPatchDataset('image', (8, 8, 8), labels='labels')", try_advice=True)[0]
+    assert first.predicted_s is not None and first.tried_s is not None
 
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("workers", [0, 1])
-def test_patches_of_volumes_that_are_loaded_for_each_are_read_by_fastpipe(
-    tmp_path: Path, workers: int
-) -> None:
+def test_patches_of_volumes_that_are_loaded_are_read_by_fastpipe(tmp_path: Path, workers: int) -> None:
     values = np.random.default_rng(0).integers(0, 9, (64, 64, 48)).astype(np.int16)
     files = [(str(tmp_path / f"{case}.nii.gz"), str(tmp_path / f"{case}-labels.nii.gz")) for case in range(2)]
-    for name in (name for pair in files for name in pair):
+    for name in itertools.chain(*files):
         nibabel.save(nibabel.Nifti1Image(values, np.eye(4)), name)
     load = nibabel.load
-    report = fastpipe.profile(
-        DataLoader(Loaded(files), batch_size=4, num_workers=workers), lambda batch: None, seconds=SECONDS
-    )
-    assert nibabel.load is load
-    first = report.advice[0]
-    assert "FastPatchDataset([('0.nii.gz', '0-labels.nii.gz'), …], (8, 8, 8))" in first.what
-    assert first.predicted_s is not None and first.predicted_s < report.step_s / 2
+    loader = DataLoader(Patches(tmp_path, files), batch_size=4, num_workers=workers)
+    first = advice_of(loader, "FastPatchDataset([('0.nii.gz', '0-labels.nii.gz'), …], (8, 8, 8))")[0]
+    assert nibabel.load is load and first.predicted_s is not None
 
 
-def test_samples_that_are_whole_volumes_are_no_patches() -> None:
-    loop, line = Loop(1.0, True), Line("train.py", 3, "main")
-    loop.batch = [torch.zeros(2, 16, 16, 16)]
-    watched = Watched(DataLoader(range(4), batch_size=2), line, line, loop)
-    assert not list(of_volumes(watched, LoaderCosts(), [OpenVolume("/x.npy", (16, 16, 20), True)]))
-
-
-def test_what_is_no_volume_is_not_taken_for_one(tmp_path: Path) -> None:
+def test_samples_that_are_whole_volumes_or_arrays_without_a_file_are_no_patches(tmp_path: Path) -> None:
+    whole = watched(DataLoader(range(4), batch_size=2), [torch.zeros(2, 16, 16, 16)])
+    assert not list(swaps.of_volumes(whole, LoaderCosts(), [OpenVolume("/x.npy", (16, 16, 20), True)]))
+    memory = zarr.create_array(zarr.storage.MemoryStore(), shape=(4,), dtype="u1")
+    assert volumes_of(SimpleNamespace(memory=memory, array=np.zeros((4, 4)))) == [] and volumes_of(3) == []
     np.save(tmp_path / "flat.npy", np.zeros((4, 4)))
     np.save(tmp_path / "x.npy", np.zeros((4, 4, 4)))
     load = np.load
@@ -177,41 +196,288 @@ def test_what_is_no_volume_is_not_taken_for_one(tmp_path: Path) -> None:
     assert loads.volumes == [OpenVolume(str(tmp_path / "x.npy"), (4, 4, 4), True)]
 
 
-def test_volumes_that_cannot_be_opened_elsewhere_are_none(tmp_path: Path) -> None:
-    class Holder:
-        def __init__(self) -> None:
-            self.memory = zarr.create_array(zarr.storage.MemoryStore(), shape=(4,), dtype="u1")
-            self.array = np.zeros((4, 4))
-
-    assert volumes_of(Holder()) == [] and volumes_of(3) == []
+def open_image(path: str) -> Any:
+    with Image.open(path) as image:
+        return image.convert("RGB")
 
 
-def test_images_are_seen_in_all_threads_with_their_boxes_and_sizes(photo_tree: Path) -> None:
-    from concurrent.futures import ThreadPoolExecutor
+class Photos(Dataset[Any]):
+    """Photos of a table."""
 
-    from PIL import Image
+    def __init__(
+        self, table: list[tuple[str, int]], tfm: Any = V1, form: Any = Pair, load: Any = open_image
+    ) -> None:
+        self.table, self.tfm, self.form, self.load = table, tfm, form, load
 
-    opened, crop, resize = Image.open, Image.Image.crop, Image.Image.resize
-    paths = sorted(photo_tree.rglob("*.jpg"))[:4]
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, index: int) -> Any:
+        path, label = self.table[index]
+        return self.form(self.tfm(self.load(path)), label)
+
+
+@pytest.fixture
+def table(photo_tree: Path) -> list[tuple[str, int]]:
+    return [(str(path), number % 3) for number, path in enumerate(sorted(photo_tree.rglob("*.jpg")) * 4)]
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize(
+    ("form", "image_of", "workers", "tfm", "load"),
+    [
+        pytest.param(lambda *pair: pair, lambda batch: batch[0], 0, V1, open_image, id="pair"),
+        pytest.param(lambda x, y: {"label": y, "image": x}, lambda batch: batch["image"], 1, V2,
+                     default_loader, id="dict"),
+        pytest.param(lambda x, y: ([y, {"x": x}], "name"), lambda batch: batch[0][1]["x"], 0, V1, open_image,
+                     id="nested"),
+        pytest.param(Pair, lambda batch: batch.image, 0, V1, open_image, id="named"),
+        pytest.param(lambda x, y: x, lambda batch: batch, 0, V2, open_image, id="alone"),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("without_least_gain")
+def test_images_of_a_table_are_read_by_fastpipe(
+    table: list[tuple[str, int]], form: Any, image_of: Any, workers: int, tfm: Any, load: Any
+) -> None:
+    function, seen = Image.open, []
+    loader = DataLoader(Photos(table, tfm, form, load), batch_size=8, shuffle=True, num_workers=workers)
+    report = fastpipe.profile(loader, seen.append, seconds=SECONDS, try_advice=True)
+    assert Image.open is function
+    (way,) = [advice for advice in report.advice if "from_samples" in advice.what]
+    assert way.predicted_s is not None and way.predicted_s > 0 and way.tried_s is not None
+    assert "of your images" in way.why and "your transform" in way.why
+    assert len({type(batch) for batch in seen}) == 1
+    assert {(image.shape[1:], image.dtype) for image in map(image_of, seen)} == {((3, 32, 32), torch.float32)}
+
+
+class Twice(Photos):
+    """Two images for a sample."""
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index), super().__getitem__(index - 1)
+
+
+def no_tensor(image: Any) -> Any:
+    return torch.from_numpy(np.asarray(image.resize((32, 32))).copy())
+
+
+def with_other(dataset: Any, **more: Any) -> Any:
+    vars(dataset).update(other=V2, **more)
+    return dataset
+
+
+@pytest.mark.few(6)
+@pytest.mark.parametrize(
+    ("make", "is_advised"),
+    [
+        pytest.param(lambda table: {"dataset": Subset(Photos(table), range(64)), "batch_size": 8}, True,
+                     id="subset"),
+        pytest.param(lambda table: {"dataset": Photos(table), "batch_sampler": BatchSampler(
+            RandomSampler(table), 8, False)}, True, id="batch sampler"),
+        pytest.param(lambda table: {"dataset": with_other(Photos(table), transform=V1), "batch_size": 8},
+                     True,
+                     id="two transforms, one by its name"),
+        pytest.param(lambda table: {"dataset": with_other(Photos(table)), "batch_size": 8}, False,
+                     id="two transforms"),
+        pytest.param(lambda table: {"dataset": Twice(table), "batch_size": 8}, False, id="two images"),
+        pytest.param(lambda table: {"dataset": Photos(table, load=lambda path: Image.open(path).convert("L")),
+                                    "batch_size": 8}, False, id="grey images"),
+        pytest.param(lambda table: {"dataset": Photos(table, no_tensor), "batch_size": 8}, False,
+                     id="own transform"),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("without_least_gain")
+def test_images_of_a_table_are_recognised(table: list[tuple[str, int]], make: Any, is_advised: bool) -> None:
+    assert bool(advice_of(DataLoader(**make(table)), "from_samples")) == is_advised
+
+
+def test_opened_images_are_observed_in_all_threads_with_their_boxes_and_sizes(table: Any) -> None:
+    functions = Image.open, Image.Image.crop, Image.Image.resize
+    paths = sorted({path for path, _ in table})
 
     def read(number: int) -> None:
-        with Image.open(paths[number]) as image:
-            image.crop((number, 0, 20 + number, 20)).resize((8, 8)).resize((4, 4))
+        with Image.open(fp=paths[number]) as image:
+            image.crop(box=(number, 0, 20 + number, 20)).resize(size=(8, 8)).resize((4, 4))
 
     with closing(Reads().begin()) as reads, ThreadPoolExecutor(2) as pool:
+        reads.begin()  # again
         list(pool.map(read, range(4)))
-    assert (Image.open, Image.Image.crop, Image.Image.resize) == (opened, crop, resize)
-    assert reads.opened == 4
-    found = {Path(one.file): (one.box, one.size) for one in reads.images}
-    assert found == {path: ((at, 0, 20 + at, 20), (8, 8)) for at, path in enumerate(paths)}
+        with open(paths[0], "rb") as file:
+            Image.open(file)
+        with pytest.raises(FileNotFoundError):
+            Image.open("nowhere.png")
+    assert (Image.open, Image.Image.crop, Image.Image.resize) == functions
+    assert reads.opened == 5 and reads.images.pop().file == paths[0]
+    found = {one.file: (one.box, one.size) for one in reads.images}
+    assert found == {path: ((at, 0, 20 + at, 20), (8, 8)) for at, path in enumerate(paths[:4])}
 
 
-def test_two_loaders_of_rows_at_once_leave_nothing_of_what_looked_at_them(rows: Path) -> None:
-    before = h5py.Dataset.__getitem__
-    with fastpipe.profile():
-        one = DataLoader(Rows(rows), batch_size=16)
-        other = DataLoader(Rows(rows), batch_size=16)
-        for number, _ in enumerate(zip(one, other, strict=True), start=1):
-            # Each has seen enough after 256 reads: the one that began first ends first.
-            assert number > 1 or h5py.Dataset.__getitem__ is not before
-    assert h5py.Dataset.__getitem__ is before
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_an_observed_function_is_restored_in_whatever_order_observers_end(order: tuple[int, ...]) -> None:
+    owner, seen = SimpleNamespace(double=lambda number: 2 * number), []
+    before = owner.double
+    ends = [observe(owner, "double", lambda value, number, by=by: seen.append(by)) for by in range(3)]
+    for left, at in zip((3, 2, 1), order, strict=True):
+        seen.clear()
+        assert owner.double(4) == 8 and len(seen) == left
+        ends[at]()
+        ends[at]()
+    assert owner.double is before
+    end = observe(owner, "double", lambda value, number: seen.append(value))
+    inner = owner.double
+    owner.double = other = lambda number: inner(number) + 1
+    seen.clear()
+    end()
+    assert owner.double is other and owner.double(4) == 9 and not seen, (
+        "a replacement by another package stays"
+    )
+
+
+def test_an_error_of_an_observer_is_no_error_of_the_caller(caplog: pytest.LogCaptureFixture) -> None:
+    owner, seen = SimpleNamespace(double=lambda number: 2 * number), []
+
+    def fail(value: int, number: int) -> None:
+        seen.append(value)
+        raise ValueError("not today")
+
+    end = observe(owner, "double", fail)
+    with caplog.at_level(logging.WARNING, "fastpipe"):
+        assert [owner.double(4), owner.double(5)] == [8, 10]
+    assert seen == [8] and "not today" in caplog.text
+    end()
+    assert "_fastpipe_observers" not in vars(owner.double)
+
+
+@pytest.mark.parametrize("calls_before", list(itertools.combinations_with_replacement(range(4), 3)))
+@pytest.mark.parametrize("moment", ["begin", "end"])
+def test_an_image_that_is_read_while_observing_begins_or_ends_is_seen_whole_or_not(
+    moment: str, calls_before: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "x.png")
+    images: list[Image.Image] = []
+    calls = (
+        lambda: Image.open(tmp_path / "x.png"), lambda: images[-1].crop((0, 0, 4, 4)),
+        lambda: images[-1].resize((2, 2))
+    )  # fmt: skip
+
+    def read_on(wanted: int) -> None:
+        """As another thread would, between any two functions that are observed."""
+        while len(images) < wanted:
+            images.append(calls[len(images)]())
+
+    reads, steps = Reads(), iter([*calls_before, 3])
+
+    def observe_and_read(*args: Any) -> Any:
+        if args[0] not in (Image, Image.Image):
+            return observe(*args)
+        if moment == "begin":
+            read_on(next(steps))
+        end = observe(*args)
+        return (lambda: (read_on(next(steps)), end())) if moment == "end" else end
+
+    monkeypatch.setattr(witness, "observe", observe_and_read)
+    with closing(reads.begin()):
+        if moment == "begin":
+            read_on(next(steps))
+    read_on(3)
+    for read in reads.images:
+        assert read.size is None or (read.box, read.size) == ((0, 0, 4, 4), (2, 2))
+
+
+WAITING = LoaderCosts({"read": Spent(9_000_000, 0, 0), "decode": Spent(1_000_000, 1_000_000, 0)}, batches=4)
+WORKING = LoaderCosts({"read": Spent(9_000_000, 9_000_000, 0)}, batches=4)
+
+
+def far_loader(path: str) -> Any:
+    """Reads as from a mount whose server answers late; copies are near."""
+    if "fastpipe-profile-" not in path:
+        select.select([], [], [], 0.01)
+    return default_loader(path)
+
+
+def staged(loader: Any, folder: Path, kind: str = "fuse.s3fs", costs: LoaderCosts = WAITING) -> list[Any]:
+    device = os.stat(folder).st_dev
+    mounts = f"30 23 {os.major(device)}:{os.minor(device)} / {folder} rw - {kind} bucket rw\n"
+    return list(swaps.of_staged(watched(loader), costs, mounts))
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where copies are made."""
+    folder = tmp_path_factory.mktemp("made")
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def test_a_folder_on_a_mount_is_measured_on_copies_that_are_removed(
+    photo_tree: Path, made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = ImageFolder(str(photo_tree), v1.ToTensor(), loader=far_loader)
+    loader = DataLoader(dataset, batch_size=1, shuffle=True)
+    (found,) = staged(loader, photo_tree)
+    assert found.what.endswith("FastLoader (train.py:3 main)") and 'stage="/a/local/disk"' in found.what
+    assert "90% of its time for fuse.s3fs" in found.why
+    originals = {image.numpy().tobytes(): label for image, label in dataset}
+    for _ in range(2):
+        epoch = list(found.begin())
+        assert len(epoch) == len(list(made.glob("*/*.jpg"))) == 8
+        assert all(originals[images[0].numpy().tobytes()] == labels.item() for images, labels in epoch)
+    found.close()
+    assert not list(made.iterdir())
+    assert dataset.samples[0][0].startswith(str(photo_tree)) and loader.dataset is dataset
+    assert not staged(loader, photo_tree, "ext4") and not staged(loader, photo_tree, costs=WORKING)
+    assert not list(swaps.of_staged(watched(DataLoader(range(10), batch_size=2)), WAITING))
+    monkeypatch.setattr(swaps, "_MOST_BYTES", 10)
+    (found,) = staged(DataLoader(dataset, batch_size=2), photo_tree, "nfs4")
+    with pytest.raises(OSError, match=r"no room for 2 files in .*: .* are free"):
+        next(found.begin())
+    found.close()
+    assert not list(made.iterdir())
+
+
+@pytest.mark.slow
+def test_a_profile_of_a_mount_advises_to_copy(
+    photo_tree: Path, made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(swaps, "file_system", lambda path, mounts: FileSystem("fuse.rclone", 1 << 40))
+    dataset = ImageFolder(str(photo_tree), V1, loader=far_loader)
+    dataset.samples = dataset.imgs = dataset.samples * 20
+    (found,) = advice_of(DataLoader(dataset, batch_size=4), "stage=", try_advice=True)
+    assert found.predicted_s is not None and not list(made.iterdir())
+
+
+def kept(loader: Any) -> list[Any]:
+    return list(candidates.of_kept(watched(loader)))
+
+
+def test_data_are_kept_in_a_cache_of_a_copy_of_the_dataset(photo_tree: Path, rows: Path) -> None:
+    transform = v1.Compose([v1.Resize((8, 8)), v1.ToTensor()])
+    images = FastImageFolder(photo_tree, transform, cache="off")
+    (found,) = kept(FastLoader(images, 4, shuffle=True))
+    assert found.what.startswith("cache=Cache(where='ram', max_bytes=")
+    assert found.what.endswith(" of the FastImageFolder (train.py:3 main)")
+    expected = {image.numpy().tobytes() for image, _ in images}
+    for _ in range(2):
+        made = torch.cat([batch for batch, _ in found.begin()])
+        assert {image.numpy().tobytes() for image in made} == expected
+    table = FastHDF5Dataset(rows, "y", cache="off")
+    (found,) = kept(FastLoader(table, 4))
+    for _ in range(2):
+        assert sorted(torch.cat(list(found.begin())).tolist()) == list(range(64))  # of sixteen batches
+    assert images.cache == table.cache == Cache("off")
+
+
+def test_a_cache_is_proposed_only_where_it_holds_all_and_none_does_so_already(
+    rows: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loader(cache: Any) -> FastLoader[Any]:
+        return FastLoader(FastHDF5Dataset(rows, "x", cache=cache), 4)
+
+    for cache in ("auto", "ram", "disk", Cache("ram", 4 << 20)):
+        assert not kept(loader(cache))
+    assert kept(loader(Cache("ram", max_bytes=1000)))
+    dataset = FastHDF5Dataset(rows, "x", cache="off")
+    assert not kept(FastLoader(Subset(dataset, [0, 1]), 2)) and not kept(FastLoader(list(range(8)), 2))
+    for free in (None, 2 << 20):
+        monkeypatch.setattr(candidates, "free_memory", lambda free=free: free)
+        assert not kept(loader("off"))

@@ -1,4 +1,4 @@
-"""Loaders that are watched give what they gave, and what they do is seen in every kind of process."""
+"""Loaders that are watched give what they gave, and are seen in every kind of process."""
 
 from __future__ import annotations
 
@@ -54,173 +54,144 @@ class Stream(IterableDataset[int]):
 class Around(IterableDataset[int]):
     """Gives what another one does."""
 
-    def __init__(self, inner: Any = None) -> None:
-        self.inner = inner
+    inner: Any = None
+    other: Any = None
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.inner)
 
 
-def test_streams_within_streams_know_their_workers_if_one_does() -> None:
-    around = Around(Around())
-    around.inner.inner = around
-    assert not knows_workers(around), "each of them has the other"
-    around.inner.other = Stream()
-    assert knows_workers(around) and knows_workers(Stream())
+def test_a_stream_around_another_knows_its_workers_if_that_does() -> None:
+    outer, inner = Around(), Around()
+    outer.inner, inner.inner = inner, outer
+    assert not knows_workers(outer), "each of them has the other"
+    inner.other = Stream()
+    assert knows_workers(outer) and knows_workers(Stream())
 
 
-class WhoseDataset:
-    """An init function that looks whose dataset the worker has."""
+class WriteKind:
+    """An init function that writes what kind of dataset a worker has."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
     def __call__(self, worker_id: int) -> None:
         worker = get_worker_info()
-        assert worker is not None
-        (self.path / f"{worker_id}").write_text(type(worker.dataset).__name__)
+        (self.folder / f"{worker_id}").write_text(type(worker.dataset).__name__ if worker else "")
 
 
 def watch() -> Watch:
     return Watch(lambda _: Loop(float("inf"), is_replayed=False))
 
 
-def epochs(loader: Any, count: int = 2) -> list[Any]:
+def epochs(loader: Any) -> str:
     torch.manual_seed(7)
-    return [*(list(loader) for _ in range(count)), torch.rand(())]
+    return repr([list(loader), list(loader), torch.rand(())])
 
 
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, (list, tuple)):
-        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
-
-
-KINDS: list[dict[str, Any]] = [
-    {}, {"num_workers": 1}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True},
-    {"num_workers": 1, "multiprocessing_context": "spawn"},
-    {"num_workers": 1, "multiprocessing_context": "forkserver", "persistent_workers": True},
-]  # fmt: skip
-
-
-@pytest.mark.few(4)
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.few(3)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {}, {"num_workers": 1}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True},
+        {"num_workers": 1, "multiprocessing_context": "spawn"},
+        {"num_workers": 1, "multiprocessing_context": "forkserver", "persistent_workers": True},
+    ],
+    ids=str,
+)  # fmt: skip
 @pytest.mark.parametrize("dataset", [Squares, Batches, Stream])
-def test_batches_order_and_draws_stay_and_all_are_counted(dataset: Any, kind: dict[str, Any]) -> None:
+def test_batches_and_draws_are_the_same_and_all_are_counted(dataset: Any, kind: dict[str, Any]) -> None:
     options = {"batch_size": 4, **({} if dataset is Stream else {"shuffle": True}), **kind}
-    wanted = epochs(DataLoader(dataset(), **options))
+    expected = epochs(DataLoader(dataset(), **options))
     with watch() as watching:
         loader = DataLoader(dataset(), **options)
-        assert same(epochs(loader), wanted)
+        assert epochs(loader) == expected
         (known,) = watching.found
         assert known.loader is loader and known.witness is not None
         known.witness.close()
         samples = 2 * (20 if dataset is Stream else 24)
         costs = costs_of(known.witness.accounts())
-        for _ in range(600):  # workers that stay tell from time to time, the others when they ended
+        for _ in range(600):  # workers that stay report from time to time, the others when they end
             if costs.samples == samples:
                 break
             threading.Event().wait(0.05)
             costs = costs_of(known.witness.accounts())
-    assert costs.samples == samples
-    assert costs.batches == sum(map(len, wanted[:-1]))
+    assert costs.samples == samples and 4 * costs.batches >= samples
     assert costs.makers == kind.get("num_workers", 0)
 
 
-def test_stages_and_lines_are_those_of_the_dataset() -> None:
+def test_stages_and_lines_are_known(tmp_path: Path) -> None:
+    init = WriteKind(tmp_path)
     with watch() as watching:
-        loader = DataLoader(Squares(256), batch_size=8, num_workers=1)
-        epochs(loader)
-        assert watching.found[0].witness is not None
-        costs = costs_of(watching.found[0].witness.accounts())
+        loader = DataLoader(Squares(256), batch_size=8, num_workers=1, worker_init_fn=init)
+        list(loader)
+        (known,) = watching.found
+        assert known.witness is not None
+        costs = costs_of(known.witness.accounts())
     assert {"transform", "collate"} <= set(costs.stages) <= {"transform", "collate", "transfer", "other"}
     assert costs.wall_s > 0 and costs.cpu_s > 0
     functions = {(Path(line.file).name, line.function) for line, _, _ in costs.lines}
     assert any(file == Path(__file__).name and name.endswith("__getitem__") for file, name in functions)
-
-
-def test_the_lines_that_made_and_iterate_a_loader_are_known() -> None:
-    with watch() as watching:
-        loader = DataLoader(range(8))
-        list(loader)
-    (known,) = watching.found
-    assert known.made_at is not None
-    assert (
-        known.made_at.function
-        == known.used_at.function
-        == "test_the_lines_that_made_and_iterate_a_loader_are_known"
-    )
+    assert known.made_at is not None and known.made_at.file == __file__
+    assert known.made_at.function == known.used_at.function == "test_stages_and_lines_are_known"
     assert known.used_at.line == known.made_at.line + 1
-    assert known.made_at.file == __file__
+    assert (tmp_path / "0").read_text() == "Squares", "the user's init function sees the user's dataset"
 
 
-def test_the_users_init_function_sees_the_users_dataset(tmp_path: Path) -> None:
-    with watch():
-        list(DataLoader(Squares(), 4, num_workers=2, worker_init_fn=WhoseDataset(tmp_path)))
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"0": "Squares", "1": "Squares"}
-
-
-def test_afterwards_nothing_is_watched_and_nothing_is_left() -> None:
+def test_afterwards_no_loader_is_watched_and_no_file_is_left() -> None:
     begin, init = DataLoader.__iter__, DataLoader.__init__
     before = set(os.listdir(tempfile.gettempdir()))
-    with watch():
+    with watch() as watching:
         loader = DataLoader(Squares(), batch_size=4, num_workers=1, persistent_workers=True)
-        assert isinstance(iter(loader), WatchedIterator)
+        with watching.paused():
+            assert list(DataLoader(range(3), batch_size=None)) == [0, 1, 2]  # type: ignore[arg-type]
+        assert not watching.found
+        assert isinstance(iter(loader), WatchedIterator) and len(watching.found) == 1
     assert DataLoader.__iter__ is begin and DataLoader.__init__ is init
     assert set(os.listdir(tempfile.gettempdir())) == before
     assert len(list(loader)) == 6 and not isinstance(iter(loader), WatchedIterator)
 
 
-def test_an_error_of_a_dataset_is_raised_as_ever() -> None:
-    class Bad(Squares):
-        def __getitem__(self, index: int) -> Any:
-            raise ValueError(f"sample {index}")
+class Bad(Squares):
+    def __getitem__(self, index: int) -> Any:
+        raise ValueError(f"sample {index}")
 
-    def error_of(loader: Any) -> str:  # which keeps nothing of its traceback
-        try:
-            return str(list(loader))
-        except ValueError as error:
-            return str(error)
 
+def error_of(loader: Any) -> str:  # which keeps nothing of its traceback
+    try:
+        return str(list(loader))
+    except ValueError as error:
+        return str(error)
+
+
+def test_an_error_of_a_dataset_is_raised() -> None:
     for workers in (0, 1):
         with watch():
             assert "sample 0" in error_of(DataLoader(Bad(), batch_size=4, num_workers=workers))
     gc.collect()  # torch's worker waits for 5 s, if what its error refers to is collected as garbage
 
 
-def test_a_subclass_with_an_iterator_of_its_own_is_left_alone() -> None:
+def test_a_subclass_with_an_iterator_of_its_own_is_not_watched() -> None:
     class Own(DataLoader[Any]):
         def __iter__(self) -> Any:
             return iter(["mine"])
 
     with watch() as watching:
-        assert list(Own(range(4))) == ["mine"]
+        assert list(Own(range(4))) == ["mine"]  # type: ignore[arg-type]
     assert not watching.found
 
 
-def test_a_loader_that_is_made_anew_for_each_epoch_is_the_same_loop() -> None:
-    def loader(length: int) -> DataLoader[Any]:
-        return DataLoader(Squares(length), batch_size=4, num_workers=1)
+def test_loaders_that_a_line_makes_for_each_epoch_are_one_loop() -> None:
+    def run(length: int) -> int:
+        loader = DataLoader(Squares(length), batch_size=4, num_workers=1)
+        return len(list(loader))
 
     with watch() as watching:
-        for _ in range(3):
-            assert len([batch for batch in loader(24)]) == 6  # noqa: C416
-        assert len([batch for batch in loader(8)]) == 2  # noqa: C416  # another loop over what that line made
+        assert [run(24), run(24), run(24), run(8)] == [6, 6, 6, 2]  # the last one is another loop
         training, other = watching.found
         assert training.witness is not None and other.witness is not None
         assert [costs_of(one.witness.accounts()).batches for one in (training, other)] == [18, 2]
     assert len(training.loop.epoch_starts) == 3
-
-
-def test_while_it_is_paused_nothing_is_watched() -> None:
-    with watch() as watching:
-        with watching.paused():
-            assert list(DataLoader(range(3), batch_size=None)) == [0, 1, 2]
-        assert not watching.found
-        list(DataLoader(range(3), batch_size=None))
-        assert len(watching.found) == 1
 
 
 def test_attributes_of_the_dataset_are_reached_through_the_one_that_is_timed() -> None:
