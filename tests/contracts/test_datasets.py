@@ -408,7 +408,7 @@ def test_a_dropped_dataset_is_freed_with_its_threads_and_files(kind: Data) -> No
         assert same(list(DataLoader(dataset, SIZE)), expected)
         assert same(dataset[3], kind.stock[3])
         dataset.close()
-    next(iter(FastLoader(dataset, SIZE)))
+    list(FastLoader(dataset, SIZE))
     refer = weakref.ref(dataset)
     del dataset
     assert refer() is None, "without a collection of garbage"

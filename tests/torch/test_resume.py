@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import pickle
 import random
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,11 +20,8 @@ from torch.utils.data import (
     DataLoader,
     DistributedSampler,
     IterableDataset,
-    RandomSampler,
     Sampler,
     Subset,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
 )
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
@@ -67,10 +61,6 @@ def hashed(batch: Any) -> Any:
     return batch[0].numpy().tobytes(), batch[1].tolist()
 
 
-def hashed_one(sample: Any) -> Any:
-    return sample[0].numpy().tobytes(), int(sample[1])
-
-
 def stream(loader: Any, look: Any = plain) -> list[Any]:
     return [look(batch) for batch in loader]
 
@@ -79,78 +69,7 @@ def transported(state: Any) -> Any:
     return json.loads(json.dumps(state))
 
 
-# ---- one rank ------------------------------------------------------------------------------------
-
-ORDERS: dict[str, Any] = {
-    "shuffled by a seed": lambda d: {"shuffle": True, "seed": 3},
-    "in order": lambda d: {},
-    "in order, a seed": lambda d: {"seed": 3},
-    "shuffled": lambda d: {"shuffle": True},
-    "shuffled by a generator": lambda d: {"shuffle": True, "generator": torch.Generator().manual_seed(4)},
-    "RandomSampler": lambda d: {"sampler": RandomSampler(d, replacement=True, num_samples=70)},
-    "weighted": lambda d: {"sampler": WeightedRandomSampler(range(1, 16), 17), "seed": 3},
-    "subset": lambda d: {"sampler": SubsetRandomSampler([3, 1, 9, 12, 0, 8, 7], torch.Generator())},
-    "a list": lambda d: {"sampler": [3, 3, 1, 0, 14, 7, 7, 2, 9], "seed": 1},
-    "distributed": lambda d: {"sampler": DistributedSampler(d, 2, 1), "seed": 1},
-    "batch sampler": lambda d: {"batch_sampler": BatchSampler(RandomSampler(d), 4, True)},
-    "batches": lambda d: {"batch_sampler": [[1], [2, 3, 3], [14, 0], [5]]},
-    "no batches": lambda d: {"batch_size": None, "shuffle": True, "seed": 3},
-}
-
-
-@pytest.mark.few(12)
-@pytest.mark.parametrize("workers", [(0, 0), (2, 0), (0, 2)], ids=str)
-@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
-def test_an_epoch_goes_on_where_it_was(tree: Path, order: Any, workers: tuple[int, int]) -> None:
-    dataset = FastImageFolder(tree, RANDOM)
-
-    def loader(count: int) -> FastLoader[Any]:
-        options = order(dataset)
-        if "batch_size" not in options and "batch_sampler" not in options:
-            options["batch_size"] = 3
-        return FastLoader(dataset, num_workers=count, workers="processes", **options)
-
-    look = hashed if order(dataset).get("batch_size", 3) else hashed_one
-    for cut in (0, 1, 2):
-        torch.manual_seed(7)
-        first = loader(workers[0])
-        iterator = iter(first)
-        head = [look(next(iterator)) for _ in range(cut)]
-        state = transported(first.state_dict())
-        if cut == 0 and workers[0] == 0:  # begins with the first batch: nothing has been drawn
-            del iterator
-            continue
-        whole = head + [look(batch) for batch in iterator]
-        second = loader(workers[1])
-        torch.manual_seed(99)  # whatever the script drew meanwhile
-        second.load_state_dict(state)
-        before = torch.get_rng_state()
-        assert head + stream(second, look) == whole
-        if not isinstance(getattr(second, "generator", None), torch.Generator):
-            assert torch.equal(torch.get_rng_state(), before), "the script's generator is not disturbed"
-        assert len(second) == len(first)
-
-
-@pytest.mark.parametrize("seed", [None, 5])
-def test_the_epochs_after_it_are_the_same_too(seed: int | None) -> None:
-    def loader() -> FastLoader[Any]:
-        return FastLoader(
-            Numbers(), 4, shuffle=True, seed=seed, generator=None if seed else torch.Generator()
-        )
-
-    first = loader()
-    iterator = iter(first)
-    head = [plain(next(iterator)) for _ in range(2)]
-    state = transported(first.state_dict())
-    rest = [plain(batch) for batch in iterator]
-    second = loader()
-    second.load_state_dict(state)
-    assert [row[0] for row in stream(second)] == [row[0] for row in rest]
-    assert [row[0] for row in stream(second)] == [row[0] for row in stream(first)]
-    assert head
-
-
-def test_the_state_counts_what_was_received_and_not_what_is_under_way(tree: Path) -> None:
+def test_a_state_counts_received_batches_alone(tree: Path) -> None:
     for workers in (0, 2):
         loader = FastLoader(
             FastImageFolder(tree, RANDOM),
@@ -167,27 +86,6 @@ def test_the_state_counts_what_was_received_and_not_what_is_under_way(tree: Path
         del iterator
 
 
-class Broken(Numbers):
-    def __getitem__(self, index: int) -> Any:
-        if index == 7:
-            raise KeyError("seven")
-        return super().__getitem__(index)
-
-
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="errors have notes from Python 3.11 on: run it there")
-@pytest.mark.parametrize("seed", [None, 1])
-@pytest.mark.parametrize("size", [4, None])
-def test_an_error_of_the_scripts_own_dataset_says_which_sample(seed: int | None, size: int | None) -> None:
-    for dataset, index in (
-        (Broken(), 7),
-        (Subset(Broken(), [0, 1, 7]), 2),
-        (ConcatDataset([Numbers(5), Broken()]), 12),
-    ):
-        with pytest.raises(KeyError, match="seven") as caught:
-            list(FastLoader(dataset, size, seed=seed))
-        assert caught.value.__notes__ == [f"while loading sample {index}"]
-
-
 def test_states_of_the_same_epoch_take_nothing_from_each_other() -> None:
     loader = FastLoader(Numbers(), 4, shuffle=True, seed=2)
     states, batches = [], []
@@ -202,7 +100,7 @@ def test_states_of_the_same_epoch_take_nothing_from_each_other() -> None:
         assert again.state_dict()["epoch"] == 1
 
 
-def test_between_epochs() -> None:
+def test_a_state_between_epochs_goes_on_with_the_next() -> None:
     loader = FastLoader(Numbers(), 4, shuffle=True, seed=2)
     assert loader.state_dict() == {
         "version": 1,
@@ -218,14 +116,6 @@ def test_between_epochs() -> None:
     again = FastLoader(Numbers(), 4, shuffle=True, seed=2)
     again.load_state_dict(state)
     assert stream(again) == stream(loader)
-
-
-def test_with_a_seed_the_state_is_small_and_does_not_grow() -> None:
-    loader = FastLoader(Numbers(5000), 1, shuffle=True, seed=2)
-    iterator = iter(loader)
-    for _ in range(3000):
-        next(iterator)
-    assert len(json.dumps(loader.state_dict())) < 120
 
 
 def test_set_epoch_starts_that_epoch_instead() -> None:
@@ -248,7 +138,7 @@ def test_set_epoch_starts_that_epoch_instead() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_set_epoch_between_iter_and_the_first_batch(workers: int) -> None:
+def test_set_epoch_may_follow_iter(workers: int) -> None:
     """Trainers ask for an iterator, and then set the epoch of the sampler."""
     for persistent in (False, True)[: 1 + (workers > 0)]:
         loader = FastLoader(
@@ -282,35 +172,6 @@ def test_set_epoch_after_an_error_of_the_first_batch(tree: Path, tmp_path: Path)
     ]
     loader.set_epoch(2)
     assert [hashed(batch) for batch in failing] == expected
-
-
-def test_a_users_sampler_that_keeps_its_own_state() -> None:
-    class Own(Sampler[int]):
-        def __init__(self) -> None:
-            self.round = 0
-
-        def __iter__(self) -> Iterator[int]:
-            self.round += 1
-            return iter([(self.round * 3 + number) % 15 for number in range(15)])
-
-        def __len__(self) -> int:
-            return 15
-
-        def state_dict(self) -> dict[str, int]:
-            return {"round": self.round}
-
-        def load_state_dict(self, state: dict[str, int]) -> None:
-            self.round = state["round"]
-
-    first = FastLoader(Numbers(), 4, sampler=Own(), seed=1)
-    list(first)
-    iterator = iter(first)
-    next(iterator)
-    state = transported(first.state_dict())
-    second = FastLoader(Numbers(), 4, sampler=Own(), seed=1)
-    second.load_state_dict(state)
-    assert stream(second) == [plain(batch) for batch in iterator]
-    assert stream(second) == stream(first)
 
 
 class _Stateless(Sampler[int]):
@@ -362,7 +223,7 @@ def test_states_that_do_not_fit_are_refused() -> None:
 
 
 @pytest.mark.parametrize("cut", range(1, 4))
-def test_left_out_samples_are_taken_into_account(tmp_path: Path, cut: int) -> None:
+def test_a_state_counts_samples_that_were_left_out(tmp_path: Path, cut: int) -> None:
     root = photo_tree(tmp_path / "tree", classes=3, per_class=5, sizes=(32, 40))
     dataset = FastImageFolder(root, RANDOM, bad_samples=BadSamples("skip"))
     for index in (0, 4, 5, 6, 11):
@@ -375,9 +236,6 @@ def test_left_out_samples_are_taken_into_account(tmp_path: Path, cut: int) -> No
         again = FastLoader(dataset, 3, **options)
         again.load_state_dict(transported(loader.state_dict()))
         assert stream(again, hashed) == [hashed(batch) for batch in iterator]
-
-
-# ---- topology ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", [3, 2**70 + 1])
@@ -453,9 +311,6 @@ def test_generators_are_left_as_they_were_under_a_seed() -> None:
     assert np.random.get_state()[1].tolist() == before[2]
 
 
-# ---- ranks ---------------------------------------------------------------------------------------
-
-
 @given(
     length=st.integers(1, 40), size=st.integers(1, 4), worlds=st.tuples(st.integers(1, 4), st.integers(1, 4)),
     cut=st.integers(0, 6), shuffle=st.booleans(),
@@ -514,12 +369,12 @@ def test_an_evaluation_sees_each_sample_once(tree: Path) -> None:
         ({"shard": Shard(0, 2, "eval"), "batch_size": None}, "give a batch_size"),
     ],
 )
-def test_shards_that_cannot_be(options: Any, message: str) -> None:
+def test_shards_that_cannot_work_are_named(options: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         FastLoader(Numbers(), **options)
 
 
-def test_fewer_samples_than_ranks(tree: Path) -> None:
+def test_fewer_samples_than_ranks_are_an_error_of_an_evaluation(tree: Path) -> None:
     with pytest.raises(OptionError, match="2 samples are left for 3 ranks"):
         len(FastLoader(Numbers(2), shard=Shard(0, 3, "eval")))
     assert [len(list(FastLoader(Numbers(2), shard=Shard(rank, 3)))) for rank in range(3)] == [1, 1, 1]
@@ -543,20 +398,6 @@ def test_the_shown_sampler_is_a_distributed_one() -> None:
     again = FastLoader(Numbers(10), 2, sampler=sampler, seed=1, shard=Shard(1, 3))  # as trainers make it anew
     again.set_epoch(2)
     assert [index for batch in stream(again) for index in batch[0]] == indices
-
-
-def test_loaders_can_be_pickled_and_copied() -> None:
-    for options in ({"shard": Shard(1, 2)}, {}):
-        loader = FastLoader(Numbers(10), 2, shuffle=True, seed=1, **options)
-        list(loader)
-        for again in (pickle.loads(pickle.dumps(loader)), copy.deepcopy(loader)):
-            again.sampler.set_epoch(1)
-            assert stream(again) == stream_of_epoch(loader, 1)
-
-
-def stream_of_epoch(loader: FastLoader[Any], epoch: int) -> list[Any]:
-    loader.set_epoch(epoch)
-    return stream(loader)
 
 
 def test_a_distributed_sampler_that_is_sent_elsewhere_after_a_state_was_loaded() -> None:

@@ -185,7 +185,7 @@ TWICE: list[Stop | list[Stop]] = [
 
 
 @pytest.mark.parametrize("name", LOADERS)
-def test_without_workers(name: str) -> None:
+def test_a_resumed_run_without_workers_is_as_never_stopped(name: str) -> None:
     same_as_never_stopped(LOADERS[name], [*STOPS, *TWICE])
 
 
@@ -206,24 +206,22 @@ def test_a_copy_of_a_resumed_loader_goes_on_as_well(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["seed", "shuffle", "shared generator", "distributed"])
-def test_scripts_that_set_the_epoch(name: str) -> None:
+def test_scripts_may_set_the_epoch(name: str) -> None:
     same_as_never_stopped(LOADERS[name], sets_epoch=True)
 
 
 FEW: list[Stop] = [(0, 2), (0, "over"), (1, "iter"), (1, BATCHES), (1, "over")]
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize(
     "name", ["seed", "shuffle", "shared generator", "two generators", "replacement", "own sampler"]
 )
-def test_worker_processes(name: str, workers: int, persistent: bool) -> None:
+def test_a_resumed_run_with_workers_is_as_never_stopped(name: str, workers: int, persistent: bool) -> None:
     same_as_never_stopped(lambda: LOADERS[name](num_workers=workers, persistent_workers=persistent), FEW)
 
-
-# ---- threads ahead of the user ---------------------------------------------------------------------------
 
 CROP = v1.Compose([v1.RandomResizedCrop(8), v1.RandomHorizontalFlip(), v1.ToTensor()])
 
@@ -248,9 +246,10 @@ PHOTO_LOADERS: dict[str, Callable[..., FastLoader[Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("ahead", [0, 1, 9])
 @pytest.mark.parametrize("name", PHOTO_LOADERS)
-def test_batches_ahead_are_not_the_users(photos: Path, name: str, ahead: int) -> None:
+def test_batches_made_ahead_are_not_counted(photos: Path, name: str, ahead: int) -> None:
     """Also with what augmentation makes of the samples."""
     same_as_never_stopped(
         lambda: PHOTO_LOADERS[name](FastImageFolder(photos, CROP, threads=2), prefetch_batches=ahead)
@@ -271,17 +270,7 @@ def test_batches_ahead_are_not_the_users(photos: Path, name: str, ahead: int) ->
         )
 
 
-@pytest.mark.parametrize("name", ["shuffle, generator", "replacement, long", "shuffle"])
-def test_a_copy_within_an_epoch_has_its_state(name: str) -> None:
-    begin_process()
-    whole = LOADERS[name]()
-    for _ in zip(range(2), whole, strict=False):
-        state = whole.state_dict()
-        for each in (copy.deepcopy(whole), pickle.loads(pickle.dumps(whole))):
-            assert each.state_dict() == state
-
-
-def test_another_number_of_workers(photos: Path) -> None:
+def test_a_run_may_go_on_with_another_number_of_workers(photos: Path) -> None:
     def make(workers: int) -> Make:
         return lambda: PHOTO_LOADERS["shuffle, generator"](FastImageFolder(photos, CROP), num_workers=workers)
 
@@ -314,11 +303,8 @@ def test_fewer_workers_twice_ask_for_no_more_than_the_first(photos: Path) -> Non
         assert train_on([made(2), made(later), made(later)]) == expected
 
 
-# ---- others that draw from the same generator ------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["shuffle", "weighted, global"])
-def test_a_model_that_draws_from_torchs_generator(name: str) -> None:
+def test_a_model_may_draw_from_torchs_generator(name: str) -> None:
     """Dropout: what the script draws is the same as well, and so are the orders behind it."""
 
     class Drawing:
@@ -333,7 +319,7 @@ def test_a_model_that_draws_from_torchs_generator(name: str) -> None:
 
 
 @pytest.mark.parametrize("is_parts", [False, True])
-def test_a_generator_that_a_validation_loader_draws_from_too(is_parts: bool) -> None:
+def test_a_validation_loader_may_draw_from_the_same_generator(is_parts: bool) -> None:
     """Also within an epoch, as ``val_check_interval`` asks for."""
 
     class Both:
@@ -358,7 +344,7 @@ def test_a_generator_that_a_validation_loader_draws_from_too(is_parts: bool) -> 
         same_as_never_stopped(Both, stops)
 
 
-def test_an_epoch_that_was_broken_off() -> None:
+def test_the_state_of_a_broken_off_epoch_is_its_place() -> None:
     """The state is where it broke off; the number of the next epoch begins that one instead."""
     for name in ("seed", "shuffle", "shared generator", "replacement, long", "own sampler"):
         begin_process()
@@ -380,9 +366,6 @@ def test_an_epoch_that_was_broken_off() -> None:
             assert [seen_in(batch) for batch in third] == following, name
 
 
-# ---- states that do not fit ------------------------------------------------------------------------------
-
-
 def test_states_of_other_generators_are_refused() -> None:
     for name in (names := ["shuffle", "shuffle, generator", "distributed"]):
         for stop in ((0, 1), (0, "over")):
@@ -398,7 +381,7 @@ def test_states_of_other_generators_are_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["shuffle", "shared generator", "replacement, long", "own sampler", "seed"])
-def test_states_of_older_versions(name: str) -> None:
+def test_states_of_older_versions_are_read(name: str) -> None:
     """They held the sampler's generator within an epoch only."""
     whole, _ = train(LOADERS[name])
     for stop in STOPS:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import signal
 import threading
 from collections.abc import Callable
@@ -56,7 +55,7 @@ def equal(one: list[Any], other: list[Any]) -> bool:
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_the_same_batches(path: Path, method: str) -> None:
+def test_worker_processes_make_the_same_batches(path: Path, method: str) -> None:
     wanted = batches(FastLoader(dataset_of(path), 16, shuffle=ORDER))
     loader: Any = FastLoader(
         dataset_of(path),
@@ -69,7 +68,7 @@ def test_the_same_batches(path: Path, method: str) -> None:
     assert equal(batches(loader), wanted)
 
 
-def test_the_same_batches_of_a_stock_loader(path: Path) -> None:
+def test_a_stock_loaders_workers_make_the_same_batches(path: Path) -> None:
     dataset = dataset_of(path)
     order = dataset.batch_sampler(16, shuffle=ORDER)
     wanted = [batches(DataLoader(dataset, batch_sampler=order)) for _ in range(2)]
@@ -78,7 +77,7 @@ def test_the_same_batches_of_a_stock_loader(path: Path) -> None:
     assert all(equal(batches(loader), each) for each in wanted)
 
 
-def test_the_same_batches_through_views(path: Path) -> None:
+def test_views_have_the_same_batches_from_workers(path: Path) -> None:
     both = ConcatDataset([Subset(dataset_of(path), range(5, 300)), dataset_of(path)])
     wanted = batches(FastLoader(both, 16, shuffle=ORDER, generator=torch.Generator().manual_seed(1)))
     loader: Any = FastLoader(
@@ -107,7 +106,7 @@ def decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
-def test_each_chunk_is_decoded_by_one_of_them(
+def test_each_chunk_is_decoded_by_one_worker(
     path: Path, decoded: Callable[[], int], is_shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_shared:  # which shows that the count tells
@@ -153,14 +152,4 @@ def test_a_killed_worker_spoils_nothing(path: Path) -> None:
         threading.Event().wait(60)
     del found
     loader.set_epoch(0)
-    assert equal(batches(loader), wanted)
-
-
-def test_a_pickled_dataset_reads_the_same(path: Path) -> None:
-    dataset = dataset_of(path)
-    order = dataset.batch_sampler(16, shuffle=ORDER)
-    copy = pickle.loads(pickle.dumps(dataset))
-    wanted = batches(DataLoader(dataset, batch_sampler=order))
-    order.set_epoch(0)
-    loader: Any = DataLoader(copy, batch_sampler=order, num_workers=2)
     assert equal(batches(loader), wanted)

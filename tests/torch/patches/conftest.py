@@ -8,10 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import blosc2
 import h5py
+import nibabel
 import numcodecs
 import numpy as np
 import pytest
+import tensorstore
+import tifffile
 import zarr
 from zarr.codecs import BloscCodec, BytesCodec, GzipCodec, ZstdCodec
 
@@ -23,237 +27,113 @@ from fastpipe.volumes import tensorstore as tensorstore_volumes
 from fastpipe.volumes import volume as grouped_volumes
 from fastpipe.volumes import zarr as zarr_volumes
 
-Writer = Callable[[str, Any, Sequence[int]], str]
-_WRITERS: dict[str, Writer] = {}
-
-
-def _writer(name: str) -> Callable[[Writer], Writer]:
-    def noted(write: Writer) -> Writer:
-        _WRITERS[name] = write
-        return write
-
-    return noted
-
-
-# ---- Zarr and N5 --------------------------------------------------------------------------------
-
 
 def _zarr(path: str, array: Any, chunk: Sequence[int], **options: Any) -> str:
     zarr.create_array(f"{path}.zarr", data=array, chunks=tuple(chunk), **options)
     return f"{path}.zarr"
 
 
-_V3: dict[str, Any] = {
-    "blosc": BloscCodec(cname="lz4", clevel=3, shuffle="shuffle"),
-    "bitshuffle": BloscCodec(cname="zstd", clevel=3, shuffle="bitshuffle"),
-    "zstd": ZstdCodec(level=1),
-    "gzip": GzipCodec(level=1),
-    "none": None,
-}
-_V2: dict[str, Any] = {
-    "blosc": numcodecs.Blosc(cname="zstd", clevel=3),
-    "zstd": numcodecs.Zstd(level=1),
-    "zlib": numcodecs.Zlib(level=1),
-    "none": None,
-}
-
-
-def _add_zarr() -> None:
-    for name, codec in _V3.items():
-        _WRITERS[f"zarr3 {name}"] = lambda path, array, chunk, codec=codec: _zarr(
-            path, array, chunk, compressors=codec
-        )
-    for name, codec in _V2.items():
-        _WRITERS[f"zarr2 {name}"] = lambda path, array, chunk, codec=codec: _zarr(
-            path, array, chunk, compressors=codec, zarr_format=2
-        )
-
-
-_add_zarr()
-
-
-@_writer("zarr3 big-endian")
-def _(path: str, array: Any, chunk: Sequence[int]) -> str:
-    return _zarr(path, array, chunk, serializer=BytesCodec(endian="big"), compressors=ZstdCodec(level=1))
-
-
-@_writer("zarr3 sharded")
-def _(path: str, array: Any, chunk: Sequence[int]) -> str:
+def _sharded(path: str, array: Any, chunk: Sequence[int]) -> str:
     return _zarr(path, array, chunk, shards=tuple(2 * side for side in chunk))
 
 
-@_writer("zarr2 fortran")
-def _(path: str, array: Any, chunk: Sequence[int]) -> str:
-    return _zarr(path, array, chunk, zarr_format=2, order="F")
-
-
-def _n5(path: str, array: Any, chunk: Sequence[int], compression: dict[str, Any]) -> str:
-    import tensorstore
-
-    spec = {
-        "driver": "n5",
-        "kvstore": {"driver": "file", "path": f"{path}.n5/"},
-        "metadata": {
-            "dimensions": list(array.shape), "blockSize": list(chunk), "dataType": array.dtype.name,
-            "compression": compression,
-        },
+def _n5(path: str, array: Any, chunk: Sequence[int], compression: str) -> str:
+    metadata = {
+        "dimensions": list(array.shape), "blockSize": list(chunk), "dataType": array.dtype.name,
+        "compression": {"type": compression},
     }  # fmt: skip
+    spec = {"driver": "n5", "kvstore": {"driver": "file", "path": f"{path}.n5/"}, "metadata": metadata}
     tensorstore.open(spec, create=True).result().write(array).result()
     return f"{path}.n5"
 
 
-@_writer("n5 gzip")
-def _(path: str, array: Any, chunk: Sequence[int]) -> str:
-    return _n5(path, array, chunk, {"type": "gzip"})
+def _within(chunk: Sequence[int], array: Any) -> tuple[int, ...]:
+    return tuple(min(side, size) for side, size in zip(chunk, array.shape, strict=True))
 
 
-@_writer("n5 raw")
-def _(path: str, array: Any, chunk: Sequence[int]) -> str:
-    return _n5(path, array, chunk, {"type": "raw"})
+def _hdf5(path: str, array: Any, chunk: Sequence[int], **options: Any) -> str:
+    with h5py.File(f"{path}.h5", "w") as file:
+        file.create_dataset("raw", data=array, chunks=_within(chunk, array), **options)
+        file["other"] = np.zeros(3)
+    return f"{path}.h5/raw"
 
 
-# ---- HDF5 ---------------------------------------------------------------------------------------
-
-
-def _add_hdf5() -> None:
-    kinds: dict[str, dict[str, Any]] = {
-        "gzip": {"compression": "gzip", "shuffle": True},
-        "lzf": {"compression": "lzf", "fletcher32": True},
-        "chunks": {},
-        "scale-offset": {"scaleoffset": 0},
-    }
-
-    def write(path: str, array: Any, chunk: Sequence[int], options: dict[str, Any]) -> str:
-        sides = tuple(min(side, size) for side, size in zip(chunk, array.shape, strict=True))
-        with h5py.File(f"{path}.h5", "w") as file:
-            file.create_dataset("raw", data=array, chunks=sides, **options)
-            file["other"] = np.zeros(3)
-        return f"{path}.h5/raw"
-
-    for name, options in kinds.items():
-        _WRITERS[f"hdf5 {name}"] = lambda path, array, chunk, options=options: write(
-            path, array, chunk, options
-        )
-
-
-_add_hdf5()
-
-
-@_writer("hdf5 contiguous")
-def _(path: str, array: Any, chunk: Sequence[int]) -> str:
+def _contiguous(path: str, array: Any, chunk: Sequence[int]) -> str:
     with h5py.File(f"{path}.h5", "w") as file:
         file["group/raw"] = array
     return f"{path}.h5"  # the only dataset needs no name
 
 
-# ---- TIFF ---------------------------------------------------------------------------------------
+def _tiff(path: str, array: Any, chunk: Sequence[int], end: str = "tif", **options: Any) -> str:
+    if options.get("tile"):
+        options["tile"] = tuple(-(-side // 16) * 16 for side in chunk[-2:])
+    if options.get("rowsperstrip"):
+        options["rowsperstrip"] = chunk[-2]
+    tifffile.imwrite(f"{path}.{end}", array, photometric="minisblack", **options)
+    return f"{path}.{end}"
 
 
-def _tiff(path: str, array: Any, **options: Any) -> str:
-    import tifffile
-
-    tifffile.imwrite(path, array, **{"photometric": "minisblack", **options})
-    return path
-
-
-def _tile(chunk: Sequence[int]) -> tuple[int, int]:
-    return tuple(-(-side // 16) * 16 for side in chunk[-2:])  # type: ignore[return-value]
-
-
-@_writer("tiff tiles")
-def _(path: str, array: Any, chunk: Sequence[int]) -> str:
-    return _tiff(f"{path}.tif", array, tile=_tile(chunk), compression="zlib", predictor=True)
-
-
-@_writer("tiff strips")
-def _(path: str, array: Any, chunk: Sequence[int]) -> str:
-    return _tiff(f"{path}.tiff", array, rowsperstrip=chunk[-2], compression="zlib")
-
-
-@_writer("tiff raw")
-def _(path: str, array: Any, chunk: Sequence[int]) -> str:
-    return _tiff(f"{path}.tif", array)
-
-
-@_writer("tiff big-endian")
-def _(path: str, array: Any, chunk: Sequence[int]) -> str:
-    return _tiff(f"{path}.tif", array, byteorder=">")
-
-
-@_writer("tiff big-endian tiles")
-def _(path: str, array: Any, chunk: Sequence[int]) -> str:
-    return _tiff(f"{path}.tif", array, byteorder=">", tile=_tile(chunk), compression="zlib")
-
-
-@_writer("tiff raw tiles")
-def _(path: str, array: Any, chunk: Sequence[int]) -> str:
-    return _tiff(f"{path}.tif", array, tile=_tile(chunk))
-
-
-@_writer("bigtiff")
-def _(path: str, array: Any, chunk: Sequence[int]) -> str:
-    return _tiff(f"{path}.tif", array, bigtiff=True, compression="zlib")
-
-
-@_writer("tiff folder")
-def _(path: str, array: Any, chunk: Sequence[int]) -> str:
+def _slices(path: str, array: Any, chunk: Sequence[int], **options: Any) -> str:
     os.mkdir(path)
     for number, page in enumerate(array):
-        _tiff(f"{path}/{number:04}.tif", page)
+        _tiff(f"{path}/{number:04}", page, chunk, **options)
     return path
 
 
-@_writer("tiff folder zlib")
-def _(path: str, array: Any, chunk: Sequence[int]) -> str:
-    os.mkdir(path)
-    for number, page in enumerate(array):
-        _tiff(f"{path}/{number:04}.TIF", page, compression="zlib", tile=_tile(chunk))
-    return path
+def _nifti(path: str, array: Any, chunk: Sequence[int], end: str) -> str:
+    nibabel.save(nibabel.Nifti1Image(array, np.eye(4), dtype=array.dtype), f"{path}.{end}")
+    return f"{path}.{end}"
 
 
-# ---- NIfTI, Blosc2, NumPy -----------------------------------------------------------------------
-
-
-def _nifti(path: str, array: Any, chunk: Sequence[int]) -> str:
-    import nibabel
-
-    nibabel.save(nibabel.Nifti1Image(array, np.eye(4), dtype=array.dtype), path)
-    return path
-
-
-@_writer("nii")
-def _(path: str, array: Any, chunk: Sequence[int]) -> str:
-    return _nifti(f"{path}.nii", array, chunk)
-
-
-@_writer("nii.gz")
-def _(path: str, array: Any, chunk: Sequence[int]) -> str:
-    return _nifti(f"{path}.nii.gz", array, chunk)
-
-
-@_writer("b2nd")
-def _(path: str, array: Any, chunk: Sequence[int]) -> str:
-    import blosc2
-
-    sides = tuple(min(side, size) for side, size in zip(chunk, array.shape, strict=True))
+def _b2nd(path: str, array: Any, chunk: Sequence[int]) -> str:
+    sides = _within(chunk, array)
     blocks = tuple(max(1, side // 2) for side in sides)
     blosc2.asarray(array, chunks=sides, blocks=blocks, urlpath=f"{path}.b2nd", mode="w")
     return f"{path}.b2nd"
 
 
-@_writer("npy")
-def _(path: str, array: Any, chunk: Sequence[int]) -> str:
-    np.save(f"{path}.npy", array)
+def _npy(path: str, array: Any, chunk: Sequence[int], order: Any = "C") -> str:
+    np.save(f"{path}.npy", np.asarray(array, order=order))
     return f"{path}.npy"
 
 
-@_writer("npy fortran")
-def _(path: str, array: Any, chunk: Sequence[int]) -> str:
-    np.save(f"{path}.npy", np.asfortranarray(array))
-    return f"{path}.npy"
-
-
-# ---- fixtures -----------------------------------------------------------------------------------
+_V2 = {"zarr_format": 2}
+# Of each kind a function that writes it, and its options.
+_WRITERS: dict[str, tuple[Callable[..., str], dict[str, Any]]] = {
+    "zarr3 blosc": (_zarr, {"compressors": BloscCodec(cname="lz4", clevel=3, shuffle="shuffle")}),
+    "zarr3 bitshuffle": (_zarr, {"compressors": BloscCodec(cname="zstd", clevel=3, shuffle="bitshuffle")}),
+    "zarr3 zstd": (_zarr, {"compressors": ZstdCodec(level=1)}),
+    "zarr3 gzip": (_zarr, {"compressors": GzipCodec(level=1)}),
+    "zarr3 none": (_zarr, {"compressors": None}),
+    "zarr3 big-endian": (_zarr, {"serializer": BytesCodec(endian="big"), "compressors": ZstdCodec(level=1)}),
+    "zarr3 sharded": (_sharded, {}),
+    "zarr2 blosc": (_zarr, {"compressors": numcodecs.Blosc(cname="zstd", clevel=3), **_V2}),
+    "zarr2 zstd": (_zarr, {"compressors": numcodecs.Zstd(level=1), **_V2}),
+    "zarr2 zlib": (_zarr, {"compressors": numcodecs.Zlib(level=1), **_V2}),
+    "zarr2 none": (_zarr, {"compressors": None, **_V2}),
+    "zarr2 fortran": (_zarr, {"order": "F", **_V2}),
+    "n5 gzip": (_n5, {"compression": "gzip"}),
+    "n5 raw": (_n5, {"compression": "raw"}),
+    "hdf5 gzip": (_hdf5, {"compression": "gzip", "shuffle": True}),
+    "hdf5 lzf": (_hdf5, {"compression": "lzf", "fletcher32": True}),
+    "hdf5 chunks": (_hdf5, {}),
+    "hdf5 scale-offset": (_hdf5, {"scaleoffset": 0}),
+    "hdf5 contiguous": (_contiguous, {}),
+    "tiff tiles": (_tiff, {"tile": True, "compression": "zlib", "predictor": True}),
+    "tiff strips": (_tiff, {"end": "tiff", "rowsperstrip": True, "compression": "zlib"}),
+    "tiff raw": (_tiff, {}),
+    "tiff big-endian": (_tiff, {"byteorder": ">"}),
+    "tiff big-endian tiles": (_tiff, {"byteorder": ">", "tile": True, "compression": "zlib"}),
+    "tiff raw tiles": (_tiff, {"tile": True}),
+    "bigtiff": (_tiff, {"bigtiff": True, "compression": "zlib"}),
+    "tiff folder": (_slices, {}),
+    "tiff folder zlib": (_slices, {"end": "TIF", "compression": "zlib", "tile": True}),
+    "nii": (_nifti, {"end": "nii"}),
+    "nii.gz": (_nifti, {"end": "nii.gz"}),
+    "b2nd": (_b2nd, {}),
+    "npy": (_npy, {}),
+    "npy fortran": (_npy, {"order": "F"}),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -270,7 +150,10 @@ def write_volume() -> Callable[..., Any]:
     ``path`` has no suffix yet; an array in memory is ``"array"``."""
 
     def write(kind: str, path: str | os.PathLike[str], array: Any, chunk: Sequence[int]) -> Any:
-        return array.copy() if kind == "array" else _WRITERS[kind](os.fspath(path), array, chunk)
+        if kind == "array":
+            return array.copy()
+        made, options = _WRITERS[kind]
+        return made(os.fspath(path), array, chunk, **options)
 
     return write
 
@@ -292,40 +175,40 @@ def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(raw_volumes, "_RUN_NBYTES", 32)
 
 
-def _cut(array: Any, start: Sequence[int], size: Sequence[int], mode: str = "error", value: float = 0) -> Any:
-    """A patch of the last dimensions, as ``numpy.pad`` and slicing make it."""
-    lead = array.ndim - len(size)
-    shape = array.shape[lead:]
-    before = [max(0, -at) for at in start]
-    behind = [max(0, at + side - most) for at, side, most in zip(start, size, shape, strict=True)]
-    if any(before) or any(behind):
-        assert mode != "error"
-        options: Any = {"constant_values": np.array(value).astype(array.dtype)} if mode == "constant" else {}
-        array = np.pad(array, [(0, 0)] * lead + list(zip(before, behind, strict=True)), mode=mode, **options)  # type: ignore[call-overload]
-    box = [slice(at + more, at + more + side) for at, more, side in zip(start, before, size, strict=True)]
-    return array[(..., *box)]
-
-
 @pytest.fixture(scope="session")
 def cut() -> Callable[..., Any]:
-    """What a patch is: ``cut(array, start, size, mode, value)``, with ``numpy.pad`` of all of the array."""
-    return _cut
+    """Returns a patch of the last dimensions: ``cut(array, start, size, mode, value)``, with ``numpy.pad``."""
 
+    def patch(
+        array: Any, start: Sequence[int], size: Sequence[int], mode: Any = "error", value: float = 0
+    ) -> Any:
+        lead = array.ndim - len(size)
+        before = [max(0, -at) for at in start]
+        behind = [
+            max(0, at + side - most) for at, side, most in zip(start, size, array.shape[lead:], strict=True)
+        ]
+        if any(before) or any(behind):
+            assert mode != "error"
+            options = {"constant_values": np.array(value).astype(array.dtype)} if mode == "constant" else {}
+            array = np.pad(
+                array, [(0, 0)] * lead + list(zip(before, behind, strict=True)), mode=mode, **options
+            )
+        box = [slice(at + more, at + more + side) for at, more, side in zip(start, before, size, strict=True)]
+        return array[(..., *box)]
 
-def _equal(found: Any, expected: Any) -> bool:
-    found, expected = np.asarray(found), np.asarray(expected)
-    found, expected = (one.astype(one.dtype.newbyteorder("=")) for one in (found, expected))
-    return bool(
-        found.dtype == expected.dtype
-        and found.shape == expected.shape
-        and found.tobytes() == expected.tobytes()
-    )
+    return patch
 
 
 @pytest.fixture(scope="session")
 def equal() -> Callable[[Any, Any], bool]:
     """Whether two arrays are of one shape and type, but for the order of bytes, and equal to the last bit."""
-    return _equal
+
+    def are_equal(found: Any, expected: Any) -> bool:
+        arrays = [np.asarray(one) for one in (found, expected)]
+        a, b = (one.astype(one.dtype.newbyteorder("=")) for one in arrays)
+        return bool(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes())
+
+    return are_equal
 
 
 @pytest.fixture(scope="session")

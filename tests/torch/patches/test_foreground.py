@@ -11,7 +11,6 @@ from typing import Any
 import nibabel
 import numpy as np
 import pytest
-import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -51,7 +50,7 @@ def inside(starts: Any, corner: Any, side: int = 3) -> Any:
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.33, 0.8, 1.0])
-def test_so_many_patches_are_around_the_foreground(fraction: float) -> None:
+def test_the_asked_fraction_of_patches_is_around_the_foreground(fraction: float) -> None:
     dataset = dataset_of(labelled((1, (5, 40, 20))), fraction=fraction)
     _, starts = dataset.places()
     anywhere = dataset_of(labelled((1, (5, 40, 20))), fraction=0.0).places()[1]
@@ -72,7 +71,7 @@ def test_the_rest_of_the_patches_is_anywhere_alike() -> None:
     assert inside(some[~same], (5, 40, 20)).all()
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(voxel=st.tuples(*(st.integers(0, size - 1) for size in SHAPE)), pads=st.booleans())
 def test_the_voxel_is_in_the_middle_as_far_as_the_volume_goes(voxel: Any, pads: bool) -> None:
     labels = np.zeros(SHAPE, np.uint8)
@@ -100,7 +99,7 @@ def test_classes_are_drawn_alike_whatever_their_size() -> None:
         assert (starts == start).all(axis=1).mean() == pytest.approx(1 / 3, abs=0.04)
 
 
-def test_only_the_classes_that_are_named() -> None:
+def test_patches_are_around_the_named_classes_alone() -> None:
     labels = labelled((1, (5, 5, 5)), (2, (30, 30, 30)), (3, (5, 30, 50)))
     _, starts = dataset_of(labels, fraction=1.0, classes=(2, 3)).places()
     assert (inside(starts, (30, 30, 30)) | inside(starts, (5, 30, 50))).all()
@@ -110,7 +109,7 @@ def test_only_the_classes_that_are_named() -> None:
     assert len(np.unique(one, axis=0)) == 1
 
 
-def test_labels_of_other_types() -> None:
+def test_labels_of_other_types_have_the_same_patches() -> None:
     labels = labelled((1, (5, 5, 5)), (200, (30, 30, 30)))
     expected = dataset_of(labels, fraction=1.0).places()[1]
     for dtype in (np.int16, np.uint32, np.int64, np.float32, np.float64):
@@ -120,7 +119,7 @@ def test_labels_of_other_types() -> None:
     assert inside(is_one, (5, 5, 5)).all()
 
 
-def test_labels_with_channels_in_front() -> None:
+def test_channels_of_labels_count_alike() -> None:
     labels = np.stack([labelled((1, (5, 5, 5))), labelled((1, (30, 30, 30)))])
     dataset = FastPatchDataset(labels, PATCH, labels=labels, sampling=Foreground(300, fraction=1.0), seed=1)
     _, starts = dataset.places()
@@ -151,7 +150,7 @@ def scaled(path: Path) -> None:
     nibabel.save(image, path)  # type: ignore[attr-defined]
 
 
-def test_labels_that_are_no_whole_numbers(tmp_path: Path) -> None:
+def test_labels_may_be_fractions(tmp_path: Path) -> None:
     """Every voxel above 0 counts, and each label is a class."""
     scaled(tmp_path / "x.nii")
     soft = labelled((1, (5, 5, 5))) + 0.7 * labelled((1, (30, 30, 30))) + 1e-3 * labelled((1, (5, 30, 50)))
@@ -186,6 +185,7 @@ def test_complex_labels_are_refused() -> None:
         dataset_of(labelled((1, (5, 5, 5))).astype("c8"))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "kind", ["zarr3 zstd", "zarr3 blosc", "zarr3 sharded", "hdf5 gzip", "tiff tiles", "npy", "nii.gz"]
 )
@@ -203,9 +203,6 @@ def test_places_do_not_depend_on_how_labels_are_stored(tmp_path: Path, write_vol
         assert (found.numpy().reshape(len(found), -1) > 0).any(axis=1).all()
 
 
-# ---- what is kept -------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def scans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The volumes that were gone through."""
@@ -220,8 +217,9 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("kind", ["zarr3 zstd", "zarr3 sharded", "hdf5 gzip", "tiff folder", "npy", "nii.gz"])
-def test_what_was_found_in_labels_is_kept_until_they_change(
+def test_places_of_labels_are_kept_until_the_labels_change(
     tmp_path: Path, write_volume: Any, scans: list[str], later: None, kind: str
 ) -> None:
     first = labelled((1, (5, 5, 5)))
@@ -257,7 +255,7 @@ def test_what_was_found_in_labels_is_kept_until_they_change(
     assert inside(found, (30, 30, 30)).all()
 
 
-def test_what_was_kept_by_a_version_that_looked_otherwise_is_not_taken(
+def test_places_that_an_older_version_kept_are_not_used(
     tmp_path: Path, scans: list[str], later: None
 ) -> None:
     path = tmp_path / "labels.npy"
@@ -273,30 +271,7 @@ def test_what_was_kept_by_a_version_that_looked_otherwise_is_not_taken(
     assert inside(found, (30, 30, 30)).all()
 
 
-def test_a_chunk_that_is_written_over_is_seen(
-    tmp_path: Path, write_volume: Any, scans: list[str], later: None
-) -> None:
-    path = write_volume("zarr3 zstd", tmp_path / "labels", labelled((1, (5, 5, 5))), (20, 25, 30))
-    options = {"labels": path, "sampling": Foreground(50, fraction=1.0), "seed": 1}
-    FastPatchDataset(np.zeros(SHAPE, "u1"), PATCH, **options)
-    array = zarr.open_array(path, mode="r+")
-    array[...] = labelled((1, (30, 30, 30)))
-    _, starts = FastPatchDataset(np.zeros(SHAPE, "u1"), PATCH, **options).places()
-    assert len(scans) == 2
-    assert inside(starts, (30, 30, 30)).all()
-
-
-def test_without_a_cache_nothing_is_kept(
-    tmp_path: Path, write_volume: Any, scans: list[str], cache_folder: Path
-) -> None:
-    path = write_volume("npy", tmp_path / "labels", labelled((1, (5, 5, 5))), ())
-    for _ in range(2):
-        FastPatchDataset(np.zeros(SHAPE, "u1"), PATCH, labels=path, sampling=Foreground(5), cache="off")
-    assert len(scans) == 2
-    assert not cache_folder.exists()
-
-
-def test_places_along_more_or_fewer_dimensions_are_other_ones(
+def test_patches_of_other_dimensions_have_places_of_their_own(
     tmp_path: Path, write_volume: Any, scans: list[str], later: None
 ) -> None:
     """What is kept of a file for patches of three dimensions is none of what those of two need."""

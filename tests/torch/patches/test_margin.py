@@ -35,6 +35,7 @@ def around(array: Any, start: Any, mode: str = "constant") -> Any:
     return padded[tuple(slice(20 + at - more, 20 + at + side + more) for at, side, more in edges)]
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("padding", ["error", "constant", "edge", "reflect", "wrap"])
 @pytest.mark.parametrize(
     "sampling", [Uniform(30), Grid(3), Foreground(30, 0.5)], ids=lambda one: type(one).__name__
@@ -62,7 +63,7 @@ def test_patches_are_where_they_are_without(padding: str, sampling: Any, volumes
 
 
 @pytest.mark.parametrize("cache", [Cache("off"), Cache("ram", 1 << 16), Cache("ram")], ids=str)
-def test_every_way_gives_the_same(cache: Cache, volumes: Any) -> None:
+def test_every_way_gives_the_same_patches(cache: Cache, volumes: Any) -> None:
     _, (path, labels) = volumes
     dataset = FastPatchDataset(
         path, PATCH, labels=labels, sampling=Uniform(23), margin=MARGIN, seed=5, cache=cache
@@ -85,7 +86,7 @@ def test_every_way_gives_the_same(cache: Cache, volumes: Any) -> None:
     assert len(list(DataLoader(Subset(dataset, range(5)), batch_size=5))) == 1
 
 
-def test_an_augmentation_says_what_it_needs_and_cuts_it_off(volumes: Any) -> None:
+def test_an_augmentation_defines_the_margin_and_cuts_it_off(volumes: Any) -> None:
     arrays, (path, labels) = volumes
     size = (4, 6, 6)
     views = augment.Compose([
@@ -119,12 +120,12 @@ def test_rotated_patches_show_what_was_around_them(random_array: Any) -> None:
 
 
 @pytest.mark.parametrize("margin", [-1, (1, 2), 1.5, "x", None], ids=str)
-def test_what_is_no_margin(margin: Any) -> None:
+def test_margins_that_cannot_be_are_named(margin: Any) -> None:
     with pytest.raises(OptionError, match="margin must be a number of voxels from 0"):
         FastPatchDataset(np.zeros((9, 9, 9)), (2, 2, 2), margin=margin)
 
 
-def test_stitch_takes_none() -> None:
+def test_stitch_refuses_a_margin() -> None:
     dataset = FastPatchDataset(np.zeros((9, 9, 9)), (3, 3, 3), sampling=Grid(), margin=1)
     assert "Margin: (1, 1, 1)" in repr(dataset)
     with pytest.raises(OptionError, match="cuts a margin"):

@@ -8,7 +8,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import nibabel
 import numcodecs.blosc
 import numpy as np
 import pytest
@@ -66,9 +65,9 @@ def cases(draw: st.DrawFn) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(case=cases(), has_holes=st.booleans())
-def test_patches_are_those_of_numpy(
+def test_native_patches_are_those_of_numpy(
     kind: str, case: Any, has_holes: bool, write_volume: Any, random_array: Any, cut: Any, equal: Any
 ) -> None:
     mode, dtype, shape, chunk, patch, starts, cache = case
@@ -125,7 +124,7 @@ def test_only_blocks_that_are_needed_are_read(tmp_path: Path, monkeypatch: pytes
         ("nii", True), ("nii.gz", True), ("tiff tiles", False), ("tiff folder zlib", False), ("n5 raw", False),
     ],
 )  # fmt: skip
-def test_which_formats_the_core_reads(
+def test_the_core_reads_the_formats_that_it_can(
     kind: str, is_native: bool, tmp_path: Path, write_volume: Any, random_array: Any, cut: Any, equal: Any
 ) -> None:
     """With a last strip, and tiles, that reach beyond the pages' ends; a predictor is tifffile's."""
@@ -141,38 +140,7 @@ def test_which_formats_the_core_reads(
         assert equal(sample, cut(array, starts[index].tolist(), (2, 30, 20), "edge"))
 
 
-def test_an_image_s_elements_are_scaled_as_nibabel_does(tmp_path: Path) -> None:
-    for kind in ("i2", "u1", "f4", ">i4"):
-        stored = (np.arange(4 * 5 * 6).reshape(4, 5, 6) % 200).astype(kind)
-        image = nibabel.Nifti1Image(stored, np.eye(4))
-        image.header.set_slope_inter(0.1, -3.3)
-        path = str(tmp_path / f"{kind[-2:]}.nii")
-        nibabel.save(image, path)
-        dataset = FastPatchDataset(path, (3, 4, 5), sampling=Grid(), threads=1)
-        (made,), declined = read_natively(dataset, range(len(dataset)))
-        assert not declined
-        whole = np.asarray(nibabel.load(path).dataobj)
-        assert made.dtype == whole.dtype == np.float64
-        for start, sample in zip(dataset.places()[1], made, strict=True):
-            assert np.array_equal(
-                sample, whole[tuple(slice(at, at + n) for at, n in zip(start, (3, 4, 5), strict=True))]
-            )
-
-
-def test_labels_and_images_are_read_together(tmp_path: Path, write_volume: Any, random_array: Any) -> None:
-    image, labels = random_array((20, 20), "f4", 1), random_array((20, 20), "u1", 2)
-    paths = [
-        write_volume("zarr3 zstd", str(tmp_path / str(n)), one, (8, 8))
-        for n, one in enumerate((image, labels))
-    ]
-    dataset = FastPatchDataset(paths[0], (6, 5), labels=paths[1], sampling=Grid(), threads=2)
-    for index, (one, other) in enumerate(dataset.__getitems__(range(len(dataset)))):
-        row, column = dataset.places()[1][index]
-        assert np.array_equal(one, image[row : row + 6, column : column + 5])
-        assert np.array_equal(other, labels[row : row + 6, column : column + 5])
-
-
-def test_what_the_core_does_not_read_is_read_in_python(
+def test_python_reads_other_volumes_of_the_same_batch(
     tmp_path: Path, write_volume: Any, random_array: Any
 ) -> None:
     """Beside volumes that it does read: in one batch."""
@@ -189,7 +157,7 @@ def test_what_the_core_does_not_read_is_read_in_python(
         assert np.array_equal(made, arrays[volume][row : row + 6, column : column + 6])
 
 
-def test_batches_that_are_given_up_do_not_make_it_slow(
+def test_batches_that_are_given_up_do_not_end_native_reading(
     tmp_path: Path, write_volume: Any, random_array: Any
 ) -> None:
     """A script that leaves epochs early has the core read the volume all the same."""
