@@ -219,19 +219,6 @@ def test_every_kind_of_file_is_as_without_a_cache(
     assert good - 10 < len(store) <= good
 
 
-@pytest.mark.parametrize(("policy", "kind"), [("skip", FastLoader), ("replace", DataLoader)])
-def test_bad_files_follow_the_policy_with_a_cache(
-    odd: tuple[Path, dict[str, OddImage]], policy: Any, kind: Any
-) -> None:
-    transform = TRANSFORMS["usual"]
-    stock = list(
-        _epochs(FastImageFolder(odd[0], transform, cache="off", bad_samples=policy), kind, 2, batch_size=64)
-    )
-    dataset = FastImageFolder(odd[0], transform, cache=Cache("ram", 256 * MIB), bad_samples=policy)
-    for expected, epoch in zip(stock, _epochs(dataset, kind, 2, batch_size=64), strict=True):
-        assert same(epoch, expected)
-
-
 @pytest.mark.few(3)
 @pytest.mark.parametrize("kind", [DataLoader, FastLoader])
 @pytest.mark.parametrize(
@@ -257,20 +244,6 @@ def test_forked_workers_share_a_cache(
         assert counts == [COUNT, COUNT if cache == "auto" else 0, 0]
 
 
-def test_spawned_workers_share_a_cache(tree: Path, decoded: Decoded) -> None:
-    stock = list(_epochs(FastImageFolder(tree, CROP, cache="off"), FastLoader, 1, seed=1))
-    dataset = FastImageFolder(tree, CROP, cache=Cache("ram", 16 * MIB))
-    options = {"num_workers": 1, "multiprocessing_context": "spawn", "seed": 1}
-    assert same(list(_epochs(dataset, FastLoader, 1, **options)), stock)
-    store = open_cache_store(dataset.cache)
-    assert store is not None
-    store.find(bytes(16))
-    assert len(store) == COUNT, "what the worker kept"
-    decoded.new()
-    assert same(list(_epochs(dataset, FastLoader, 1, seed=1)), stock)
-    assert decoded.new() == []
-
-
 def _counts(dataset: Any, decoded: Decoded, epochs: int = 4) -> list[int]:
     decoded.new()
     return [len(decoded.new()) for _ in _epochs(dataset, FastLoader, epochs)]
@@ -287,16 +260,6 @@ def test_a_kept_image_is_neither_read_nor_decoded(
 
     monkeypatch.setattr(dataset._running().maker.read.__self__, "_read", read)
     assert len(list(FastLoader(dataset, 5))) == 3
-
-
-def test_auto_keeps_from_the_second_use_on(tree: Path, decoded: Decoded) -> None:
-    dataset = FastImageFolder(tree, CROP, cache=Cache("auto", 16 * MIB))
-    store = open_cache_store(dataset.cache)
-    assert store is not None
-    assert _counts(dataset, decoded, 1) == [COUNT]
-    assert len(store) == 0
-    assert _counts(dataset, decoded, 3) == [COUNT, 0, 0]
-    assert len(store) == COUNT
 
 
 def test_auto_keeps_nothing_if_not_everything_fits(tree: Path, decoded: Decoded) -> None:
@@ -350,17 +313,6 @@ def test_a_cache_in_memory_lives_as_long_as_its_option(tree: Path, decoded: Deco
     del option
     gc.collect()
     assert _counts(FastImageFolder(tree, CROP, cache=Cache("ram", 16 * MIB)), decoded, 1) == [COUNT]
-
-
-def test_a_cache_on_disk_is_for_later_datasets(tree: Path, tmp_path: Path, decoded: Decoded) -> None:
-    stock = list(_epochs(FastImageFolder(tree, CROP, cache="off")))
-    for expected in (COUNT, 0):
-        decoded.new()
-        dataset = FastImageFolder(tree, CROP, cache=Cache("disk", dir=tmp_path))
-        assert same(list(_epochs(dataset)), stock)
-        assert len(decoded.new()) == expected
-        del dataset
-        gc.collect()
 
 
 def _single(folder: Path, color: tuple[int, int, int], format: str = "png") -> Path:
@@ -429,21 +381,6 @@ def test_a_file_that_changes_all_the_time_is_never_stale(
             file.write(content)
         image = dataset[0][0]
         assert image.getpixel((39, 0)) == (value,) * 3
-
-
-def test_a_deleted_file_is_the_usual_error(tmp_path: Path, settled: Settled) -> None:
-    path = settled(_single(tmp_path, (1, 2, 3)))
-    plain = FastImageFolder(tmp_path / "tree", cache="off")
-    dataset = FastImageFolder(tmp_path / "tree", cache="ram")
-    assert same(dataset[0], plain[0])
-    path.unlink()
-    texts = []
-    for one in (plain, dataset):
-        with pytest.raises(BadSampleError) as raised:
-            one[0]
-        texts.append((str(raised.value), type(raised.value.__cause__)))
-    assert texts[0] == texts[1]
-    assert texts[0][1] is FileNotFoundError
 
 
 def test_a_lost_cache_file_is_decoded_again(
@@ -657,11 +594,3 @@ def test_a_folder_that_cannot_be_used_is_an_error_at_once(tree: Path, tmp_path: 
     (tmp_path / "file").touch()
     with pytest.raises(CacheError, match="file"):
         FastImageFolder(tree, cache=Cache("disk", dir=tmp_path / "file"))
-
-
-def test_the_plan_says_which_images_are_kept(tree: Path) -> None:
-    plan = str(FastImageFolder(tree, cache=Cache("ram", 1 << 24), decode=Decode(short_side=64)).plan)
-    assert "kept in memory, up to 0.0 GB\n" in plan
-    assert "64 pixels on the short side" in plan
-    assert "second use" in str(FastImageFolder(tree).plan)
-    assert "kept" not in str(FastImageFolder(tree, cache="off").plan)

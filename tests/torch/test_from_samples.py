@@ -20,7 +20,6 @@ from fastpipe.core.sample_tables import SampleTable
 from fastpipe.errors import BadSampleError, OptionError
 
 STEADY = v1.Compose([v1.Resize(40), v1.CenterCrop(32), v1.ToTensor()])
-RANDOM = v1.Compose([v1.RandomResizedCrop(24), v1.RandomHorizontalFlip(), v1.ToTensor()])
 
 
 TARGETS: dict[str, Any] = {
@@ -99,12 +98,6 @@ def test_relative_paths_begin_in_root(photo_tree: Path, monkeypatch: pytest.Monk
     assert same(there[4], FastImageFolder.from_samples(table, STEADY)[4])
 
 
-def test_classes_may_be_named(photo_tree: Path) -> None:
-    ours = FastImageFolder.from_samples(_table(photo_tree), classes=["cat", "dog", "hen"])
-    assert ours.classes == ["cat", "dog", "hen"] and ours.class_to_idx == {"cat": 0, "dog": 1, "hen": 2}
-    assert FastImageFolder.from_samples(_table(photo_tree)).classes == []
-
-
 @pytest.mark.parametrize("kind", ["class", "text", "number", "array", "dict"])
 def test_bad_files_are_replaced_by_those_of_an_equal_target(
     photo_tree: Path, tmp_path: Path, kind: str
@@ -146,9 +139,3 @@ def test_bad_files_are_replaced_by_those_of_an_equal_target(
 def test_samples_that_cannot_be_are_named(arguments: Any, options: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         FastImageFolder.from_samples(arguments, **options)
-
-
-def test_a_file_that_is_not_there_is_named_when_it_is_needed(tmp_path: Path) -> None:
-    ours = FastImageFolder.from_samples([(tmp_path / "gone.jpg", 0)])
-    with pytest.raises(BadSampleError, match=r"gone\.jpg.*FileNotFoundError"):
-        ours[0]

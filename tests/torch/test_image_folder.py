@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from torchvision import get_image_backend
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import pil_loader
-from torchvision.transforms import v2
 
 from fastpipe import BadSamples, FastImageFolder
 from fastpipe.errors import OptionError
@@ -59,17 +57,6 @@ def test_repr_differs_in_the_name_alone(tree: Path) -> None:
         assert ours.rstrip() == expected.rstrip()
 
 
-@pytest.mark.parametrize(
-    "transform", [None, STEADY, v1.ToTensor(), v1.Resize(20), v2.Compose([v2.ToImage()])], ids=str
-)
-def test_samples_are_image_folders(tree: Path, transform: Any) -> None:
-    ours, theirs = FastImageFolder(tree, transform), ImageFolder(tree, transform)
-    indices = [0, 7, 7, -1, 14, 3]
-    expected = [theirs[i] for i in indices]
-    assert same([ours[i] for i in indices], expected)
-    assert same([tuple(one) for one in ours.__getitems__(indices)], expected)
-
-
 def _both(dataset: Any, index: int) -> Any:
     single = dataset[index]
     assert same(tuple(dataset.__getitems__([index])[0]), single)
@@ -93,15 +80,6 @@ def test_edits_of_samples_are_seen(tree: Path) -> None:
         assert list(ours.samples) == list(theirs.samples)
         for index in (0, 3, -1):
             assert same(_both(ours, index), theirs[index])
-
-
-def test_edits_of_targets_change_what_they_change_in_image_folder(tree: Path) -> None:
-    ours, theirs = FastImageFolder(tree, STEADY), ImageFolder(tree, STEADY)
-    for dataset in (ours, theirs):
-        dataset.targets[0] = 99
-        dataset.targets = [target + 1 for target in dataset.targets]
-    assert ours.targets == theirs.targets
-    assert same(_both(ours, 0), theirs[0])
 
 
 def test_a_new_transform_is_used_at_once(tree: Path) -> None:
@@ -315,9 +293,3 @@ def test_memory_format_sets_the_strides_of_batches(tree: Path) -> None:
     images, _ = torch.utils.data.default_collate(last.__getitems__([0, 1]))
     assert images.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(images, torch.utils.data.default_collate(plain.__getitems__([0, 1]))[0])
-
-
-def test_the_working_folder_stays_empty(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    FastImageFolder(tree, STEADY).__getitems__([0, 1])
-    assert os.listdir(tmp_path) == []

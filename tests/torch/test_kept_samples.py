@@ -197,14 +197,6 @@ def test_a_kept_sample_holds_no_other_target(folder: Path, kind: type[DataLoader
     assert sum(target() is not None for target in made) == len(kept) < len(made)
 
 
-@pytest.mark.parametrize("dataset", ["images", "rows", "patches"])
-def test_a_batch_sampler_may_give_iterators(folder: Path, dataset: str) -> None:
-    made: Any = DATASETS[dataset](folder)
-    batches: Any = [iter([1, 0]), map(int, "23")]
-    found = [len(batch) for batch in DataLoader(made, batch_sampler=batches, collate_fn=list)]
-    assert found == [2, 2]
-
-
 @pytest.mark.parametrize(
     "collate",
     [default_collate, WorkerCollate(default_collate), lambda samples: collate_unfinished(samples).batch],

@@ -100,24 +100,6 @@ def test_states_of_the_same_epoch_take_nothing_from_each_other() -> None:
         assert again.state_dict()["epoch"] == 1
 
 
-def test_a_state_between_epochs_goes_on_with_the_next() -> None:
-    loader = FastLoader(Numbers(), 4, shuffle=True, seed=2)
-    assert loader.state_dict() == {
-        "version": 1,
-        "seed": 2,
-        "samples": 23,
-        "epoch": 0,
-        "batches": 0,
-        "position": 0,
-    }
-    list(loader)
-    state = loader.state_dict()
-    assert (state["epoch"], state["batches"]) == (1, 0)
-    again = FastLoader(Numbers(), 4, shuffle=True, seed=2)
-    again.load_state_dict(state)
-    assert stream(again) == stream(loader)
-
-
 def test_set_epoch_starts_that_epoch_instead() -> None:
     def loader() -> FastLoader[Any]:
         return FastLoader(Numbers(), 4, shuffle=True, seed=2)
@@ -303,14 +285,6 @@ def test_a_dataset_of_the_scripts_own_is_keyed_by_sample() -> None:
     assert len(streams) == 1
 
 
-def test_generators_are_left_as_they_were_under_a_seed() -> None:
-    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
-    list(FastLoader(Numbers(), 4, shuffle=True, seed=1, shard=Shard(0, 2)))
-    assert torch.equal(torch.get_rng_state(), before[0])
-    assert random.getstate() == before[1]
-    assert np.random.get_state()[1].tolist() == before[2]
-
-
 @given(
     length=st.integers(1, 40), size=st.integers(1, 4), worlds=st.tuples(st.integers(1, 4), st.integers(1, 4)),
     cut=st.integers(0, 6), shuffle=st.booleans(),
@@ -346,17 +320,6 @@ def test_n_ranks_resume_as_m(
         taken += [row for batch in rank for row in zip(*plain(batch), strict=True)]
     assert {row for row in taken if row in order} == set(order), "each sample with the draws of its position"
     assert len(taken) < length + sum(worlds), "none twice but to fill up a step"
-
-
-def test_an_evaluation_sees_each_sample_once(tree: Path) -> None:
-    for world in (1, 2, 3, 4):
-        loaders = [FastLoader(Numbers(22), 4, shard=Shard(rank, world, "eval")) for rank in range(world)]
-        seen = [[row[0] for row in stream(loader)] for loader in loaders]
-        assert len({len(batches) for batches in seen}) == 1
-        assert len(seen[0]) == len(loaders[0])
-        assert sorted(index for batches in seen for batch in batches for index in batch) == list(range(22))
-        for step in zip(*seen, strict=True):
-            assert max(map(len, step)) - min(map(len, step)) <= 1
 
 
 @pytest.mark.parametrize(
@@ -398,25 +361,6 @@ def test_the_shown_sampler_is_a_distributed_one() -> None:
     again = FastLoader(Numbers(10), 2, sampler=sampler, seed=1, shard=Shard(1, 3))  # as trainers make it anew
     again.set_epoch(2)
     assert [index for batch in stream(again) for index in batch[0]] == indices
-
-
-def test_a_distributed_sampler_that_is_sent_elsewhere_after_a_state_was_loaded() -> None:
-    def loader() -> Any:
-        return FastLoader(Numbers(12), 2, sampler=DistributedSampler(Numbers(12), 2, 0), seed=1)
-
-    first = loader()
-    first.sampler.set_epoch(3)
-    iterator = iter(first)
-    next(iterator)
-    state = transported(first.state_dict())
-    rest = [plain(batch) for batch in iterator]
-    first.sampler.set_epoch(4)
-    other = stream(first)
-    for epoch, expected in ((3, rest), (4, other)):
-        again = loader()
-        again.load_state_dict(state)
-        again.sampler.set_epoch(epoch)
-        assert stream(again) == expected
 
 
 def test_a_distributed_samplers_epoch_is_the_keys_too() -> None:

@@ -6,27 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import default_collate, default_convert
+from torch.utils.data import default_collate
 from torchvision import tv_tensors
 
-from fastpipe.torch.samples import BatchSample, BatchSamples
+from fastpipe.torch.samples import BatchSamples
 
 
 def _batch(count: int = 4, kind: type[torch.Tensor] = torch.Tensor) -> tuple[torch.Tensor, list[Any]]:
     tensor = torch.arange(count * 6, dtype=torch.float32).reshape(count, 1, 2, 3)
     return tensor, list(BatchSamples(tensor, kind, list(range(count))))
-
-
-def _plain(samples: list[Any]) -> list[Any]:
-    return [(image.clone(), target) for image, target in samples]
-
-
-def test_a_whole_batch_collates_to_its_own_memory() -> None:
-    tensor, samples = _batch()
-    images, targets = default_collate(samples)
-    assert images.data_ptr() == tensor.data_ptr()
-    assert torch.equal(images, tensor)
-    assert torch.equal(targets, torch.arange(4))
 
 
 @pytest.mark.parametrize(
@@ -82,13 +70,6 @@ def test_targets_collate_as_those_of_tuples(targets: list[Any]) -> None:
     assert repr(default_collate(samples)[1]) == repr(theirs[1])
 
 
-def test_samples_in_other_structures_collate() -> None:
-    tensor, samples = _batch()
-    nested = default_collate([{"sample": one, "number": n} for n, one in enumerate(samples)])
-    assert torch.equal(nested["sample"][0], tensor)
-    assert torch.equal(default_convert(samples[1])[0], tensor[1])
-
-
 def test_alone_a_sample_is_pickled_without_its_batch() -> None:
     samples = BatchSamples(torch.zeros(64, 3, 32, 32), torch.Tensor, list(range(64)))
     data = pickle.dumps(samples[5])
@@ -115,18 +96,3 @@ def test_a_batch_collates_to_its_memory_once() -> None:
     again, _ = default_collate(samples)
     assert again.data_ptr() != tensor.data_ptr()
     assert torch.equal(again, tensor)
-
-
-def test_samples_are_a_sequence() -> None:
-    tensor, listed = _batch(kind=tv_tensors.Image)
-    samples = BatchSamples(tensor, tv_tensors.Image, list(range(4)))
-    assert len(samples) == 4
-    for one, other in zip(samples, listed, strict=True):
-        assert type(one) is type(other) is BatchSample
-        assert type(one[0]) is tv_tensors.Image
-        assert torch.equal(one[0], other[0])
-        assert one[1] == other[1]
-    assert [target for _, target in samples[1:3]] == [1, 2]
-    assert samples[-1][1] == 3
-    with pytest.raises(IndexError):
-        samples[4]

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import random
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -189,27 +188,6 @@ def test_transforms_in_threads_equal_the_serial_run(
             assert same(transform(source()), serial[i])
 
 
-def test_other_users_of_the_global_generator_do_not_matter() -> None:
-    transforms = [v2.RandomResizedCrop(12, antialias=True), v2.GaussianNoise(), v2.ColorJitter(0.5)]
-    serial = [run_keyed(transforms, _floats(), seed) for seed in SEEDS]
-    stop = threading.Event()
-
-    def disturb() -> None:
-        while not stop.is_set():
-            torch.default_generator.manual_seed(1)
-            torch.rand(100)
-
-    with preserved_generators():
-        thread = threading.Thread(target=disturb)
-        thread.start()
-        try:
-            again = [run_keyed(transforms, _floats(), seed) for seed in SEEDS]
-        finally:
-            stop.set()
-            thread.join()
-    assert same(serial, again)
-
-
 def test_transforms_that_are_not_listed_are_not_reproduced() -> None:
     # This is why it is not listed; and it shows that the comparison above can fail.
     choice = v1.RandomChoice([v1.RandomHorizontalFlip(1), v1.RandomVerticalFlip(1)])
@@ -266,15 +244,6 @@ def test_unknown_code_is_not_thread_safe_however_deep_it_lies(unsafe: Any) -> No
         assert is_thread_safe([container([good, good])])
         assert not is_thread_safe([container([good, unsafe])])
         assert not is_thread_safe([v1.Compose([container([good, unsafe])])])
-
-
-def test_modules_in_containers_of_modules() -> None:
-    safe, unsafe = v1.RandomInvert(), _Subclass(0.5)
-    assert is_thread_safe([v1.RandomApply(torch.nn.ModuleList([safe]))])
-    assert not is_thread_safe([v1.RandomApply(torch.nn.ModuleList([unsafe]))])
-    assert is_thread_safe([torch.nn.Sequential(safe)])
-    assert not is_thread_safe([torch.nn.Sequential(safe, unsafe)])
-    assert is_thread_safe([])
 
 
 def test_draws_have_their_distributions() -> None:

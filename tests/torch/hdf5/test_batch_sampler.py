@@ -58,19 +58,6 @@ def test_a_stock_loader_has_the_batches_of_fastloader(
     assert all(isinstance(index, int) for batch in batches for index in batch)
 
 
-@pytest.mark.parametrize("order", ["shuffled", "groups"])
-def test_without_a_seed_the_global_generator_decides(path: Path, order: str) -> None:
-    dataset = dataset_of(path, None)
-    batches = dataset.batch_sampler(8, shuffle=ORDERS[order])
-    streams = []
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
-        streams.append([numbers(DataLoader(dataset, batch_sampler=batches)) for _ in range(2)])
-    assert streams[0] == streams[1] != streams[2]
-    assert streams[0][0] != streams[0][1]
-    assert sorted(sum(streams[0][0], [])) == list(range(ROWS))
-
-
 def test_a_seed_or_no_shuffling_draws_nothing(path: Path) -> None:
     before = torch.get_rng_state()
     list(dataset_of(path, None).batch_sampler(8, shuffle=False))
@@ -136,17 +123,6 @@ def test_values_that_cannot_work_are_named(path: Path) -> None:
         with pytest.raises(OptionError, match="needs a dataset with a seed="):
             dataset.batch_sampler(4, shuffle=shuffle, shard=Shard(0, 2))
     assert sum(map(len, dataset.batch_sampler(4, shuffle=False, shard=Shard(0, 2)))) == ROWS // 2
-
-
-def test_fastloader_takes_it_too(path: Path) -> None:
-    dataset = dataset_of(path)
-    fast = FastLoader(dataset, batch_sampler=dataset.batch_sampler(8, shuffle=GROUPS))
-    expected = FastLoader(dataset, 8, shuffle=GROUPS)
-    assert fast.plan.is_fast
-    for epoch in (0, 1, 5):
-        for loader in (fast, expected):
-            loader.set_epoch(epoch)
-        assert numbers(fast) == numbers(expected)
 
 
 @pytest.mark.filterwarnings(

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import pickle
-import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,6 @@ import torch
 from torch.utils.data import DataLoader
 
 from fastpipe import Cache, FastHDF5Dataset, FastLoader
-from fastpipe.core import cache_store as store_module
 from fastpipe.errors import HDF5Error
 
 pytestmark = pytest.mark.skipif(
@@ -122,19 +118,6 @@ def test_auto_keeps_all_or_nothing(path: Path, decoded: Any) -> None:
     assert "not kept, as all of them are 15.6 KiB, and there is room for 15.6 KiB" in repr(dataset)
 
 
-def test_repr_says_what_is_kept(path: Path, tmp_path: Path) -> None:
-    lines = {
-        "ram": "kept in memory, 15.6 KiB", "disk": "kept in files, 15.6 KiB",
-        "auto": "kept in memory, 15.6 KiB, from their second use on",
-    }  # fmt: skip
-    for where, line in lines.items():
-        dataset = FastHDF5Dataset(path, "x", cache=option(where, tmp_path))
-        assert f"decoded chunks  →  {line}" in repr(dataset).splitlines()[-1]
-        assert line in str(dataset.plan)
-        assert line in str(FastLoader(dataset).plan)
-        assert "chunks of 8 samples (3.12 KiB; deflate), decoded in threads" in str(dataset.plan)
-
-
 @pytest.mark.parametrize("options", [{"compression": None, "chunks": None}, {"compression": None}])
 def test_data_that_need_no_decoding_may_be_kept_too(
     tmp_path: Path, settled: Any, decoded: Any, options: Any
@@ -194,65 +177,3 @@ def test_a_dataset_reads_a_replaced_file_on_and_refuses_a_changed_one(
     for call in (lambda: again[30], lambda: again.__getitems__([3]), lambda: epoch(again)):
         with pytest.raises(HDF5Error, match="has changed since it was opened; make the dataset anew"):
             call()
-
-
-def test_a_file_written_just_now_is_not_kept(
-    tmp_path: Path, decoded: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from fastpipe.core import file_identity as identity
-
-    path = write(tmp_path / "x.h5")
-    monkeypatch.setattr(identity.time, "time_ns", lambda: path.stat().st_ctime_ns + 1)
-    dataset = FastHDF5Dataset(path, "x", cache=Cache("ram", MIB))
-    for _ in range(3):
-        assert torch.equal(epoch(dataset), expected())
-    assert 2 * WHOLE < decoded(dataset) <= 3 * WHOLE  # what an epoch ends with the next may find
-
-
-@pytest.mark.parametrize("damage", ["flipped", "cut off", "log"])
-def test_a_damaged_cache_is_not_believed(path: Path, tmp_path: Path, decoded: Any, damage: str) -> None:
-    epoch(FastHDF5Dataset(path, "x", cache=option("disk", tmp_path)))
-    gc.collect()
-    folder = tmp_path / "fastpipe-decoded"
-    data, log = folder / "000000.data", folder / "000000.log"
-    if damage == "flipped":
-        raw = bytearray(data.read_bytes())
-        raw[len(raw) // 2 - 8192 : len(raw) // 2 + 8192] = bytes(
-            byte ^ 0x5A for byte in raw[len(raw) // 2 - 8192 : len(raw) // 2 + 8192]
-        )
-        data.write_bytes(bytes(raw))
-    elif damage == "cut off":
-        os.truncate(data, 5000)
-    else:
-        log.write_bytes(bytes(64))
-    dataset = FastHDF5Dataset(path, "x", cache=option("disk", tmp_path))
-    for _ in range(2):
-        assert torch.equal(epoch(dataset), expected())
-    assert decoded(dataset) > 0
-
-
-@pytest.mark.parametrize("die_at", [1, 2, 3, 6])
-def test_a_process_that_is_killed_leaves_a_cache_that_works(
-    path: Path, tmp_path: Path, decoded: Any, forked: Callable[[Callable[[], object]], int], die_at: int
-) -> None:
-    def train() -> None:
-        writes, real = 0, os.pwritev
-
-        def pwritev(descriptor: int, parts: Any, offset: int) -> int:
-            nonlocal writes
-            writes += 1
-            if writes == die_at:
-                data = b"".join(parts)
-                real(descriptor, [data[: len(data) // 2]], offset)  # cut off in the middle
-                os.kill(os.getpid(), signal.SIGKILL)
-            return real(descriptor, parts, offset)
-
-        store_module.os.pwritev = pwritev
-        store_module.os.pwrite = lambda descriptor, data, offset: pwritev(descriptor, [data], offset)
-        epoch(FastHDF5Dataset(path, "x", cache=option("disk", tmp_path), threads=1))
-
-    assert os.waitstatus_to_exitcode(os.waitpid(forked(train), 0)[1]) == -signal.SIGKILL
-    dataset = FastHDF5Dataset(path, "x", cache=option("disk", tmp_path))
-    for _ in range(2):
-        assert torch.equal(epoch(dataset), expected())
-    assert decoded(dataset) <= WHOLE

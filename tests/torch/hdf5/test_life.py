@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import resource
 import weakref
 from pathlib import Path
 from typing import Any
@@ -67,32 +66,3 @@ def test_errors_that_were_not_due_yet_leave_nothing(file: Path, tmp_path: Path) 
     del dataset
     gc.collect()
     assert refer() is None
-
-
-@pytest.fixture(scope="module")
-def many(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    folder = tmp_path_factory.mktemp("many")
-    for number in range(300):
-        with h5py.File(folder / f"{number}.h5", "w", libver="latest") as file:
-            file.create_dataset("x", data=np.full((2, 3), number), chunks=(1, 3), compression="lzf")
-            file["text"] = [str(number)] * 2
-    return [folder / f"{number}.h5" for number in range(300)]
-
-
-@pytest.mark.parametrize(("keys", "size"), [(["x"], 300), (["x", "text"], 16)])
-def test_more_files_than_descriptors_are_read(many: list[Path], keys: list[str], size: int) -> None:
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    dataset = FastHDF5Dataset(many, keys, threads=2)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
-    try:
-        for kind in (FastLoader, DataLoader):
-            order = torch.randperm(600).tolist()
-            batches = list(kind(dataset, size, sampler=order))
-            found = [int(row[0]) for batch in batches for row in batch[0]]
-            assert found == [index // 2 for index in order]
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    if len(keys) > 1:
-        assert [text for batch in batches for text in batch[1]] == [
-            str(index // 2).encode() for index in order
-        ]

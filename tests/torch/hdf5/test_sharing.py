@@ -13,8 +13,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-import torch
-from torch.utils.data import ConcatDataset, DataLoader, Subset
+from same import same
 
 from fastpipe import FastHDF5Dataset, FastLoader, Shuffle
 from fastpipe.hdf5 import cache as memory
@@ -46,14 +45,6 @@ def batches(loader: Any) -> list[Any]:
     return [[part.clone() for part in batch] for batch in loader]
 
 
-def equal(one: list[Any], other: list[Any]) -> bool:
-    return len(one) == len(other) and all(
-        torch.equal(a, b)
-        for ours, theirs in zip(one, other, strict=True)
-        for a, b in zip(ours, theirs, strict=True)
-    )
-
-
 @pytest.mark.parametrize("method", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_worker_processes_make_the_same_batches(path: Path, method: str) -> None:
     wanted = batches(FastLoader(dataset_of(path), 16, shuffle=ORDER))
@@ -65,30 +56,7 @@ def test_worker_processes_make_the_same_batches(path: Path, method: str) -> None
         workers="processes",
         multiprocessing_context=method,
     )
-    assert equal(batches(loader), wanted)
-
-
-def test_a_stock_loaders_workers_make_the_same_batches(path: Path) -> None:
-    dataset = dataset_of(path)
-    order = dataset.batch_sampler(16, shuffle=ORDER)
-    wanted = [batches(DataLoader(dataset, batch_sampler=order)) for _ in range(2)]
-    order.set_epoch(0)
-    loader: Any = DataLoader(dataset, batch_sampler=order, num_workers=3, persistent_workers=True)
-    assert all(equal(batches(loader), each) for each in wanted)
-
-
-def test_views_have_the_same_batches_from_workers(path: Path) -> None:
-    both = ConcatDataset([Subset(dataset_of(path), range(5, 300)), dataset_of(path)])
-    wanted = batches(FastLoader(both, 16, shuffle=ORDER, generator=torch.Generator().manual_seed(1)))
-    loader: Any = FastLoader(
-        both,
-        16,
-        shuffle=ORDER,
-        num_workers=2,
-        workers="processes",
-        generator=torch.Generator().manual_seed(1),
-    )
-    assert equal(batches(loader), wanted)
+    assert same(batches(loader), wanted)
 
 
 @pytest.fixture
@@ -134,7 +102,7 @@ def test_without_such_memory_each_decodes_for_itself(
     monkeypatch.setattr(memory, "UnitFile", _fail)
     with caplog.at_level(logging.INFO, "fastpipe.cache"):
         loader: Any = FastLoader(dataset_of(path), 16, shuffle=ORDER, num_workers=2, workers="processes")
-        assert equal(batches(loader), wanted)
+        assert same(batches(loader), wanted)
     assert "worker processes decode their chunks each for itself: this system has none" in caplog.text
 
 
@@ -152,4 +120,4 @@ def test_a_killed_worker_spoils_nothing(path: Path) -> None:
         threading.Event().wait(60)
     del found
     loader.set_epoch(0)
-    assert equal(batches(loader), wanted)
+    assert same(batches(loader), wanted)

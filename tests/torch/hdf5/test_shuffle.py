@@ -93,16 +93,6 @@ PINNED = [
 ]
 
 
-def test_samples_of_a_window_come_in_any_order_alike() -> None:
-    """Each of a window's samples at each of its places: chi-square of counts over 1,000 epochs."""
-    groups = np.repeat(np.arange(2), 4)
-    counts = np.zeros((8, 8))
-    for epoch in range(1000):
-        counts[np.arange(8), grouped_order(groups, 2, seed=5, epoch=epoch)] += 1
-    chi = ((counts - 125) ** 2 / 125).sum()
-    assert 20 < chi < 90  # 49 degrees of freedom: 99.9 % are below 85.4
-
-
 @pytest.mark.parametrize("window", [2, 5])
 def test_neighbours_share_a_group_with_the_documented_probability(window: int) -> None:
     """Two samples that are neighbours share their group as often as ``Shuffle`` says: one in a window."""
@@ -202,23 +192,6 @@ def test_views_and_several_files_have_common_groups(path: Path, decoded: Any, vi
     files = 2 if view == "several files" else 1
     assert all(decoded(base) <= files * 13 * CHUNK * 40 * 8 for base in used)
     assert Counter(order) == Counter(everything)
-
-
-def test_units_of_samples_are_shuffled_as_by_true(path: Path) -> None:
-    streams = []
-    for shuffle in (True, Shuffle()):
-        torch.manual_seed(3)
-        streams.append(order_of(FastLoader(dataset_of(path), 10, shuffle=shuffle)))
-        streams.append(
-            order_of(FastLoader(TensorDataset(torch.arange(9), torch.arange(9)), 2, shuffle=shuffle, seed=1))
-        )
-    assert streams[:2] == streams[2:]
-
-
-def test_the_plan_says_how_it_is_shuffled(path: Path) -> None:
-    loader = FastLoader(dataset_of(path), 10, shuffle=GROUPS, seed=1)
-    assert "groups, 3 of 13 at a time" in str(loader.plan)
-    assert "probability up to 1/3, not 1/13" in str(loader.plan)
 
 
 class _Stream(IterableDataset[int]):

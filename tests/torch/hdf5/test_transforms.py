@@ -72,23 +72,6 @@ def test_safe_transforms_follow_torchs_generator_alone(file: Path) -> None:
     assert same(*streams)
 
 
-@pytest.mark.parametrize("kind", [DataLoader, FastLoader])
-def test_without_code_no_generator_is_touched(file: Path, kind: Any) -> None:
-    dataset = FastHDF5Dataset(file, ["mels", "label"])
-    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
-    dataset[3], dataset.__getitems__([1, 2])
-    assert torch.equal(torch.get_rng_state(), before[0])
-    loader = kind(dataset, 8)
-    list(loader)
-    torch.set_rng_state(before[0])
-    list(DataLoader(range(9), 8))  # an iterator draws a base seed
-    after = torch.get_rng_state()
-    torch.set_rng_state(before[0])
-    list(loader)
-    assert torch.equal(torch.get_rng_state(), after)
-    assert (random.getstate(), np.random.get_state()[1].tolist()) == before[1:]
-
-
 def test_transforms_get_the_values_that_h5py_gives(file: Path) -> None:
     seen: list[Any] = []
 

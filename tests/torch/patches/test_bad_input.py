@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tifffile
 import torch
+from volume_kinds import random_array, write_volume
 
 from fastpipe import BadSamples, Cache, FastLoader, FastPatchDataset
 from fastpipe.errors import BadSampleError, FastpipeError, HDF5Error, OptionError, VolumeError
@@ -24,7 +25,7 @@ SHAPE, CHUNK = (8, 12), (4, 4)
 
 
 @pytest.fixture
-def array(random_array: Any) -> Any:
+def array() -> Any:
     return random_array(SHAPE, "i2", 5) + 1
 
 
@@ -37,7 +38,7 @@ def failure(ask: Callable[[], object]) -> BadSampleError:
     raise AssertionError("there was no error")
 
 
-def test_volumes_that_are_missing_are_named(tmp_path: Path, array: Any, write_volume: Any) -> None:
+def test_volumes_that_are_missing_are_named(tmp_path: Path, array: Any) -> None:
     with pytest.raises(FileNotFoundError, match=r"none\.zarr"):
         FastPatchDataset(tmp_path / "none.zarr", (2, 2))
     with pytest.raises(OptionError, match=r"volume='.*\*\.tif' matches nothing"):
@@ -87,9 +88,7 @@ def test_arrays_of_objects_and_files_within_files_are_refused(tmp_path: Path) ->
 @pytest.mark.parametrize(
     "kind", ["npy", "tiff raw", "tiff tiles", "nii", "hdf5 gzip", "hdf5 contiguous", "b2nd"]
 )
-def test_files_that_are_cut_off_anywhere_are_errors(
-    tmp_path: Path, write_volume: Any, random_array: Any, kind: str
-) -> None:
+def test_files_that_are_cut_off_anywhere_are_errors(tmp_path: Path, kind: str) -> None:
     """At the latest when the part is read that is missing: never values, and never an error without a name."""
     array = random_array((6, 20, 24), "i2") + 1
     path = str(write_volume(kind, tmp_path / "x", array, (3, 8, 8)))
@@ -108,9 +107,7 @@ def test_files_that_are_cut_off_anywhere_are_errors(
 
 
 @pytest.mark.parametrize(("place", "byte"), [(163, 255), (164, 1)])  # of the text "<f4"
-def test_damaged_metadata_of_blosc2_are_an_error(
-    tmp_path: Path, write_volume: Any, place: int, byte: int
-) -> None:
+def test_damaged_metadata_of_blosc2_are_an_error(tmp_path: Path, place: int, byte: int) -> None:
     path = Path(write_volume("b2nd", tmp_path / "x", np.zeros((12, 14), "f4"), (12, 14)))
     content = bytearray(path.read_bytes())
     assert content[162:165] == b"<f4"
@@ -121,7 +118,7 @@ def test_damaged_metadata_of_blosc2_are_an_error(
 
 
 @pytest.mark.parametrize("kind", ["zarr3 blosc", "zarr2 none", "zarr3 sharded", "n5 gzip"])
-def test_a_missing_chunk_is_the_fill_value(tmp_path: Path, array: Any, write_volume: Any, kind: str) -> None:
+def test_a_missing_chunk_is_the_fill_value(tmp_path: Path, array: Any, kind: str) -> None:
     path = write_volume(kind, tmp_path / "x", array, CHUNK)
     chunks = sorted(
         file
@@ -141,7 +138,7 @@ def test_a_missing_chunk_is_the_fill_value(tmp_path: Path, array: Any, write_vol
     [("zarr3 blosc", "c/1/2"), ("zarr3 zstd", "c/1/2"), ("zarr3 gzip", "c/1/2"), ("zarr3 none", "c/1/2"), ("zarr2 zlib", "1.2")],
 )  # fmt: skip
 def test_a_damaged_chunk_is_an_error_that_names_file_chunk_and_patch(
-    tmp_path: Path, array: Any, write_volume: Any, kind: str, chunk: str
+    tmp_path: Path, array: Any, kind: str, chunk: str
 ) -> None:
     path = Path(write_volume(kind, tmp_path / "x", array, CHUNK))
     _cut_off(path / chunk)
@@ -157,9 +154,7 @@ def _cut_off(file: Path) -> None:
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
-def test_a_damaged_tile_of_a_tiff_file_names_its_page(
-    tmp_path: Path, write_volume: Any, random_array: Any
-) -> None:
+def test_a_damaged_tile_of_a_tiff_file_names_its_page(tmp_path: Path) -> None:
     array = random_array((3, 16, 16), "i2")
     path = write_volume("tiff tiles", tmp_path / "x", array, (1, 16, 16))
     with tifffile.TiffFile(path) as tiff:
@@ -174,7 +169,7 @@ def test_a_damaged_tile_of_a_tiff_file_names_its_page(
 
 
 @pytest.fixture
-def damaged(tmp_path: Path, array: Any, write_volume: Any) -> Path:
+def damaged(tmp_path: Path, array: Any) -> Path:
     """Of whose six chunks the last is spoilt."""
     path = Path(write_volume("zarr3 zstd", tmp_path / "x", array, CHUNK))
     _cut_off(path / "c/1/2")
@@ -315,7 +310,7 @@ def test_an_empty_volume_is_an_error() -> None:
 @pytest.mark.parametrize("policy", ["raise", "skip", "replace"])
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EMFILE, errno.ENFILE, errno.ENOENT, errno.ENOMEM])
 def test_errors_of_the_system_are_no_bad_samples(
-    tmp_path: Path, write_volume: Any, monkeypatch: pytest.MonkeyPatch, number: int, policy: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, policy: Any
 ) -> None:
     """A file that must not be read, too many open files and a lack of memory say nothing about the data."""
     path = write_volume("zarr3 zstd", tmp_path / "x", np.ones((8, 8), "u1"), (4, 4))

@@ -49,15 +49,6 @@ def test_an_epoch_that_comes_again_decodes_no_more_than_before(scroll: str, agai
         assert amplification_of(dataset, loader) <= 1.1 * first
 
 
-def test_later_epochs_of_a_grid_decode_no_more_than_the_first(scroll: str) -> None:
-    dataset = FastPatchDataset(
-        scroll, (12, 12, 12), sampling=Grid(6), cache=Cache("ram", max_bytes=40_000), threads=1
-    )
-    first = amplification_of(dataset, FastLoader(dataset, 4))
-    for _ in range(3):
-        assert amplification_of(dataset, FastLoader(dataset, 4)) <= 1.1 * first
-
-
 @pytest.mark.parametrize("shuffle", [True, GROUPS, False])
 def test_a_loader_decodes_less_than_single_requests(scroll: str, shuffle: Any) -> None:
     """Than who asks for the same patches one by one, of whom nobody knows what comes next."""
@@ -74,27 +65,6 @@ def test_a_loader_decodes_less_than_single_requests(scroll: str, shuffle: Any) -
     order = batches.order(0)
     stock = DataLoader(other, 4, sampler=other._keyed_indices(order.tolist(), 0, 0))  # type: ignore[arg-type]
     assert amplification_of(dataset, loader) < 0.9 * amplification_of(other, stock)
-
-
-def test_slots_that_are_shared_hold_units_of_several_sizes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(units, "_MOST_SIZES", 1)
-    random = np.random.default_rng(0)
-    paths, arrays = [], []
-    for number, chunk in enumerate([(4, 4, 20), (4, 4, 19), (4, 4, 8), (4, 4, 7)]):
-        arrays.append(random.integers(0, 1 << 16, (12, 24, 40), np.uint16))
-        paths.append(str(tmp_path / f"{number}.zarr"))
-        zarr.create_array(paths[-1], data=arrays[-1], chunks=chunk)
-    dataset = FastPatchDataset(
-        paths, (5, 5, 5), sampling=Uniform(200), cache=Cache("ram", max_bytes=20_000), seed=0
-    )
-    order = [int(index) for batch in dataset.batch_sampler(4, shuffle=GROUPS) for index in batch]
-    volumes, starts = dataset.places()
-    found = [patch.numpy() for batch in FastLoader(dataset, 4, GROUPS) for patch in batch]
-    for index, patch in zip(order, found, strict=True):
-        box = tuple(slice(at, at + 5) for at in starts[index])
-        np.testing.assert_array_equal(patch, arrays[volumes[index]][box])
 
 
 def test_ranks_do_not_share_what_was_in_files_that_were_rewritten(
@@ -152,12 +122,3 @@ def test_a_wrapped_dataset_has_the_patches_of_its_batch_sampler(scroll: str) -> 
     batches = dataset.batch_sampler(4, shuffle=GROUPS)
     found = list(DataLoader(Wrapper(dataset), batch_sampler=batches))
     assert all(map(torch.equal, found, expected)) and len(found) == len(expected)
-
-
-def test_options_may_be_set_later() -> None:
-    array = np.zeros((4, 4), np.float32)
-    array[0, 0] = np.nan
-    dataset = FastPatchDataset(array, (4, 4), sampling=Grid())
-    assert np.isnan(dataset[0]).any()
-    dataset.nan = 7.0
-    assert dataset[0][0, 0] == 7

@@ -11,8 +11,7 @@ from typing import Any
 import nibabel
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from volume_kinds import write_volume
 
 from fastpipe import FastLoader, FastPatchDataset
 from fastpipe.errors import OptionError
@@ -71,22 +70,6 @@ def test_the_rest_of_the_patches_is_anywhere_alike() -> None:
     assert inside(some[~same], (5, 40, 20)).all()
 
 
-@settings(max_examples=20)
-@given(voxel=st.tuples(*(st.integers(0, size - 1) for size in SHAPE)), pads=st.booleans())
-def test_the_voxel_is_in_the_middle_as_far_as_the_volume_goes(voxel: Any, pads: bool) -> None:
-    labels = np.zeros(SHAPE, np.uint8)
-    labels[voxel] = 7
-    dataset = FastPatchDataset(
-        labels, PATCH, labels=labels, sampling=Foreground(5, fraction=1.0), seed=0,
-        padding="constant" if pads else "error",
-    )  # fmt: skip
-    _, starts = dataset.places()
-    centred = np.array(voxel) - np.array(PATCH) // 2
-    expected = np.clip(centred, 0, np.array(SHAPE) - PATCH)
-    assert (starts == expected).all()
-    assert dataset[0][1].max() == 7
-
-
 def test_classes_are_drawn_alike_whatever_their_size() -> None:
     labels = np.zeros(SHAPE, np.uint8)
     labels[:20, :20, :20] = 1
@@ -107,24 +90,6 @@ def test_patches_are_around_the_named_classes_alone() -> None:
     assert len(np.unique(background, axis=0)) > 1000
     one = dataset_of(labels, fraction=1.0, classes=(2,), voxels=1).places()[1]
     assert len(np.unique(one, axis=0)) == 1
-
-
-def test_labels_of_other_types_have_the_same_patches() -> None:
-    labels = labelled((1, (5, 5, 5)), (200, (30, 30, 30)))
-    expected = dataset_of(labels, fraction=1.0).places()[1]
-    for dtype in (np.int16, np.uint32, np.int64, np.float32, np.float64):
-        found = dataset_of(labels.astype(dtype), fraction=1.0).places()[1]
-        np.testing.assert_array_equal(found, expected)
-    is_one = dataset_of(labels == 1, fraction=1.0).places()[1]
-    assert inside(is_one, (5, 5, 5)).all()
-
-
-def test_channels_of_labels_count_alike() -> None:
-    labels = np.stack([labelled((1, (5, 5, 5))), labelled((1, (30, 30, 30)))])
-    dataset = FastPatchDataset(labels, PATCH, labels=labels, sampling=Foreground(300, fraction=1.0), seed=1)
-    _, starts = dataset.places()
-    assert (inside(starts, (5, 5, 5)) | inside(starts, (30, 30, 30))).all()
-    assert inside(starts, (30, 30, 30)).mean() == pytest.approx(0.5, abs=0.15)
 
 
 def test_a_volume_without_foreground_has_patches_anywhere() -> None:
@@ -189,7 +154,7 @@ def test_complex_labels_are_refused() -> None:
 @pytest.mark.parametrize(
     "kind", ["zarr3 zstd", "zarr3 blosc", "zarr3 sharded", "hdf5 gzip", "tiff tiles", "npy", "nii.gz"]
 )
-def test_places_do_not_depend_on_how_labels_are_stored(tmp_path: Path, write_volume: Any, kind: str) -> None:
+def test_places_do_not_depend_on_how_labels_are_stored(tmp_path: Path, kind: str) -> None:
     labels = labelled((1, (5, 5, 5)), (2, (30, 30, 30)))
     labels[10:20] = 3
     path = write_volume(kind, tmp_path / "x", labels, (7, 16, 9))
@@ -220,7 +185,7 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.few(4)
 @pytest.mark.parametrize("kind", ["zarr3 zstd", "zarr3 sharded", "hdf5 gzip", "tiff folder", "npy", "nii.gz"])
 def test_places_of_labels_are_kept_until_the_labels_change(
-    tmp_path: Path, write_volume: Any, scans: list[str], later: None, kind: str
+    tmp_path: Path, scans: list[str], later: None, kind: str
 ) -> None:
     first = labelled((1, (5, 5, 5)))
     path = write_volume(kind, tmp_path / "labels", first, (20, 25, 30))
@@ -272,7 +237,7 @@ def test_places_that_an_older_version_kept_are_not_used(
 
 
 def test_patches_of_other_dimensions_have_places_of_their_own(
-    tmp_path: Path, write_volume: Any, scans: list[str], later: None
+    tmp_path: Path, scans: list[str], later: None
 ) -> None:
     """What is kept of a file for patches of three dimensions is none of what those of two need."""
     labels = np.zeros((16, 20, 24), np.uint8)

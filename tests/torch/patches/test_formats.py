@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tifffile
 from torch.utils.data import DataLoader
+from volume_kinds import VOLUME_KINDS, cut, equal, random_array, write_volume
 
 from fastpipe import Cache, FastPatchDataset
 from fastpipe.errors import OptionError, VolumeError
@@ -66,10 +67,8 @@ def array() -> Any:
 
 
 @pytest.mark.parametrize("kind", HOW)
-def test_patches_of_every_kind_of_volume(
-    tmp_path: Path, array: Any, write_volume: Any, cut: Any, equal: Any, kind: str, kinds: list[str]
-) -> None:
-    assert sorted(HOW) == sorted(kinds)
+def test_patches_of_every_kind_of_volume(tmp_path: Path, array: Any, kind: str) -> None:
+    assert sorted(HOW) == sorted(VOLUME_KINDS)
     path = write_volume(kind, tmp_path / "x", array, CHUNK)
     for cache in (Cache("ram", 300_000), Cache("ram", 1 << 26)):
         dataset = FastPatchDataset(path, PATCH, sampling=Uniform(12), seed=3, cache=cache, threads=2)
@@ -83,28 +82,7 @@ def test_patches_of_every_kind_of_volume(
             assert equal(patch, cut(array, start, PATCH))
 
 
-def test_a_packed_image_is_converted_once(
-    tmp_path: Path, array: Any, write_volume: Any, cache_folder: Path
-) -> None:
-    path = write_volume("nii.gz", tmp_path / "x", array, CHUNK)
-    folder = cache_folder / "fastpipe" / "converted"
-    for _ in range(2):
-        assert np.array_equal(FastPatchDataset(path, SHAPE, sampling=Grid())[0], array)
-        (copy,) = folder.glob("*.raw")
-        state = copy.stat().st_ino, copy.stat().st_size
-    assert state == (copy.stat().st_ino, copy.stat().st_size)
-    assert state[1] >= array.nbytes
-    other = array[::-1].copy()
-    os.remove(path)
-    write_volume("nii.gz", tmp_path / "x", other, CHUNK)
-    assert np.array_equal(FastPatchDataset(path, SHAPE, sampling=Grid())[0], other)
-    (newer,) = folder.glob("*.raw")  # the copy of the file's earlier state is gone
-    assert newer.name != copy.name
-
-
-def test_an_image_may_be_packed_in_several_members_with_zeros_behind(
-    tmp_path: Path, array: Any, write_volume: Any
-) -> None:
+def test_an_image_may_be_packed_in_several_members_with_zeros_behind(tmp_path: Path, array: Any) -> None:
     """As bgzip, ``cat`` and tapes make them."""
     data = Path(write_volume("nii", tmp_path / "x", array, CHUNK)).read_bytes()
     (tmp_path / "y.nii.gz").write_bytes(gzip.compress(data[:5000]) + gzip.compress(data[5000:]) + bytes(700))
@@ -112,7 +90,7 @@ def test_an_image_may_be_packed_in_several_members_with_zeros_behind(
 
 
 @pytest.fixture
-def packed(tmp_path: Path, write_volume: Any) -> tuple[Path, Any]:
+def packed(tmp_path: Path) -> tuple[Path, Any]:
     array = np.random.default_rng(0).integers(0, 1000, (10, 11, 12)).astype(np.int16)
     return Path(write_volume("nii.gz", tmp_path / "x", array, ())), array
 
@@ -129,27 +107,6 @@ def test_a_packed_image_that_is_cut_off_is_an_error_at_any_length(packed: Any, c
     assert not list(folder.glob("*.raw"))
 
 
-def test_a_packed_image_that_is_damaged_is_an_error(packed: Any, cache_folder: Path) -> None:
-    path, array = packed
-    data = bytearray(path.read_bytes())
-    for place in np.linspace(12, len(data) - 1, 9).astype(int).tolist():
-        damaged = bytearray(data)
-        damaged[place] ^= 0x55
-        path.write_bytes(damaged)
-        with pytest.raises(VolumeError, match=r"x\.nii\.gz"):
-            FastPatchDataset(path, (2, 2, 2))
-    assert not list((cache_folder / "fastpipe").rglob("*.raw"))
-    path.write_bytes(data)
-    assert np.array_equal(FastPatchDataset(path, array.shape, sampling=Grid())[0], array)
-
-
-def test_a_packed_image_that_is_too_short_is_cut_off(packed: Any) -> None:
-    path, _ = packed
-    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())[:-2]))
-    with pytest.raises(VolumeError, match=r"x\.nii\.gz is cut off: it has 2\.92 KiB of 2\.92 KiB"):
-        FastPatchDataset(path, (2, 2, 2))
-
-
 def test_patches_of_an_array_in_memory_are_copies(array: Any) -> None:
     """What a script does to a patch does not change the volume."""
     volume = array.copy()
@@ -161,7 +118,7 @@ def test_patches_of_an_array_in_memory_are_copies(array: Any) -> None:
 
 
 @pytest.fixture
-def cases(tmp_path: Path, write_volume: Any, random_array: Any) -> list[tuple[Any, Any]]:
+def cases(tmp_path: Path) -> list[tuple[Any, Any]]:
     """Three volumes of different sizes and kinds with labels, below ``cases``."""
     found = []
     for number, (kind, shape) in enumerate(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
+from volume_kinds import coordinates, random_array, write_volume
 
 from fastpipe import Cache, FastLoader, FastPatchDataset
 from fastpipe.errors import VolumeError
@@ -23,7 +24,7 @@ SHAPE, CHUNK, PATCH = (13, 14, 16), (4, 4, 8), (3, 4, 5)
 
 
 @pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory, write_volume: Any, coordinates: Any) -> dict[str, Any]:
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("life")
     kinds = ("zarr3 zstd", "hdf5 gzip", "tiff tiles", "npy", "b2nd", "nii")
     array = coordinates(SHAPE).astype(np.int32)
@@ -91,23 +92,12 @@ def test_more_volumes_than_may_be_open(tmp_path: Any, monkeypatch: pytest.Monkey
     assert dataset._places_in_files() is not None
 
 
-def test_options_that_are_changed_take_effect(paths: Any) -> None:
-    dataset = dataset_of(paths["zarr3 zstd"], sampling=Grid())
-    first = dataset._running()
-    dataset.threads = 1
-    assert dataset[0].shape == PATCH
-    assert dataset._running() is not first
-    assert dataset._running().pool.threads == 1
-
-
 @pytest.mark.few(5)
 @pytest.mark.parametrize(
     "kind", ["hdf5 gzip", "hdf5 contiguous", "hdf5 scale-offset", "tiff tiles", "npy", "nii", "b2nd"]
 )
 @pytest.mark.parametrize("is_open", [False, True])
-def test_a_file_that_changes_is_an_error_and_not_values(
-    tmp_path: Path, write_volume: Any, random_array: Any, kind: str, is_open: bool
-) -> None:
+def test_a_file_that_changes_is_an_error_and_not_values(tmp_path: Path, kind: str, is_open: bool) -> None:
     array = random_array((4, 32, 48), "i2")
     path = write_volume(kind, tmp_path / "x", array, (2, 16, 16))
     dataset = FastPatchDataset(path, (2, 16, 16), sampling=Grid(), cache="off")
@@ -131,9 +121,7 @@ def test_a_file_that_changes_is_an_error_and_not_values(
     "kind",
     ["hdf5 gzip", "hdf5 contiguous", "hdf5 scale-offset", "tiff tiles", "npy", "nii", "nii.gz", "b2nd"],
 )
-def test_remembered_data_of_a_file_that_has_changed_are_an_error(
-    tmp_path: Path, write_volume: Any, random_array: Any, kind: str
-) -> None:
+def test_remembered_data_of_a_file_that_has_changed_are_an_error(tmp_path: Path, kind: str) -> None:
     array = random_array((4, 32, 48), "i2")
     path = write_volume(kind, tmp_path / "x", array, (2, 16, 16))
     dataset = FastPatchDataset(path, (2, 16, 16), sampling=Grid(), cache="ram")

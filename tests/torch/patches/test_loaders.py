@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, Sampler, Subset
+from volume_kinds import coordinates, random_array, write_volume
 
 from fastpipe import Cache, FastHDF5Dataset, FastLoader, FastPatchDataset, Shard, Shuffle
 from fastpipe.errors import BadSampleError, OptionError, VolumeError
@@ -29,7 +30,7 @@ ORDERS: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory, write_volume: Any, coordinates: Any) -> Any:
+def path(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("loaders")
     return write_volume("zarr3 zstd", folder / "x", coordinates(SHAPE), CHUNK)
 
@@ -103,7 +104,7 @@ STARTS = ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)]
 @pytest.mark.parametrize("kind", ["zarr3 sharded", "n5 gzip"])
 @pytest.mark.usefixtures("common_cache_folder")
 def test_volumes_of_tensorstore_need_workers_that_are_not_forked(
-    tmp_path: Path, write_volume: Any, coordinates: Any, kind: str, start: str
+    tmp_path: Path, kind: str, start: str
 ) -> None:
     path = write_volume(kind, tmp_path / "x", coordinates(SHAPE), CHUNK)
     dataset = dataset_of(path)
@@ -143,11 +144,6 @@ def test_without_a_seed_each_call_gives_another_patch(path: Any) -> None:
         first = [int(np.asarray(draw()).flat[0]) for _ in range(5)]
         torch.manual_seed(5)
         assert [int(np.asarray(draw()).flat[0]) for _ in range(5)] == first
-
-
-def test_places_are_those_of_seed_0_without_one(path: Any) -> None:
-    dataset = dataset_of(path, None)
-    np.testing.assert_array_equal(dataset.places(4)[1], dataset_of(path, 0).places(4)[1])
 
 
 @pytest.mark.few(2)
@@ -229,17 +225,6 @@ def test_a_stock_loader_without_a_seed_has_each_patch_of_the_drawn_epoch_once(
     assert epochs[0] != epochs[1]
 
 
-def test_a_fixed_grid_is_the_same_without_a_seed(path: Any) -> None:
-    dataset = dataset_of(path, None, sampling=Grid())
-    assert corners(DataLoader(dataset, 4)) == expected(dataset, 0, 0)
-    state = torch.get_rng_state()
-    dataset[3]
-    dataset.__getitems__([1, 2])
-    assert torch.equal(torch.get_rng_state(), state)
-    for order in ORDERS.values():
-        assert sorted(corners(FastLoader(dataset, 4, shuffle=order))) == sorted(expected(dataset, 0, 0))
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_subset_has_its_patches(path: Any, workers: int) -> None:
     chosen = [3, 17, 4, 4, 29, 0, 11]
@@ -254,7 +239,7 @@ def test_a_subset_has_its_patches(path: Any, workers: int) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_several_datasets_have_their_patches_and_a_common_tour(
-    path: Any, tmp_path: Path, write_volume: Any, coordinates: Any, workers: int
+    path: Any, tmp_path: Path, workers: int
 ) -> None:
     other = write_volume("npy", tmp_path / "y", coordinates(SHAPE), CHUNK)
     datasets = [dataset_of(path), dataset_of(other, sampling=Grid(stride=(5, 6, 7)))]
@@ -300,9 +285,7 @@ REFERENCED = ["zarr3 blosc", "zarr3 sharded", "n5 gzip", "hdf5 gzip", "hdf5 scal
 
 @pytest.mark.few(6)
 @pytest.mark.parametrize("kind", REFERENCED)
-def test_the_reference_has_the_same_patches_under_a_seed(
-    tmp_path: Path, write_volume: Any, random_array: Any, kind: str
-) -> None:
+def test_the_reference_has_the_same_patches_under_a_seed(tmp_path: Path, kind: str) -> None:
     array = random_array(SHAPE, "i2")
     path = write_volume(kind, tmp_path / "x", array, CHUNK)
     for sampling in (Uniform(10), Foreground(10, fraction=0.5), Grid()):

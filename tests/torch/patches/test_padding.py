@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from volume_kinds import cut, equal, random_array, write_volume
 
 from fastpipe import Cache, FastPatchDataset
 from fastpipe.errors import OptionError
@@ -39,9 +40,7 @@ def beyond(draw: st.DrawFn) -> Any:
 @pytest.mark.parametrize("mode", MODES)
 @settings(max_examples=20)
 @given(case=beyond())
-def test_patches_are_slices_of_the_padded_volume(
-    mode: str, case: Any, write_volume: Any, random_array: Any, cut: Any, equal: Any
-) -> None:
+def test_patches_are_slices_of_the_padded_volume(mode: str, case: Any) -> None:
     shape, patch, starts, lead, kind, cache = case
     array = random_array((*lead, *shape), "i2", 1)
     with tempfile.TemporaryDirectory() as folder:
@@ -57,7 +56,7 @@ def test_patches_are_slices_of_the_padded_volume(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_far_out_patches_repeat_as_numpy_does(mode: str, cut: Any, equal: Any) -> None:
+def test_far_out_patches_repeat_as_numpy_does(mode: str) -> None:
     """Many times the volume's size, where ``reflect`` and its kind go forth and back."""
     array = np.arange(15).reshape(3, 5)
     starts = [[-50, -70], [2, 4], [-57, 0], [0, -73]]
@@ -82,16 +81,6 @@ def test_volume_labels_and_mask_have_constants_of_their_own() -> None:
         assert np.array_equal(classes, np.where(inside, 1, wanted[1]))
         assert np.array_equal(mask, inside)
         assert f"Padding: {padding!r}" in repr(dataset)
-
-
-@pytest.mark.parametrize(
-    ("kind", "value"), [("u8", 2**64 - 1), ("i8", 2**53 + 1), ("i8", -(2**63)), ("f2", 65504.0)]
-)
-def test_a_constant_is_what_was_given(kind: str, value: Any) -> None:
-    """A float could not be each integer of 64 bits."""
-    dataset = FastPatchDataset(np.zeros((2, 2), kind), (4, 4), sampling=Grid(), padding=("constant", value))
-    assert dataset[0][0, 0] == np.array(value, kind)
-    assert dataset._stock()[0][0, 0] == np.array(value, kind)
 
 
 @pytest.mark.parametrize("sampling", [Uniform(5), Grid(), Foreground(5, fraction=1.0)])
@@ -160,7 +149,7 @@ def test_a_number_that_elements_cannot_hold_is_refused(kind: str, value: Any) ->
             FastPatchDataset(np.ones((4, 4), kind), (2, 2), nan=value)
 
 
-def test_wrapped_patches_read_the_ends_alone(tmp_path: Path, write_volume: Any, cut: Any, equal: Any) -> None:
+def test_wrapped_patches_read_the_ends_alone(tmp_path: Path) -> None:
     """A corner of a large volume: its eight corners, and nothing between them."""
     array = np.random.default_rng(0).integers(0, 99, (40, 40, 2, 40)).astype("u1")
     path = write_volume("zarr3 zstd", tmp_path / "x", array, (4, 4, 2, 4))

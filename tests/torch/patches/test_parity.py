@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from volume_kinds import cut, equal, random_array, write_volume
 
 from fastpipe import Cache, FastPatchDataset
 from fastpipe.sampling import Grid, Positions, Uniform
@@ -45,7 +46,7 @@ def cases(draw: st.DrawFn, kinds: Sequence[str], dims: tuple[int, int], dtypes: 
     )  # fmt: skip
 
 
-def check(case: Any, write_volume: Any, random_array: Any, cut: Any, equal: Any) -> None:
+def check(case: Any) -> None:
     kind, shape, chunk, dtype, patch, cache, seed, in_batches = case
     if kind == "nii.gz" and cache.where == "off":  # which leaves no place for a copy
         cache = Cache("ram", 1)
@@ -85,15 +86,13 @@ GROUPS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_patches_are_slices_of_the_whole_array(
-    group: str, write_volume: Any, random_array: Any, cut: Any, equal: Any
-) -> None:
+def test_patches_are_slices_of_the_whole_array(group: str) -> None:
     *kinds, examples = GROUPS[group]
 
     @settings(max_examples=max(examples, settings().max_examples if settings().max_examples > 100 else 0))
     @given(case=cases(*kinds))
     def patches_are_slices(case: Any) -> None:
-        check(case, write_volume, random_array, cut, equal)
+        check(case)
 
     patches_are_slices()
 
@@ -113,9 +112,7 @@ def together(draw: st.DrawFn) -> Any:
 
 @settings(max_examples=25)
 @given(case=together())
-def test_labels_and_mask_are_cut_at_the_same_places(
-    case: Any, write_volume: Any, random_array: Any, cut: Any, equal: Any
-) -> None:
+def test_labels_and_mask_are_cut_at_the_same_places(case: Any) -> None:
     shape, roles, patch, cache, seed = case
     with tempfile.TemporaryDirectory() as folder:
         arrays = [random_array((*lead, *shape), dtype, seed + 1) for _, lead, _, dtype in roles]
@@ -137,9 +134,7 @@ def test_labels_and_mask_are_cut_at_the_same_places(
         del dataset, sample, value
 
 
-def test_channels_behind_are_dimensions_of_the_patch(
-    write_volume: Any, tmp_path: Any, random_array: Any
-) -> None:
+def test_channels_behind_are_dimensions_of_the_patch(tmp_path: Any) -> None:
     array = random_array((9, 12, 3), "u1")
     path = write_volume("zarr3 blosc", tmp_path / "x", array, (4, 5, 3))
     dataset = FastPatchDataset(path, (4, 6, 3), sampling=Grid(stride=(3, 4, 3)))
@@ -150,7 +145,7 @@ def test_channels_behind_are_dimensions_of_the_patch(
         assert np.array_equal(patch, array[z : z + 4, y : y + 6])
 
 
-def test_grid_covers_the_volume_and_the_last_patch_moves_inwards(random_array: Any) -> None:
+def test_grid_covers_the_volume_and_the_last_patch_moves_inwards() -> None:
     array = random_array((10, 7), "i2")
     dataset = FastPatchDataset(array, (4, 3), sampling=Grid(stride=(3, 2)))
     volumes, starts = dataset.places()

@@ -16,6 +16,7 @@ import pytest
 import torch
 import zarr
 from torch.utils.data import DataLoader
+from volume_kinds import random_array, write_volume
 
 from fastpipe import Cache, FastLoader, FastPatchDataset, Shuffle, Stage
 from fastpipe.errors import BadSampleError, OptionError, StageError, StoreAccessError, StoreError, VolumeError
@@ -72,7 +73,7 @@ def make() -> Iterator[Callable[..., FastPatchDataset]]:
 
 
 @pytest.fixture
-def volume(write_volume: Any, random_array: Any, tmp_path: Path) -> str:
+def volume(tmp_path: Path) -> str:
     """A Zarr array in a folder."""
     path: str = write_volume("zarr3 blosc", tmp_path / "scan", random_array(SHAPE, "u2"), CHUNK)
     return path
@@ -125,7 +126,7 @@ def _same(a: Any, b: Any) -> bool:
 @pytest.mark.few(5)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_array_is_read_as_from_a_folder(
-    kind: str, write_volume: Any, random_array: Any, upload: Any, make: Any, tmp_path: Path
+    kind: str, upload: Any, make: Any, tmp_path: Path
 ) -> None:
     near = {"stage": tmp_path / "stage"} if kind.startswith("zarr2") else {}
     path = write_volume(kind, tmp_path / "scan", random_array(SHAPE, "i2"), CHUNK)
@@ -204,7 +205,7 @@ def test_padded_patches_are_those_of_the_local_array(
 
 
 def test_labels_and_several_volumes_are_read_as_local_ones(
-    write_volume: Any, random_array: Any, upload: Any, make: Any, near: Any, asked: Any, tmp_path: Path
+    upload: Any, make: Any, near: Any, asked: Any, tmp_path: Path
 ) -> None:
     images, labels = [], []
     for case, shape in enumerate([(20, 33, 50), (17, 40, 21)]):
@@ -234,7 +235,7 @@ def test_labels_and_several_volumes_are_read_as_local_ones(
 )
 def test_each_chunk_is_fetched_once(
     seed: int | None, sampling: str, workers: int, volume: str, upload: Any, make: Any, asked: Any,
-    tmp_path: Path,
+    tmp_path: Path
 ) -> None:  # fmt: skip
     stage = Stage(tmp_path / "stage")
     ours = make(upload(volume), sampling=SAMPLINGS[sampling], seed=seed, stage=stage)
@@ -260,25 +261,6 @@ def test_without_a_stage_a_chunk_is_fetched_once_while_it_is_remembered(
         _batches(kind(ours, 4, shuffle=True))
     assert set(asked().values()) == {1}
     _nothing_is_held(ours)
-
-
-@pytest.mark.parametrize(
-    ("kind", "cache"),
-    [(DataLoader, "off"), (FastLoader, "off"), (DataLoader, Cache("ram", max_bytes=5 * 4096))],
-)
-def test_chunks_are_not_held_for_long(
-    kind: Any, cache: Any, volume: str, upload: Any, make: Any, near: Any
-) -> None:
-    ours = make(upload(volume), sampling=Uniform(40), seed=3, cache=cache, **near)
-    theirs = make(volume, sampling=Uniform(40), seed=3)
-    for _ in range(3):
-        assert _same(_batches(kind(ours, 4)), _batches(kind(theirs, 4)))
-    for batch, _ in zip(kind(ours, 4), range(3), strict=False):  # given up in the middle
-        del batch
-    ours[0]
-    ours[1]
-    if kind is DataLoader:
-        _nothing_is_held(ours)
 
 
 def test_a_stage_that_is_too_small_is_enough(volume: str, upload: Any, make: Any, tmp_path: Path) -> None:
@@ -327,13 +309,6 @@ def test_a_tour_reads_ahead(volume: str, upload: Any, make: Any, asked: Any) -> 
     assert sum(asked().values()) < 2 * CHUNKS
 
 
-def test_a_folder_may_be_staged(volume: str, make: Any, asked: Any, tmp_path: Path) -> None:
-    ours = make(volume, sampling=Grid((7, 9, 11)), stage=tmp_path / "stage")
-    theirs = _batches(FastLoader(make(volume, sampling=Grid((7, 9, 11))), 5))
-    assert _same(_batches(FastLoader(ours, 5)), theirs)
-    assert ours.downloaded[0] == CHUNKS and volume in repr(ours)
-
-
 @pytest.mark.parametrize(
     ("damage", "policy", "stages"),
     [
@@ -369,9 +344,7 @@ def test_a_bad_chunk_follows_the_policy(
     assert found.numpy().tobytes() == np.stack([theirs[index] for index in good]).tobytes()
 
 
-def test_foreground_is_found_once(
-    write_volume: Any, random_array: Any, upload: Any, make: Any, asked: Any, later: None, tmp_path: Path
-) -> None:
+def test_foreground_is_found_once(upload: Any, make: Any, asked: Any, later: None, tmp_path: Path) -> None:
     array = random_array(SHAPE, "u1")
     paths = [write_volume("zarr3 zstd", tmp_path / name, array, CHUNK) for name in ("scan", "labels")]
     options = {"sampling": Foreground(20, voxels=50), "seed": 2}
@@ -391,9 +364,7 @@ def test_foreground_is_found_once(
     assert any(key.startswith("labels.zarr/c/") for key in asked())
 
 
-def test_other_arrays_are_left_to_tensorstore(
-    write_volume: Any, random_array: Any, make: Any, tmp_path: Path
-) -> None:
+def test_other_arrays_are_left_to_tensorstore(make: Any, tmp_path: Path) -> None:
     array = random_array(SHAPE, "u2")
     for kind in ("zarr3 sharded", "n5 gzip", "zarr2 fortran"):
         path = write_volume(kind, tmp_path / kind.replace(" ", "-"), array, CHUNK)
@@ -424,16 +395,6 @@ def test_volumes_that_cannot_be_remote_are_named(volume: str, upload: Any, make:
         make("memory://bucket", stage=stage)
     with pytest.raises(StageError):
         make(upload(volume), stage=Path("/proc/nowhere"))
-
-
-def test_an_array_in_a_group_is_named(random_array: Any, upload: Any, make: Any, tmp_path: Path) -> None:
-    group = zarr.create_group(tmp_path / "scans.zarr")
-    group.create_array("raw", data=random_array(SHAPE, "u1"), chunks=CHUNK)
-    url = upload(str(tmp_path / "scans.zarr"))
-    with pytest.raises(VolumeError, match=r"is a Zarr group; name an array in it .* it has raw"):
-        make(url, storage_options={})
-    ours, theirs = make(f"{url}/raw", sampling=Grid()), make(f"{tmp_path}/scans.zarr/raw", sampling=Grid())
-    assert ours[2].tobytes() == theirs[2].tobytes()
 
 
 @pytest.fixture

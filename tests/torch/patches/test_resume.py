@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Subset
+from volume_kinds import coordinates, write_volume
 
 from fastpipe import Cache, FastLoader, FastPatchDataset, Shard, Shuffle
 from fastpipe.errors import OptionError
-from fastpipe.sampling import Grid, Uniform
+from fastpipe.sampling import Uniform
 
 pytestmark = pytest.mark.usefixtures("same_generators", "small_units")
 
@@ -24,7 +24,7 @@ ORDERS: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory, write_volume: Any, coordinates: Any) -> Any:
+def path(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("resume")
     return write_volume("zarr3 zstd", folder / "x", coordinates(SHAPE), CHUNK)
 
@@ -97,26 +97,7 @@ def test_a_state_goes_on_with_other_workers_and_ranks(path: Any) -> None:
     assert sorted(sum(parts, [])) == sorted(sum(whole[1:], []))
 
 
-def test_a_tour_of_a_subset_or_grid_goes_on(path: Any) -> None:
-    for make in (
-        lambda: Subset(dataset_of(path, None), range(3, 25)),
-        lambda: dataset_of(path, None, Grid()),
-    ):
-        torch.manual_seed(1)
-        first = FastLoader(make(), 4, shuffle=Shuffle(unit="group"))
-        iterator = iter(first)
-        next(iterator)
-        state = json.loads(json.dumps(first.state_dict()))
-        rest = [batch[:, 0, 0, 0].tolist() for batch in iterator]
-        torch.manual_seed(2)
-        again = FastLoader(make(), 4, shuffle=Shuffle(unit="group"))
-        again.load_state_dict(state)
-        assert batches_of(again) == rest
-
-
-def test_a_state_of_another_order_is_refused(
-    path: Any, tmp_path: Path, write_volume: Any, coordinates: Any
-) -> None:
+def test_a_state_of_another_order_is_refused(path: Any, tmp_path: Path) -> None:
     states = {}
     for name, shuffle in ORDERS.items():
         loader = FastLoader(dataset_of(path, 3), 4, shuffle=shuffle)

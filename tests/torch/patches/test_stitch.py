@@ -17,6 +17,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Subset
+from volume_kinds import random_array
 
 from fastpipe import FastLoader, FastPatchDataset, stitch
 from fastpipe.errors import OptionError
@@ -83,29 +84,13 @@ def test_overlapping_predictions_are_blended_as_by_numpy(
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("weights", ["gaussian", "constant"])
-@pytest.mark.parametrize("value", [1.0, -3.25, 1e-3, 12345.678])
-def test_a_constant_prediction_gives_that_constant(weights: Any, value: float) -> None:
-    dataset = dataset_of((40, 33), (16, 12), (5, 3))
-    predictions = np.full((len(dataset), 2, 16, 12), value, "f4")
-    out = stitch(in_batches(predictions, 8), dataset, np.empty((2, 40, 33), "f4"), weights=weights)
-    np.testing.assert_allclose(out, np.float32(value), rtol=1e-6)
-
-
 @pytest.mark.parametrize(("loader", "workers"), [(DataLoader, 0), (FastLoader, 2)])
-def test_the_dataset_itself_comes_back(tmp_path: Path, random_array: Any, loader: Any, workers: int) -> None:
+def test_the_dataset_itself_comes_back(tmp_path: Path, loader: Any, workers: int) -> None:
     array = random_array((20, 18, 17), "f4", 1)
     np.save(tmp_path / "x.npy", array)
     dataset = FastPatchDataset(tmp_path / "x.npy", (8, 7, 9), sampling=Grid(stride=(5, 7, 3)))
     out = stitch(loader(dataset, 4, num_workers=workers), dataset, np.empty(array.shape, "f4"))
     np.testing.assert_allclose(out, array, rtol=1e-5, atol=1e-6)
-
-
-def test_predictions_on_patches_that_reach_beyond_the_volume() -> None:
-    array = np.arange(1, 13, dtype="f4").reshape(3, 4)
-    dataset = FastPatchDataset(array, (6, 7), sampling=Grid(), padding="reflect")
-    made = stitch(DataLoader(dataset), dataset, np.empty((3, 4), "f4"))
-    np.testing.assert_allclose(made, array, rtol=1e-6)
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".zarr"])

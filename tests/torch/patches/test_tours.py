@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from torch.utils.data import ConcatDataset, DataLoader
+from volume_kinds import coordinates, write_volume
 
 from fastpipe import Cache, FastLoader, FastPatchDataset, Shuffle
 from fastpipe.sampling import Foreground, Grid, Positions, Uniform
-from fastpipe.volumes import units
 
 pytestmark = pytest.mark.usefixtures("same_generators", "small_units")
 
@@ -22,7 +22,7 @@ KINDS = {"whole chunks": "zarr3 zstd", "parts": "zarr3 blosc", "hdf5": "hdf5 gzi
 
 
 @pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory, write_volume: Any, coordinates: Any) -> dict[str, Any]:
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("tours")
     array = coordinates(SHAPE).astype(np.uint32)
     return {
@@ -63,12 +63,6 @@ def test_a_tour_decodes_at_most_twice_what_it_uses_with_a_tenth_of_the_volume_in
     toured, uniform = (amplification(paths[name], shuffle, 0.1) for shuffle in (GROUPS, True))
     assert toured <= 2.0
     assert toured < 0.7 * uniform
-
-
-def test_memory_for_everything_decodes_each_unit_once(paths: Any) -> None:
-    for threads in (1, 3):
-        times = amplification(paths["whole chunks"], True, 1.3, threads)
-        assert times <= 60**3 / (2 * 400 * 12**3) + 1e-9
 
 
 def test_without_memory_each_patch_is_decoded_alone(paths: Any) -> None:
@@ -130,18 +124,7 @@ def test_neighbours_in_a_tour_come_from_several_places(paths: Any) -> None:
     assert spread[8] > 0.7 * starts.std()
 
 
-def test_an_order_does_not_depend_on_free_memory(paths: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    orders = []
-    for free in (1 << 20, 1 << 40):
-        monkeypatch.setattr(units, "free_memory", lambda free=free: free)
-        dataset = FastPatchDataset(paths["whole chunks"], PATCH, sampling=Uniform(50), seed=1)
-        orders.append(list(dataset.batch_sampler(8, shuffle=GROUPS)))
-    assert orders[0] == orders[1]
-
-
-def test_volumes_of_several_shapes_on_one_tour(
-    paths: Any, tmp_path: Any, write_volume: Any, coordinates: Any
-) -> None:
+def test_volumes_of_several_shapes_on_one_tour(paths: Any, tmp_path: Any) -> None:
     small = write_volume("npy", tmp_path / "y", coordinates((13, 60, 60)).astype(np.uint32), (SIDE,) * 3)
     both = [paths["whole chunks"], small]
     dataset = FastPatchDataset(both, PATCH, sampling=Uniform(60), seed=1, cache=Cache("ram", 50_000))
