@@ -82,37 +82,6 @@ def test_edits_of_samples_are_seen(tree: Path) -> None:
             assert same(_both(ours, index), theirs[index])
 
 
-def test_a_new_transform_is_used_at_once(tree: Path) -> None:
-    ours, theirs = FastImageFolder(tree, STEADY), ImageFolder(tree, STEADY)
-    assert same(_both(ours, 1), theirs[1])
-    for transform in (None, v1.Resize((20, 10)), lambda image: image.size, v1.ToTensor()):
-        ours.transform = theirs.transform = transform
-        assert same(_both(ours, 1), theirs[1])
-    ours.target_transform = theirs.target_transform = str
-    assert same(_both(ours, 1), theirs[1])
-
-
-def test_a_transform_changed_in_place_is_followed(tree: Path) -> None:
-    transform = v1.Compose(
-        [v1.Resize(40), v1.CenterCrop(32), v1.ToTensor(), v1.Normalize([0.5] * 3, [0.5] * 3)]
-    )
-    ours, theirs = FastImageFolder(tree, transform), ImageFolder(tree, transform)
-    assert same(_both(ours, 1), theirs[1])
-    for edit in (
-        lambda: setattr(transform.transforms[1], "size", (20, 16)),
-        lambda: setattr(transform.transforms[3], "mean", [0.1, 0.2, 0.3]),
-        lambda: transform.transforms.pop(),
-        lambda: transform.transforms.insert(0, v1.Grayscale(3)),
-        lambda: setattr(transform.transforms[1], "interpolation", v1.InterpolationMode.NEAREST),
-    ):
-        edit()
-        image, target = theirs[1]
-        ours_image, ours_target = _both(ours, 1)
-        assert target == ours_target
-        assert ours_image.shape == image.shape
-        assert torch.allclose(ours_image, image, atol=1.5 / 255)
-
-
 def test_options_changed_on_the_object_are_followed(tree: Path, tmp_path: Path) -> None:
     dataset = FastImageFolder(tree, STEADY)
     dataset[0]

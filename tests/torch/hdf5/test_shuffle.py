@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDataset
 
-from fastpipe import FastHDF5Dataset, FastLoader, Shard, Shuffle, accelerate
+from fastpipe import FastHDF5Dataset, FastLoader, Shuffle
 from fastpipe.core.order import grouped_order
 from fastpipe.errors import OptionError
 from fastpipe.hdf5 import cache as memory
@@ -142,22 +141,6 @@ def test_an_epoch_has_each_sample_once_and_decodes_each_chunk_once(
         assert [order_of(again) for _ in range(3)] == orders
 
 
-def test_manual_seed_or_a_generator_decides_the_order(path: Path) -> None:
-    loader = FastLoader(dataset_of(path), 10, shuffle=GROUPS)
-    streams = []
-    for seed in (3, 3, 4):
-        torch.manual_seed(seed)
-        streams.append([order_of(loader) for _ in range(2)])
-    assert streams[0] == streams[1]
-    assert streams[0] != streams[2]
-    own = FastLoader(dataset_of(path), 10, shuffle=GROUPS, generator=torch.Generator().manual_seed(3))
-    before = torch.get_rng_state()
-    first = order_of(own)
-    assert torch.equal(torch.get_rng_state(), before)
-    own.generator.manual_seed(3)
-    assert order_of(own) == first
-
-
 def test_chunks_that_reach_beyond_the_data_are_decoded_once(
     tmp_path: Path, decoded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,87 +192,3 @@ def test_datasets_without_groups_are_refused(path: Path) -> None:
     for options in ({"sampler": [1]}, {"batch_sampler": [[1]]}):
         with pytest.raises(OptionError, match="and a sampler both say in which order"):
             FastLoader(dataset_of(path), shuffle=GROUPS, **options)
-
-
-@pytest.mark.few(6)
-@pytest.mark.parametrize("how", ["batches", "no batches", "batch_sampler", "Subset", "workers"])
-@pytest.mark.parametrize("seed", [None, 6])
-def test_an_epoch_goes_on_at_every_batch(path: Path, seed: int | None, how: str) -> None:
-    def make(window: int = 3) -> FastLoader[Any]:
-        dataset, shuffle = dataset_of(path, seed=seed), Shuffle(window, "group")
-        if how == "batch_sampler":
-            return FastLoader(dataset, batch_sampler=dataset.batch_sampler(16, shuffle=shuffle))
-        if how == "Subset":
-            return FastLoader(Subset(dataset, range(5, 100)), 16, shuffle=shuffle)
-        size = None if how == "no batches" else 16
-        return FastLoader(
-            dataset, size, shuffle=shuffle, num_workers=1 if how == "workers" else 0, workers="processes"
-        )
-
-    torch.manual_seed(7)
-    first = make()
-    order_of(first)  # an epoch before
-    states, numbers = [], []
-    for batch in first:
-        numbers.append(np.ravel(batch[1]).tolist())
-        states.append(json.loads(json.dumps(first.state_dict())))
-    for cut in range(0, len(states), 40 if how == "no batches" else 1 if how == "batches" else 3):
-        torch.manual_seed(99)
-        again = make()
-        again.load_state_dict(states[cut])
-        assert order_of(again) == [number for batch in numbers[cut + 1 :] for number in batch]
-    with pytest.raises(OptionError, match="make the loader with the same shuffle="):
-        make(4).load_state_dict(states[0])
-
-
-def test_a_state_refuses_other_groups(path: Path, tmp_path: Path) -> None:
-    with h5py.File(path) as old, h5py.File(tmp_path / "x.h5", "w") as new:
-        new.create_dataset("x", data=old["x"][...], chunks=(9, 40), compression="gzip")
-        new["n"] = old["n"][...]
-    states = {}
-    for name, shuffle in (("groups", GROUPS), ("samples", True)):
-        loader = FastLoader(dataset_of(path), 10, shuffle=shuffle, seed=1)
-        next(iter(loader))
-        states[name] = loader.state_dict()
-    for dataset, shuffle, state in (
-        (dataset_of(tmp_path / "x.h5"), GROUPS, "groups"), (dataset_of(path), True, "groups"),
-        (dataset_of(path), GROUPS, "samples"),
-    ):  # fmt: skip
-        with pytest.raises(OptionError, match="this state was saved with the order"):
-            FastLoader(dataset, 10, shuffle=shuffle, seed=1).load_state_dict(states[state])
-
-
-@pytest.mark.parametrize(("world", "mode"), [(1, "train"), (2, "eval"), (3, "train")])
-def test_ranks_share_an_epoch(path: Path, world: int, mode: Any) -> None:
-    loaders = [
-        FastLoader(dataset_of(path), 8, shuffle=GROUPS, seed=2, shard=Shard(rank, world, mode)) for rank in range(world)
-    ]  # fmt: skip
-    for epoch in range(2):
-        parts = [[np.ravel(batch[1]).tolist() for batch in loader] for loader in loaders]
-        assert len({len(part) for part in parts}) == 1
-        assert [len(loader) for loader in loaders] == [len(part) for part in parts]
-        # Ranks take turns within a step, so each step put together is the next piece of the order.
-        whole = [one for step in zip(*parts, strict=True) for many in zip_longest(*step) for one in many]
-        expected = grouped_order(np.arange(ROWS) // CHUNK, 3, seed=2, epoch=epoch).tolist()
-        assert whole[:ROWS] == expected
-        assert whole[ROWS:] == (expected[: -ROWS % world] if mode == "train" else [])
-
-
-def zip_longest(*parts: list[int]) -> list[list[int]]:
-    """Turn about, without what is missing at the end."""
-    return [[part[place] for part in parts if place < len(part)] for place in range(max(map(len, parts)))]
-
-
-@pytest.mark.parametrize("seed", [None, 3])
-@pytest.mark.parametrize("kind", ["accelerate", "reference"])
-def test_other_loaders_keep_the_order(path: Path, kind: str, seed: int | None) -> None:
-    def make() -> FastLoader[Any]:
-        return FastLoader(dataset_of(path), 8, shuffle=GROUPS, seed=seed)
-
-    streams = []
-    for change in (lambda loader: loader, accelerate if kind == "accelerate" else FastLoader.reference):
-        torch.manual_seed(2)
-        loader = change(make())
-        streams.append([order_of(loader) for _ in range(2)])
-    assert kind == "accelerate" or type(loader) is DataLoader
-    assert streams[0] == streams[1]

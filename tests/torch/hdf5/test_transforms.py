@@ -45,6 +45,7 @@ def epochs(loader: Any, count: int = 2) -> list[Any]:
     return [batch for _ in range(count) for batch in loader]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("use", USES)
 def test_a_seed_fixes_the_values_on_any_topology(file: Path, use: str) -> None:
     keys, code = USES[use]

@@ -10,10 +10,10 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, DataLoader, Sampler, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Sampler
 from volume_kinds import coordinates, random_array, write_volume
 
-from fastpipe import Cache, FastHDF5Dataset, FastLoader, FastPatchDataset, Shard, Shuffle
+from fastpipe import Cache, FastHDF5Dataset, FastLoader, FastPatchDataset, Shuffle
 from fastpipe.errors import BadSampleError, OptionError, VolumeError
 from fastpipe.sampling import Foreground, Grid, Uniform
 
@@ -22,11 +22,8 @@ pytestmark = pytest.mark.usefixtures("same_generators", "small_units")
 SHAPE, CHUNK, PATCH, COUNT = (13, 14, 16), (4, 4, 8), (3, 4, 5), 30
 GROUPS = Shuffle(unit="group")
 ORDERS: dict[str, Any] = {
-    "in order": False,
-    "shuffled": True,
-    "groups": GROUPS,
-    "window": Shuffle(3, "group"),
-}
+    "in order": False, "shuffled": True, "groups": GROUPS, "window": Shuffle(3, "group"),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -58,41 +55,6 @@ def expected(dataset: FastPatchDataset, seed: int, epoch: int, indices: Any = No
     indices = np.arange(len(dataset)) if indices is None else np.asarray(indices)
     starts = dataset._places.places(seed, epoch, indices).starts
     return np.ravel_multi_index(tuple(starts.T), SHAPE).tolist()
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize("order", ORDERS)
-def test_every_topology_has_the_same_patches_under_a_seed(path: Any, order: str) -> None:
-    shuffle = ORDERS[order]
-    first = FastLoader(dataset_of(path), 4, shuffle=shuffle)
-    wanted = [corners(first) for _ in range(3)]
-    for epoch in range(3):
-        places = expected(dataset_of(path), 3, epoch)
-        assert (wanted[epoch] == places) is (order == "in order")
-        assert Counter(wanted[epoch]) == Counter(places)
-    assert wanted[0] != wanted[1]
-
-    def stock(workers: int) -> Any:
-        dataset = dataset_of(path)
-        batches = dataset.batch_sampler(4, shuffle=shuffle)
-        return DataLoader(dataset, batch_sampler=batches, num_workers=workers, persistent_workers=workers > 0)
-
-    topologies = {
-        "other batches": FastLoader(dataset_of(path), 7, shuffle=shuffle),
-        "persistent": FastLoader(
-            dataset_of(path), 4, shuffle=shuffle, num_workers=2, workers="processes", persistent_workers=True
-        ),
-        "no cache": FastLoader(dataset_of(path, cache="off"), 4, shuffle=shuffle),
-        "one thread": FastLoader(dataset_of(path, threads=1), 4, shuffle=shuffle),
-        "stock with workers": stock(2),
-        "batch sampler in FastLoader": FastLoader(
-            dataset_of(path), batch_sampler=dataset_of(path).batch_sampler(4, shuffle=shuffle)
-        ),
-    }
-    for name, loader in topologies.items():
-        if name == "no cache" and order in ("groups", "window"):
-            continue  # a tour is planned for the memory that there is
-        assert [corners(loader) for _ in range(3)] == wanted, name
 
 
 # Each process that is spawned imports torch.
@@ -153,14 +115,7 @@ def test_without_a_seed_the_patches_are_those_that_the_tour_was_made_for(
     path: Any, order: str, workers: int
 ) -> None:
     dataset = dataset_of(path, None)
-    loader = FastLoader(
-        dataset,
-        4,
-        shuffle=ORDERS[order],
-        num_workers=workers,
-        workers="processes",
-        persistent_workers=workers > 0,
-    )
+    loader = FastLoader(dataset, 4, shuffle=ORDERS[order], num_workers=workers, workers="processes")
     seeds = set()
     for _ in range(3):
         found = corners(loader)
@@ -226,18 +181,6 @@ def test_a_stock_loader_without_a_seed_has_each_patch_of_the_drawn_epoch_once(
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_subset_has_its_patches(path: Any, workers: int) -> None:
-    chosen = [3, 17, 4, 4, 29, 0, 11]
-    dataset = dataset_of(path)
-    loader = FastLoader(Subset(dataset, chosen), 3, seed=3, num_workers=workers, workers="processes")
-    assert loader.plan.is_fast
-    for epoch in range(2):
-        assert corners(loader) == expected(dataset, 3, epoch, chosen)
-    tour = FastLoader(Subset(dataset, sorted(set(chosen))), 3, shuffle=GROUPS, seed=3)
-    assert Counter(corners(tour)) == Counter(expected(dataset, 3, 0, sorted(set(chosen))))
-
-
-@pytest.mark.parametrize("workers", [0, 2])
 def test_several_datasets_have_their_patches_and_a_common_tour(
     path: Any, tmp_path: Path, workers: int
 ) -> None:
@@ -259,24 +202,6 @@ def test_patches_and_other_samples_have_no_common_tour(path: Any) -> None:
     both = ConcatDataset([dataset_of(path), FastHDF5Dataset(rows, "x")])
     with pytest.raises(OptionError, match="no common order of patches and other samples"):
         FastLoader(both, 4, shuffle=GROUPS)
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize("order", ORDERS)
-def test_ranks_share_an_epoch(path: Any, order: str) -> None:
-    for world in (2, 3):
-        for epoch in range(2):
-            parts = []
-            for rank in range(world):
-                dataset = dataset_of(path)
-                shard = Shard(rank, world, "eval")
-                loader = FastLoader(dataset, 4, shuffle=ORDERS[order], shard=shard)
-                loader.set_epoch(epoch)
-                parts.append(corners(loader))
-                batches = dataset.batch_sampler(4, shuffle=ORDERS[order], shard=shard)
-                batches.set_epoch(epoch)
-                assert corners(DataLoader(dataset, batch_sampler=batches)) == parts[-1]
-            assert Counter(sum(parts, [])) == Counter(expected(dataset_of(path), 3, epoch))
 
 
 REFERENCED = ["zarr3 blosc", "zarr3 sharded", "n5 gzip", "hdf5 gzip", "hdf5 scale-offset", "tiff tiles", "tiff raw",

@@ -45,6 +45,10 @@ def in_batches(values: Any, size: int) -> Iterator[torch.Tensor]:
         yield torch.from_numpy(values[begin : begin + size])
 
 
+def read(path: Any) -> Any:
+    return np.load(path) if str(path).endswith(".npy") else zarr.open_array(path, mode="r")[...]
+
+
 def dataset_of(shape: Any = (9, 10), patch: Any = (4, 5), stride: Any = (3, 2)) -> FastPatchDataset:
     return FastPatchDataset(np.zeros(shape, np.uint8), patch, sampling=Grid(stride=stride))
 
@@ -93,6 +97,7 @@ def test_the_dataset_itself_comes_back(tmp_path: Path, loader: Any, workers: int
     np.testing.assert_allclose(out, array, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("suffix", [".npy", ".zarr"])
 @pytest.mark.parametrize("lead", [(), (3,)])
 @pytest.mark.parametrize("max_bytes", [0, 1 << 30])
@@ -106,24 +111,11 @@ def test_files_have_what_an_array_has(
     path = tmp_path / f"out{suffix}"
     assert stitch(in_batches(predictions, 3), dataset, path, max_bytes=max_bytes) == path
     assert os.listdir(tmp_path) == [path.name]
-    found = np.load(path) if suffix == ".npy" else zarr.open_array(path, mode="r")[...]
+    found = read(path)
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found, expected)
     again = FastPatchDataset(path, (*lead, 9, 10), sampling=Grid())
     np.testing.assert_array_equal(again[0], expected)
-
-
-@pytest.mark.parametrize("suffix", [".npy", ".zarr"])
-def test_apply_makes_labels_of_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
-    monkeypatch.setattr(stitching, "_PART", 3)
-    dataset = dataset_of()
-    scores = np.random.default_rng(1).normal(size=(len(dataset), 4, 4, 5)).astype("f4")
-    blended = stitch(in_batches(scores, 3), dataset, np.empty((4, 9, 10), "f4"))
-    path = f"{tmp_path}/labels{suffix}"
-    stitch(in_batches(scores, 3), dataset, path, apply=lambda part: part.argmax(0).astype(np.uint8))
-    found = np.load(path) if suffix == ".npy" else zarr.open_array(path, mode="r")[...]
-    assert found.dtype == np.uint8
-    np.testing.assert_array_equal(found, blended.argmax(0))
 
 
 def test_several_volumes_have_a_target_each(tmp_path: Path) -> None:
@@ -134,8 +126,8 @@ def test_several_volumes_have_a_target_each(tmp_path: Path) -> None:
     outs = [f"{tmp_path}/a.npy", f"{tmp_path}/b.zarr"]
     # Batches that have patches of both.
     assert stitch(DataLoader(dataset, 5), dataset, outs) == outs
-    np.testing.assert_allclose(np.load(outs[0]), volumes[0], rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(zarr.open_array(outs[1], mode="r")[...], volumes[1], rtol=1e-5, atol=1e-6)
+    for out, volume in zip(outs, volumes, strict=True):
+        np.testing.assert_allclose(read(out), volume, rtol=1e-5, atol=1e-6)
     with pytest.raises(OptionError, match="the dataset has 2 volumes, and out= names 1"):
         stitch(DataLoader(dataset, 5), dataset, f"{tmp_path}/c.npy")
 
@@ -148,7 +140,7 @@ def test_places_without_a_patch_are_0(
     dataset = FastPatchDataset(np.zeros((20, 20), "u1"), (3, 3), sampling=Positions([[1, 1], [9, 10]]))
     out: Any = np.full((20, 20), 7, "f4") if suffix is None else f"{tmp_path}/x{suffix}"
     stitch([np.ones((2, 3, 3))], dataset, out)
-    found = np.load(out) if suffix == ".npy" else zarr.open_array(out, mode="r")[...] if suffix else out
+    found = read(out) if suffix else out
     expected = np.zeros((20, 20), "f4")
     expected[1:4, 1:4] = expected[9:12, 10:13] = 1
     np.testing.assert_array_equal(found, expected)
@@ -246,26 +238,21 @@ def test_files_of_others_are_not_touched(tmp_path: Path, kind: str) -> None:
 def test_options_that_cannot_work_are_named() -> None:
     dataset, out = dataset_of(), np.empty((9, 10), "f4")
     rows = [np.zeros((len(dataset), 4, 5), "f4")]
-    with pytest.raises(OptionError, match=r"sampling=Grid\(…\), not Uniform"):
-        stitch(rows, FastPatchDataset(np.zeros((9, 9)), (2, 2), sampling=Uniform(3)), out)
-    with pytest.raises(OptionError, match="weights must be 'gaussian', 'constant' or an array, got 'mean'"):
-        stitch(rows, dataset, out, weights="mean")  # type: ignore[arg-type]
-    with pytest.raises(
-        OptionError, match=r"weights= must be positive numbers of shape \(4, 5\), got \(4, 4\)"
-    ):
-        stitch(rows, dataset, out, weights=np.ones((4, 4)))
-    with pytest.raises(OptionError, match="weights= must be positive"):
-        stitch(rows, dataset, out, weights=np.zeros((4, 5)))
-    with pytest.raises(OptionError, match=r"ends in \.zarr or \.npy, got .*x\.tif"):
-        stitch(rows, dataset, "x.tif")
-    with pytest.raises(OptionError, match=r"out= has shape \(8, 10\), and the volume \(9, 10\)"):
-        stitch(rows, dataset, np.empty((8, 10), "f4"))
-    with pytest.raises(OptionError, match=r"a prediction has shape \(4, 4\)"):
-        stitch([np.zeros((len(dataset), 4, 4), "f4")], dataset, out)
-    with pytest.raises(OptionError, match=r"batches \(N, \*channels, \*patch_size\), got one of \(4, 5\)"):
-        stitch(iter(rows[0]), dataset, out)
-    with pytest.raises(OptionError, match=r"apply= has made \(8, 10\) of \(9, 10\)"):
-        stitch(rows, dataset, out, apply=lambda part: part[1:])
+    anywhere = FastPatchDataset(np.zeros((9, 9)), (2, 2), sampling=Uniform(3))
+    for arguments, options, message in (
+        ((rows, anywhere, out), {}, r"sampling=Grid\(…\), not Uniform"),
+        ((rows, dataset, out), {"weights": "mean"}, "weights must be 'gaussian', 'constant' or an array, got 'mean'"),
+        ((rows, dataset, out), {"weights": np.ones((4, 4))}, r"positive numbers of shape \(4, 5\), got \(4, 4\)"),
+        *(((rows, dataset, out), {"weights": np.full((4, 5), n)}, "weights= must be positive") for n in (0, 1e-60, np.inf)),
+        ((rows, dataset, "x.tif"), {}, r"ends in \.zarr or \.npy, got .*x\.tif"),
+        ((rows, dataset, np.empty((8, 10), "f4")), {}, r"out= has shape \(8, 10\), and the volume \(9, 10\)"),
+        (([np.zeros((len(dataset), 4, 4), "f4")], dataset, out), {}, r"a prediction has shape \(4, 4\)"),
+        ((iter(rows[0]), dataset, out), {}, r"batches \(N, \*channels, \*patch_size\), got one of \(4, 5\)"),
+        ((rows, dataset, out), {"apply": lambda part: part[1:]}, r"apply= has made \(8, 10\) of \(9, 10\)"),
+        ((rows, Subset(dataset, [0]), out), {}, r"FastPatchDataset itself, got Subset; .*Positions\(array\)"),
+    ):  # fmt: skip
+        with pytest.raises(OptionError, match=message):
+            stitch(*arguments, **options)  # type: ignore[arg-type]
     with tempfile.TemporaryDirectory() as folder:
         twice = FastPatchDataset(
             [np.zeros((4, 4), "u1")] * 2, (2, 2), sampling=Positions([[1, 0, 0], [0, 0, 0]])
@@ -273,20 +260,6 @@ def test_options_that_cannot_work_are_named() -> None:
         with pytest.raises(OptionError, match="patches of a volume after each other"):
             stitch([], twice, [f"{folder}/a.npy", f"{folder}/b.npy"])
         assert os.listdir(folder) == []
-
-
-def test_predictions_may_be_of_any_float_type() -> None:
-    dataset = dataset_of()
-    rows = np.random.default_rng(3).normal(size=(len(dataset), 4, 5)).astype("f4")
-    expected = stitch([rows], dataset, np.empty((9, 10), "f4"))
-    for batch in (
-        torch.from_numpy(rows).double(),
-        torch.from_numpy(rows).requires_grad_(),
-        rows.astype("f8"),
-    ):
-        np.testing.assert_array_equal(stitch([batch], dataset, np.empty((9, 10), "f4")), expected)
-    half = stitch([torch.from_numpy(rows).bfloat16()], dataset, np.empty((9, 10), "f4"))
-    np.testing.assert_allclose(half, expected, atol=0.03)
 
 
 @pytest.mark.parametrize("policy", ["replace", "skip"])
@@ -302,8 +275,6 @@ def test_bad_patches_cannot_be_left_out(policy: Any) -> None:
 def test_targets_that_cannot_be_are_named(tmp_path: Path) -> None:
     dataset, rows = dataset_of(), [np.zeros((16, 4, 5), "f4")]
     out = np.empty((9, 10), "f4")
-    with pytest.raises(OptionError, match=r"FastPatchDataset itself, got Subset; .*Positions\(array\)"):
-        stitch(rows, Subset(dataset, [0]), out)  # type: ignore[arg-type]
     with h5py.File(tmp_path / "x.h5", "w") as file:
         for target in (
             torch.empty(9, 10), file.create_dataset("x", (9, 10)),
@@ -381,9 +352,6 @@ def test_predictions_that_float32_cannot_hold_are_refused(rows: Any) -> None:
     batch = rows.expand(shape) if isinstance(rows, torch.Tensor) else np.broadcast_to(rows, shape)
     with pytest.raises(OptionError, match="blended as float32, which cannot hold"):
         stitch([batch], dataset, np.empty((1, 9, 10), "f8"))
-    for weight in (1e-60, 1e60, np.inf):
-        with pytest.raises(OptionError, match="weights= must be positive numbers"):
-            stitch([], dataset, np.empty((9, 10)), weights=np.full((4, 5), weight))
 
 
 def test_memory_is_bounded_however_many_channels_there_are() -> None:

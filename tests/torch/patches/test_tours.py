@@ -140,3 +140,13 @@ def test_volumes_of_several_shapes_on_one_tour(paths: Any, tmp_path: Any) -> Non
     assert not set(groups[volumes == 0].tolist()) & set(groups[volumes == 1].tolist())
     apart = ConcatDataset([FastPatchDataset(one, PATCH, sampling=Uniform(20)) for one in both])
     assert run(FastLoader(apart, 8, shuffle=GROUPS, seed=3)) == 40
+
+
+def test_orders_and_places_do_not_change_between_releases() -> None:
+    """States and results depend on them."""
+    dataset = FastPatchDataset(np.zeros((200, 300), "u1"), (60, 50), sampling=Uniform(8), seed=7)
+    assert dataset.places(0)[1].tolist() == PLACES
+    assert list(dataset.batch_sampler(8, shuffle=Shuffle(2, "group"))) == [[0, 6, 1, 5, 4, 2, 7, 3]]
+
+
+PLACES = [[50, 227], [7, 198], [9, 132], [86, 18], [30, 11], [74, 112], [133, 81], [118, 167]]
