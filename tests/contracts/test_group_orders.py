@@ -242,12 +242,14 @@ def test_states_of_other_orders_are_refused(make: Make) -> None:
 def test_a_state_of_other_groups_is_refused(folder: Path, tmp_path: Path) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file.create_dataset("n", data=np.arange(COUNT), chunks=(7,), compression="gzip")
-    small, large = np.zeros((20, 20, 20), "i8"), np.zeros((20, 20, 60), "i8")
+    np.save(tmp_path / "x.npy", np.zeros((20, 20, 20), "i8"))
     for one, other in (
         (FastHDF5Dataset(folder / "x.h5", "n"), FastHDF5Dataset(tmp_path / "x.h5", "n")),
-        (FastPatchDataset(small, (3, 4, 5), sampling=Uniform(9)), FastPatchDataset(large, (3, 4, 5), sampling=Uniform(9))),
-        (FastPatchDataset(small, (4, 4, 5), sampling=Grid()), FastPatchDataset(small, (4, 5, 4), sampling=Grid())),
-    ):  # fmt: skip
+        tuple(
+            FastPatchDataset(path, (3, 4, 5), sampling=Uniform(9))
+            for path in (folder / "x.zarr", tmp_path / "x.npy")
+        ),
+    ):
         state = FastLoader(one, 4, shuffle=ORDERS["window"], seed=1).state_dict()
         with pytest.raises(OptionError, match="this state was saved with"):
             FastLoader(other, 4, shuffle=ORDERS["window"], seed=1).load_state_dict(state)

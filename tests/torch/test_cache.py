@@ -6,24 +6,22 @@ import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from odd_images import OddImage, odd_images
-from PIL import Image, ImageFile, ImageOps
+from PIL import Image, ImageOps
 from same import same
 from torch.utils.data import DataLoader, Subset
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from fastpipe import Cache, Decode, FastImageFolder, FastLoader, accelerate
+from fastpipe import Cache, Decode, FastImageFolder, FastLoader
 from fastpipe.bench.synthetic import photo_tree
 from fastpipe.core import caches as places
-from fastpipe.core import file_identity as identity
 from fastpipe.core.caches import open_cache_store
 from fastpipe.errors import BadSampleError, CacheError, OptionError
 from fastpipe.images.batch import MADE, ImageBatch
@@ -147,28 +145,6 @@ def test_batches_are_those_without_a_cache(tree: Path, tmp_path: Path, name: str
             assert same(epoch, expected), cache
         if name in ("usual", "none", "info"):
             assert same(dataset[3], ImageFolder(tree, transform)[3])
-
-
-@pytest.mark.few(4)
-@pytest.mark.parametrize("format", ["JPEG", "PNG"])
-@pytest.mark.parametrize("with_info", [True, False])
-@pytest.mark.parametrize("transform", [None, Info()], ids=["none", "user code"])
-def test_images_have_the_info_that_pillow_gives(
-    tmp_path: Path, format: str, with_info: bool, transform: Any, settled: Settled
-) -> None:
-    (tmp_path / "tree" / "a").mkdir(parents=True)
-    image, options = Image.new("RGB", (30, 20), (1, 200, 3)), {}
-    if with_info:
-        exif = Image.Exif()
-        exif[0x0112], exif[0x010F] = 6, "maker"
-        options = {"exif": exif, "icc_profile": b"profile", "dpi": (72, 100)}
-    image.save(tmp_path / "tree" / "a" / f"x.{format.lower()}", format, **options)
-    settled(tmp_path / "tree")
-    expected = ImageFolder(tmp_path / "tree", transform)[0]
-    dataset = FastImageFolder(tmp_path / "tree", transform, cache="ram")
-    for _ in range(3):
-        assert same(dataset[0], expected)
-        assert same(tuple(dataset.__getitems__([0])[0]), expected)
 
 
 @pytest.fixture(scope="module")
@@ -338,40 +314,6 @@ def test_a_file_that_is_replaced_is_decoded_anew(
         assert decoded() == []
 
 
-class Ticks:
-    """A file's state on a file system that writes times in steps of ten milliseconds."""
-
-    def __init__(self, status: os.stat_result) -> None:
-        self._status = status
-
-    def __getattr__(self, name: str) -> int:
-        value: int = getattr(self._status, name)
-        return value // 10_000_000 * 10_000_000 + 1 if name.endswith("time_ns") else value
-
-
-def test_a_file_that_changes_all_the_time_is_never_stale(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also within a tick of the clock by which the file system writes times."""
-    real = os.stat
-    ticking = {
-        "stat": lambda path: Ticks(real(path)),
-        "path": os.path,
-        "fsencode": os.fsencode,
-        "makedev": os.makedev,
-    }
-    monkeypatch.setattr(identity, "os", SimpleNamespace(**ticking))
-    path = _single(tmp_path, (0, 0, 0), "bmp")
-    dataset = FastImageFolder(tmp_path / "tree", cache="ram")
-    content = bytearray(path.read_bytes())
-    for value in range(60):
-        content[-30:] = bytes([value]) * 30
-        with open(path, "r+b") as file:
-            file.write(content)
-        image = dataset[0][0]
-        assert image.getpixel((39, 0)) == (value,) * 3
-
-
 def test_a_lost_cache_file_is_decoded_again(
     tree: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -426,23 +368,6 @@ def test_a_lower_limit_of_pixels_holds_for_kept_images(
         FastImageFolder(tmp_path / "tree", cache=option, decode=Decode(max_pixels=1199))[0]
 
 
-def test_a_file_that_is_cut_off_is_an_error_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settled: Settled
-) -> None:
-    path = _single(tmp_path, (1, 2, 3))
-    Image.effect_noise((90, 90), 90).convert("RGB").save(path)
-    path.write_bytes(path.read_bytes()[:9000])
-    settled(path.parent)
-    option = Cache("disk", dir=tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
-        expected = ImageFolder(tmp_path / "tree")[0]
-        dataset = FastImageFolder(tmp_path / "tree", cache=option)
-        assert all(same(dataset[0], expected) for _ in range(2))
-    with pytest.raises(BadSampleError, match="truncated"):
-        FastImageFolder(tmp_path / "tree", cache=option)[0]
-
-
 class FirstResized:
     """What ``Decode(short_side=…)`` stands for, with torchvision's own means."""
 
@@ -483,27 +408,6 @@ def test_short_side_is_a_resize_before_everything_else(
             assert same(made, expected), (index, where)
 
 
-def test_random_crops_of_smaller_images_are_those_of_the_resized_image(shapes: Path) -> None:
-    stock = FastImageFolder(shapes, v1.Compose([FirstResized(64), CROP]), cache="off")
-    expected = list(_epochs(FastImageFolder(shapes, CROP, decode=Decode(short_side=64), cache="off")))
-    dataset = FastImageFolder(shapes, CROP, decode=Decode(short_side=64), cache="ram")
-    assert same(list(_epochs(dataset)), expected)
-    for index in range(len(dataset)):
-        small = FirstResized(64)(ImageFolder(shapes)[index][0])
-        torch.manual_seed(index)
-        made = dataset[index][0]
-        torch.manual_seed(index)
-        (parameters,) = dataset.plan.draw(_key())
-        assert torch.equal(made, dataset.plan.reference(small, parameters.tolist()))
-    assert len(stock) == len(dataset)
-
-
-def _key() -> Any:
-    from fastpipe.torch.randomness import take_key
-
-    return take_key(1)[0]
-
-
 @pytest.mark.parametrize("where", ["off", "ram"])
 @pytest.mark.parametrize("orientation", [1, 3, 6, 8])
 def test_short_side_is_that_of_the_turned_image(
@@ -521,20 +425,6 @@ def test_short_side_is_that_of_the_turned_image(
     for _ in range(2):
         made = dataset[0][0]
         assert (made.size, made.tobytes(), made.info) == (expected.size, expected.tobytes(), expected.info)
-
-
-@pytest.mark.parametrize(
-    "make", [accelerate, lambda loader: FastLoader(loader.dataset, 5)], ids=["accelerate", "FastLoader"]
-)
-def test_an_accelerated_image_folder_has_a_cache(tree: Path, decoded: Any, make: Any) -> None:
-    dataset = ImageFolder(tree, TRANSFORMS["usual"])
-    expected = list(DataLoader(dataset, 5))
-    loader = make(DataLoader(dataset, 5))
-    counts = []
-    for _ in range(4):
-        assert same(list(loader), expected)
-        counts.append(len(decoded()))
-    assert counts == [COUNT, COUNT, 0, 0]
 
 
 def _load(path: str) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from torch.utils.data import ConcatDataset, DataLoader
+from torch.utils.data import ConcatDataset
 
 from fastpipe import FastHDF5Dataset, FastLoader
 from fastpipe.errors import BadSampleError, HDF5Error, OptionError
@@ -130,11 +130,7 @@ def test_a_change_of_the_file_is_an_error_under_every_policy(path: Path, how: st
     else:
         os.replace(write(path.with_name("new.h5")), path)
     expected = FileNotFoundError if how == "deleted" else HDF5Error
-    for call in (
-        lambda: dataset[30],
-        lambda: list(FastLoader(dataset, 4)),
-        lambda: list(DataLoader(dataset, 4)),
-    ):
+    for call in (lambda: dataset[30], lambda: list(FastLoader(dataset, 4))):
         with pytest.raises(expected) as caught:
             call()
         assert not isinstance(caught.value, BadSampleError)

@@ -55,16 +55,6 @@ def test_a_batch_has_k_whole_groups(k: int, workers: int) -> None:
                 assert mine == np.flatnonzero(groups == one).tolist()
 
 
-@pytest.mark.parametrize("dims", [2, 3])
-def test_rows_of_the_first_dimension_are_groups(paths: list[Path], dims: int) -> None:
-    dataset = FastHDF5Dataset(paths[0], "n", sample_dims=dims)
-    each = 12 if dims == 3 else 6
-    found = list(group_batches(dataset, 3))
-    assert [ids.tolist() for _, ids in found] == [sorted([0, 1, 2] * each), [3] * each]
-    assert torch.cat([values.reshape(-1) for values, _ in found]).tolist() == list(range(48))
-    assert all(ids.dtype == torch.int64 for _, ids in found)
-
-
 def test_files_are_groups(paths: list[Path]) -> None:
     rows = list(group_batches(FastHDF5Dataset(paths, "n"), 1))
     assert [ids.tolist() for _, ids in rows] == [[0] * 4, [1] * 3]
@@ -83,11 +73,6 @@ def test_groups_of_views_are_those_of_the_datasets(paths: list[Path]) -> None:
     assert len(both) == 1
     assert both[0][1].tolist() == sorted([0, 1, 2, 3, 5, 6] * 6)
     assert int(both[0][0][24, 0]) == 1012
-
-
-def test_a_dataset_without_samples_has_no_groups() -> None:
-    empty = TensorDataset(torch.zeros(0, 2))
-    assert list(group_batches(empty, 3, groups=np.zeros(0, np.int64))) == []
 
 
 def test_groups_that_cannot_work_are_named(paths: list[Path]) -> None:
@@ -149,13 +134,6 @@ def test_nan_and_infinity_are_kept() -> None:
         found = segment_reduce(values, groups, how).values  # type: ignore[arg-type]
         assert torch.isnan(found[0])
         assert found[1:].tolist() == [float("inf"), -1.0]
-
-
-def test_segment_reduce_can_be_differentiated() -> None:
-    values = torch.ones(4, requires_grad=True)
-    segment_reduce(values, torch.tensor([0, 0, 0, 5])).values.sum().backward()
-    assert values.grad is not None
-    assert values.grad.tolist() == pytest.approx([1 / 3] * 3 + [1])
 
 
 @pytest.mark.parametrize(

@@ -63,16 +63,6 @@ def test_a_seed_fixes_the_values_on_any_topology(file: Path, use: str) -> None:
     assert not same(epochs(FastLoader(other, 8, shuffle=True)), streams[0])
 
 
-def test_safe_transforms_follow_torchs_generator_alone(file: Path) -> None:
-    streams = []
-    for seed in (1, 2):
-        torch.manual_seed(3)
-        random.seed(seed)
-        np.random.seed(seed)
-        streams.append(epochs(FastLoader(FastHDF5Dataset(file, "grid", transform=SAFE), 8)))
-    assert same(*streams)
-
-
 def test_transforms_get_the_values_that_h5py_gives(file: Path) -> None:
     seen: list[Any] = []
 
@@ -113,21 +103,6 @@ def test_a_transform_may_change_its_value_in_place(file: Path) -> None:
         first, second = (torch.cat(list(FastLoader(dataset, 8))) for _ in range(2))
         assert same(first, second)
         assert same(torch.cat(list(FastLoader(FastHDF5Dataset(file, "mels"), 8))) + 1000, first)
-
-
-def test_a_transform_that_is_thread_safe_runs_in_threads(file: Path) -> None:
-    import threading
-
-    names: set[str] = set()
-
-    def look(value: Any) -> Any:
-        names.add(threading.current_thread().name)
-        return value
-
-    for promise in (False, True):
-        names.clear()
-        list(FastLoader(FastHDF5Dataset(file, "mels", transform=look, thread_safe=promise, threads=2), 16))
-        assert all(name.startswith("fastpipe-hdf5") for name in names) is promise
 
 
 class WrongError(Exception):

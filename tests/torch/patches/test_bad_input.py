@@ -240,13 +240,6 @@ def test_a_value_that_cannot_work_is_named(what: str) -> None:
         make()
 
 
-def test_numbers_of_numpy_are_numbers() -> None:
-    assert Grid(np.int64(4)) == Grid(4)  # type: ignore[arg-type]
-    assert Grid(np.array([4, 2])) == Grid((4, 2))  # type: ignore[arg-type]
-    assert Uniform(np.int32(4), mask_fraction=np.float32(0.5)) == Uniform(4, mask_fraction=0.5)  # type: ignore[arg-type]
-    assert Foreground(4, classes=np.array([1, 2])) == Foreground(4, classes=(1, 2))  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("policy", ["raise", "skip", "replace"])
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EMFILE, errno.ENFILE, errno.ENOENT, errno.ENOMEM])
 def test_errors_of_the_system_are_no_bad_samples(

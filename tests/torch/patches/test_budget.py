@@ -49,24 +49,6 @@ def test_an_epoch_that_comes_again_decodes_no_more_than_before(scroll: str, agai
         assert amplification_of(dataset, loader) <= 1.1 * first
 
 
-@pytest.mark.parametrize("shuffle", [True, GROUPS, False])
-def test_a_loader_decodes_less_than_single_requests(scroll: str, shuffle: Any) -> None:
-    """Than who asks for the same patches one by one, of whom nobody knows what comes next."""
-    options: Any = {
-        "sampling": Uniform(300),
-        "seed": 0,
-        "cache": Cache("ram", max_bytes=40_000),
-        "threads": 1,
-    }
-    dataset, other = (FastPatchDataset(scroll, (12, 12, 12), **options) for _ in range(2))
-    loader = FastLoader(dataset, 4, shuffle)
-    batches = loader._order.ours()
-    assert batches is not None
-    order = batches.order(0)
-    stock = DataLoader(other, 4, sampler=other._keyed_indices(order.tolist(), 0, 0))  # type: ignore[arg-type]
-    assert amplification_of(dataset, loader) < 0.9 * amplification_of(other, stock)
-
-
 def test_ranks_do_not_share_what_was_in_files_that_were_rewritten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

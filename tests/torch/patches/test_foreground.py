@@ -236,25 +236,6 @@ def test_places_that_an_older_version_kept_are_not_used(
     assert inside(found, (30, 30, 30)).all()
 
 
-def test_patches_of_other_dimensions_have_places_of_their_own(
-    tmp_path: Path, scans: list[str], later: None
-) -> None:
-    """What is kept of a file for patches of three dimensions is none of what those of two need."""
-    labels = np.zeros((16, 20, 24), np.uint8)
-    labels[3, 8, 9] = 1
-    path = write_volume("npy", tmp_path / "labels", labels, ())
-    for patch, expected in (((4, 4, 4), [1, 6, 7]), ((4, 4), [6, 7]), ((4, 4, 4), [1, 6, 7])):
-        for options in ({"sampling": Foreground(9, fraction=1.0)}, {}):
-            options = options or {"sampling": Uniform(9, mask_fraction=1e-9), "mask": path}
-            dataset = FastPatchDataset(path, patch, labels=path, seed=0, **options)
-            starts = dataset.places()[1]
-            if "mask" in options:
-                assert all(sample[2].any() for sample in dataset.__getitems__(range(9)))
-            else:
-                assert (starts == expected).all()
-    assert len(scans) == 4
-
-
 @pytest.mark.parametrize("role", ["labels", "mask"])
 def test_memory_for_looking_at_arrays_is_bounded(role: str) -> None:
     array = np.ones((128, 256, 256), np.uint8)

@@ -143,13 +143,3 @@ def test_no_patch_is_empty_if_some_of_the_mask_is_asked_for() -> None:
         mask, (32, 32, 32), mask=mask, sampling=Uniform(500, mask_fraction=1e-9), seed=1
     ).places()[1]
     assert (other == dataset.places()[1]).all(axis=1).mean() < 0.05
-
-
-def test_channels_in_chunks_of_their_own_count_once(tmp_path: Path) -> None:
-    masks = np.zeros((2, 32, 32, 32), np.uint8)
-    masks[:, :16] = 1
-    path = write_volume("zarr3 zstd", tmp_path / "mask", masks, (1, 16, 16, 16))
-    volume = np.zeros((32, 32, 32), np.uint8)
-    with pytest.raises(OptionError, match=r"the most is 0\.500"):
-        FastPatchDataset(volume, (32, 32, 32), mask=path, sampling=Uniform(4, mask_fraction=0.9))
-    assert len(FastPatchDataset(volume, (32, 32, 32), mask=path, sampling=Uniform(4, mask_fraction=0.5))) == 4

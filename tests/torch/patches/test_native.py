@@ -73,15 +73,3 @@ def test_the_core_reads_the_formats_that_it_can(kind: str, is_native: bool, tmp_
         made = dataset.__getitems__(range(len(dataset)))
     for index, sample in enumerate(made):
         assert equal(sample, cut(array, starts[index].tolist(), (2, 30, 20), "edge"))
-
-
-def test_batches_that_are_given_up_do_not_end_native_reading(tmp_path: Path) -> None:
-    """A script that leaves epochs early has the core read the volume all the same."""
-    path = write_volume("zarr3 zstd", str(tmp_path / "x"), random_array((12, 12), "i2", 1), (5, 5))
-    dataset = FastPatchDataset(path, (6, 6), sampling=Grid(), threads=1)
-    runtime, rows = dataset._running(), np.arange(len(dataset))
-    places = dataset._places.places(0, 0, rows)
-    arrays = [np.empty((len(rows), *shape), dtype) for dtype, shape in dataset.kinds]
-    for _ in range(10):
-        runtime.heard(places, rows, runtime.start(places, rows, arrays))
-    assert read_natively(dataset, rows)[1] == 0

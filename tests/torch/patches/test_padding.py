@@ -55,16 +55,6 @@ def test_patches_are_slices_of_the_padded_volume(mode: str, case: Any) -> None:
         del dataset, sample, reference
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_far_out_patches_repeat_as_numpy_does(mode: str) -> None:
-    """Many times the volume's size, where ``reflect`` and its kind go forth and back."""
-    array = np.arange(15).reshape(3, 5)
-    starts = [[-50, -70], [2, 4], [-57, 0], [0, -73]]
-    dataset = FastPatchDataset(array, (60, 75), sampling=Positions(starts), padding=mode)
-    for start, patch in zip(starts, dataset.__getitems__(range(4)), strict=True):
-        assert equal(patch, cut(array, start, (60, 75), mode))
-
-
 def test_volume_labels_and_mask_have_constants_of_their_own() -> None:
     volume, labels = np.ones((4, 4), np.float32), np.ones((4, 4), np.int16)
     starts = Positions([[-2, -1]])

@@ -19,7 +19,7 @@ from same import same
 from torch.utils.data import DataLoader
 from volume_kinds import random_array, write_volume
 
-from fastpipe import Cache, FastLoader, FastPatchDataset, Shuffle, Stage
+from fastpipe import FastLoader, FastPatchDataset, Shuffle, Stage
 from fastpipe.errors import BadSampleError, OptionError, StageError, StoreAccessError, StoreError, VolumeError
 from fastpipe.sampling import Grid, Uniform
 from fastpipe.stores.filesystems import FilesystemStore, FolderStore
@@ -244,21 +244,6 @@ def test_without_a_stage_a_chunk_is_fetched_once_while_it_is_remembered(
     _nothing_is_held(ours)
 
 
-def test_a_stage_that_is_too_small_is_enough(volume: str, upload: Any, make: Any, tmp_path: Path) -> None:
-    stage, cache = Stage(tmp_path / "stage", max_bytes=40_000), Cache("ram", max_bytes=8 * 4096)
-    ours = make(upload(volume), sampling=Uniform(60), seed=3, stage=stage, cache=cache)
-    theirs = make(volume, sampling=Uniform(60), seed=3)
-    for workers in (0, 2):
-        for _ in range(2):
-            loaders = [
-                FastLoader(one, 4, shuffle=True, num_workers=workers, workers="processes")
-                for one in (ours, theirs)
-            ]
-            assert same(*map(_batches, loaders))
-    held = sum(path.stat().st_size for path in (tmp_path / "stage").rglob("objects/*/*"))
-    assert 0 < held <= 40_000
-
-
 def _nothing_is_held(dataset: FastPatchDataset) -> None:
     """Whether all that was said to be needed was taken, or let go of."""
     assert dataset._remote is not None
@@ -281,13 +266,6 @@ def test_one_patch_fetches_its_chunks_side_by_side(
 
     monkeypatch.setattr(FilesystemStore, "get", met)
     assert ours[0].tobytes() == make(volume, patch=(8, 32, 32), sampling=Grid((8, 33, 50)))[0].tobytes()
-
-
-def test_a_tour_reads_ahead(volume: str, upload: Any, make: Any, asked: Any) -> None:
-    ours = make(upload(volume), sampling=Uniform(60), seed=3, cache=Cache("ram", max_bytes=20 * 4096))
-    asked()
-    _batches(FastLoader(ours, 4, shuffle=Shuffle(unit="group")))
-    assert sum(asked().values()) < 2 * CHUNKS
 
 
 @pytest.mark.parametrize(

@@ -238,6 +238,7 @@ def test_files_of_others_are_not_touched(tmp_path: Path, kind: str) -> None:
 def test_options_that_cannot_work_are_named() -> None:
     dataset, out = dataset_of(), np.empty((9, 10), "f4")
     rows = [np.zeros((len(dataset), 4, 5), "f4")]
+    channels = [np.zeros((len(dataset), 3, 4, 5), "f4")]
     anywhere = FastPatchDataset(np.zeros((9, 9)), (2, 2), sampling=Uniform(3))
     for arguments, options, message in (
         ((rows, anywhere, out), {}, r"sampling=Grid\(…\), not Uniform"),
@@ -248,6 +249,10 @@ def test_options_that_cannot_work_are_named() -> None:
         ((rows, dataset, np.empty((8, 10), "f4")), {}, r"out= has shape \(8, 10\), and the volume \(9, 10\)"),
         (([np.zeros((len(dataset), 4, 4), "f4")], dataset, out), {}, r"a prediction has shape \(4, 4\)"),
         ((iter(rows[0]), dataset, out), {}, r"batches \(N, \*channels, \*patch_size\), got one of \(4, 5\)"),
+        *(
+            ((channels, dataset, np.empty((*lead, 9, 10), "f4")), {}, r"out= has \(.*\) in front .* \(3,\)")
+            for lead in ((), (4,), (1, 3))
+        ),
         ((rows, dataset, out), {"apply": lambda part: part[1:]}, r"apply= has made \(8, 10\) of \(9, 10\)"),
         ((rows, Subset(dataset, [0]), out), {}, r"FastPatchDataset itself, got Subset; .*Positions\(array\)"),
     ):  # fmt: skip
@@ -274,7 +279,6 @@ def test_bad_patches_cannot_be_left_out(policy: Any) -> None:
 
 def test_targets_that_cannot_be_are_named(tmp_path: Path) -> None:
     dataset, rows = dataset_of(), [np.zeros((16, 4, 5), "f4")]
-    out = np.empty((9, 10), "f4")
     with h5py.File(tmp_path / "x.h5", "w") as file:
         for target in (
             torch.empty(9, 10), file.create_dataset("x", (9, 10)),
@@ -290,24 +294,6 @@ def test_targets_that_cannot_be_are_named(tmp_path: Path) -> None:
         with pytest.raises(OptionError, match="another target for each volume, but several times"):
             stitch([], two, pair)
     assert not (tmp_path / "a.npy").exists()
-
-
-def test_arrays_that_cannot_hold_what_is_made_are_refused() -> None:
-    dataset = dataset_of()
-    rows = np.full((len(dataset), 3, 4, 5), -39.6, "f4")
-    for lead in ((), (4,), (1, 3)):
-        with pytest.raises(
-            OptionError, match=r"out= has \(.*\) in front of the volume's dimensions, .* \(3,\)"
-        ):
-            stitch([rows], dataset, np.empty((*lead, 9, 10), "f4"))
-    with pytest.raises(OptionError, match=r"elements of uint8, which cannot hold those of float32: .*apply="):
-        stitch([rows], dataset, np.empty((3, 9, 10), "u1"))
-    with pytest.raises(OptionError, match="elements of uint8, which cannot hold those of int64"):
-        stitch([rows], dataset, np.empty((9, 10), "u1"), apply=lambda part: part[0].astype(int))
-    labels = stitch([rows], dataset, np.empty((9, 10), "u1"), apply=lambda part: part.argmax(0))
-    assert not labels.any()
-    with pytest.raises(OptionError, match="elements of uint8, which cannot hold those of int64"):
-        stitch([rows], dataset, np.empty((9, 10), "u1"), apply=lambda part: part.argmax(0) + 256)
 
 
 @pytest.mark.parametrize(
