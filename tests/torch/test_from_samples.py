@@ -28,7 +28,6 @@ TARGETS: dict[str, Any] = {
     "int16 of NumPy": lambda number: np.int16(number),
     "number": lambda number: number / 7,
     "number of NumPy": lambda number: np.float32(number / 7),
-    "complex": lambda number: number * 1j,
     "text": str,
     "flag": lambda number: number % 2 == 0,
     "pair": lambda number: (number, number / 3),

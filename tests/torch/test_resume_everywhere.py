@@ -154,7 +154,7 @@ LOADERS: dict[str, Callable[..., FastLoader[Any]]] = {
     "two generators": lambda d=DATA, **o: loader(
         d, sampler=RandomSampler(DATA, generator=seeded()), generator=seeded(6), **o
     ),
-    "replacement": lambda **o: shared(lambda g: RandomSampler(DATA, True, SAMPLES, generator=g), **o),
+    "replacement": lambda d=DATA, **o: shared(lambda g: RandomSampler(DATA, True, SAMPLES, generator=g), data=d, **o),
     # More than the 32 that it draws at once.
     "replacement, long": lambda d=DATA, **o: FastLoader(
         d, 12, sampler=RandomSampler(DATA, True, 47, generator=seeded()), **o
@@ -169,7 +169,8 @@ LOADERS: dict[str, Callable[..., FastLoader[Any]]] = {
     "subset": lambda **o: shared(lambda g: SubsetRandomSampler(EVEN[:SAMPLES], g), **o),
     "sampler, seed": lambda **o: loader(sampler=RandomSampler(DATA, generator=seeded()), seed=2, **o),
     "distributed": lambda **o: loader(range(21), sampler=DistributedSampler(range(21), 2, 1), **o),
-    "own sampler": lambda d=DATA, **o: loader(d, sampler=Own(), **o),
+    "own sampler": lambda **o: loader(sampler=Own(), **o),
+    "own sampler, generator": lambda d=DATA, **o: loader(d, sampler=Own(), generator=seeded(), **o),
     "batch sampler": lambda **o: FastLoader(
         DATA, batch_sampler=BatchSampler(RandomSampler(DATA, generator=seeded()), SIZE, False), **o
     ),
@@ -236,9 +237,8 @@ PHOTO_LOADERS = [
     "shuffle",
     "shuffle, generator",
     "two generators",
-    "shared generator",
-    "replacement, long",
-    "own sampler",
+    "replacement",
+    "own sampler, generator",
 ]
 
 
