@@ -249,7 +249,7 @@ def test_a_seed_fixes_every_epoch_on_any_topology(kind: Data) -> None:
     assert len(set(map(tuple, wanted))) == 3
     for other in (
         FastLoader(kind.drawn(seed=5, threads=1), 7, shuffle=True, prefetch_batches=0),
-        FastLoader(kind.drawn(), SIZE, shuffle=True, seed=5, num_workers=2),
+        FastLoader(kind.drawn(thread_safe=True), SIZE, shuffle=True, seed=5, num_workers=2),
         BY_PROCESSES(kind.drawn(seed=5), SIZE, shuffle=True, num_workers=2, persistent_workers=True),
     ):
         assert [rows(other) for _ in range(3)] == wanted

@@ -124,10 +124,11 @@ def _epochs(dataset: Any, kind: Any = DataLoader, epochs: int = 3, **options: An
 
 
 def _caches(tmp_path: Path) -> dict[str, Any]:
+    disk = Cache("disk", 18 * MIB, dir=tmp_path)
     return {
         "auto": Cache("auto", 16 * MIB),
         "ram": Cache("ram", 17 * MIB),
-        "disk": Cache("disk", 18 * MIB, dir=tmp_path),
+        "disk": disk,
         "small": Cache("ram", 40_000),
     }
 
@@ -453,12 +454,9 @@ def test_an_own_loader_has_no_cache(tree: Path) -> None:
         *(({"short_side": side}, "short_side") for side in (0, -1, 64.5, "64")),
     ],
 )
-def test_options_that_cannot_work_are_named(arguments: Any, text: str) -> None:
+def test_options_that_cannot_work_are_named(arguments: Any, text: str, tree: Path, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=text):
         (Decode if "short_side" in arguments else Cache)(**arguments)
-
-
-def test_a_folder_that_cannot_be_used_is_an_error_at_once(tree: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(CacheError, match="file"):
         FastImageFolder(tree, cache=Cache("disk", dir=tmp_path / "file"))

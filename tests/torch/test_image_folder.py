@@ -23,7 +23,6 @@ from fastpipe.errors import OptionError
 pytestmark = pytest.mark.usefixtures("same_generators")
 
 STEADY = v1.Compose([v1.Resize(40), v1.CenterCrop(32), v1.ToTensor()])
-RANDOM = v1.Compose([v1.RandomResizedCrop(24), v1.RandomHorizontalFlip(), v1.ToTensor()])
 
 
 def test_the_signature_begins_as_image_folders() -> None:
@@ -48,13 +47,9 @@ def test_attributes_are_those_of_image_folder(tree: Path, as_text: bool) -> None
     assert repr(ours.transforms) == repr(theirs.transforms)
     assert len(ours) == len(theirs)
     assert set(vars(theirs)) <= set(dir(ours))
-
-
-def test_repr_differs_in_the_name_alone(tree: Path) -> None:
-    for arguments in ({}, {"transform": STEADY}, {"transform": RANDOM, "target_transform": v1.Lambda(str)}):
-        expected = repr(ImageFolder(tree, **arguments)).replace("ImageFolder", "FastImageFolder", 1)
-        ours = repr(FastImageFolder(tree, **arguments))
-        assert ours.rstrip() == expected.rstrip()
+    for one in (ours, theirs):
+        one.target_transform = v1.Lambda(str)
+    assert repr(ours).rstrip() == repr(theirs).replace("ImageFolder", "FastImageFolder", 1).rstrip()
 
 
 def _both(dataset: Any, index: int) -> Any:
@@ -93,40 +88,35 @@ def test_options_changed_on_the_object_are_followed(tree: Path, tmp_path: Path) 
     assert dataset._running().pool.threads == 3
 
 
-def test_getitem_of_a_subclass_is_used(tree: Path) -> None:
-    class Indexed(FastImageFolder):
-        def __getitem__(self, index: int) -> Any:
-            return (*super().__getitem__(index), index)
-
-    class Other(ImageFolder):
-        def __getitem__(self, index: int) -> Any:
-            return (*super().__getitem__(index), index)
-
-    ours, theirs = Indexed(tree, STEADY), Other(tree, STEADY)
-    assert same(ours[4], theirs[4])
-    assert same(ours.__getitems__([4, 1]), [theirs[4], theirs[1]])
+def of_both(**methods: Any) -> tuple[Any, Any]:
+    """Subclasses of both that have these methods."""
+    return type("Ours", (FastImageFolder,), methods), type("Theirs", (ImageFolder,), methods)
 
 
-def test_len_of_a_subclass_is_used(tree: Path) -> None:
-    class Short(FastImageFolder):
-        def __len__(self) -> int:
-            return 4
+def test_methods_of_a_subclass_are_used(tree: Path) -> None:
+    def getitem(self: Any, index: int) -> Any:
+        return (*super(type(self), self).__getitem__(index), index)
 
-    dataset = Short(tree, STEADY)
-    assert len(dataset) == 4
-    assert len(list(torch.utils.data.DataLoader(dataset, batch_size=3))) == 2
-    assert same(dataset[10], ImageFolder(tree, STEADY)[10])
-
-
-def test_find_classes_of_a_subclass_is_used(tree: Path) -> None:
     def find(self: Any, directory: Any) -> Any:
         return ["class_002", "class_000"], {"class_002": 0, "class_000": 1}
 
-    ours = type("Ours", (FastImageFolder,), {"find_classes": find})(tree)
-    theirs = type("Theirs", (ImageFolder,), {"find_classes": find})(tree)
-    assert (ours.classes, ours.class_to_idx) == (theirs.classes, theirs.class_to_idx)
-    assert ours.samples == theirs.samples
-    assert ours.targets == theirs.targets
+    def make(directory: Any, class_to_idx: Any, extensions: Any = None, *_: Any, **__: Any) -> Any:
+        assert extensions
+        return [(str(path), 5) for path in sorted(Path(directory).rglob("*0001.jpg"))]
+
+    for methods in (
+        {"__getitem__": getitem}, {"__len__": lambda self: 4}, {"find_classes": find}, {"make_dataset": staticmethod(make)}
+    ):  # fmt: skip
+        ours, theirs = (kind(tree, STEADY) for kind in of_both(**methods))
+        assert (ours.classes, ours.class_to_idx, len(ours)) == (
+            theirs.classes,
+            theirs.class_to_idx,
+            len(theirs),
+        )
+        assert ours.samples == theirs.samples and ours.imgs is ours.samples
+        assert ours.targets == theirs.targets
+        assert same([tuple(one) for one in ours.__getitems__([2, 0])], [theirs[2], theirs[0]])
+        assert len(list(torch.utils.data.DataLoader(ours, 3))) == -(-len(theirs) // 3)
 
 
 @pytest.mark.parametrize("value", [0.5, "x", True, np.int32(3), 2**70, None, (1, 2)], ids=repr)
@@ -134,8 +124,7 @@ def test_classes_may_be_any_values(tree: Path, value: Any) -> None:
     def find(self: Any, directory: Any) -> Any:
         return ["class_000"], {"class_000": value}
 
-    ours = type("Ours", (FastImageFolder,), {"find_classes": find})(tree)
-    theirs = type("Theirs", (ImageFolder,), {"find_classes": find})(tree)
+    ours, theirs = (kind(tree) for kind in of_both(find_classes=find))
     assert ours.samples == theirs.samples
     assert list(map(repr, ours.targets)) == list(map(repr, theirs.targets))
     assert repr(ours[1][1]) == repr(theirs[1][1])
@@ -149,25 +138,6 @@ def test_an_edited_sample_is_replaced_like_the_others(tree: Path, tmp_path: Path
     ours.samples[2] = (str(tmp_path / "bad.jpg"), value)
     found = ours[2][1]
     assert found in list(ours.targets) or found == value
-
-
-def test_make_dataset_of_a_subclass_is_used(tree: Path) -> None:
-    def make(
-        directory: Any,
-        class_to_idx: Any,
-        extensions: Any = None,
-        is_valid_file: Any = None,
-        allow_empty: Any = 0,
-    ) -> Any:
-        assert extensions
-        return [(str(path), 5) for path in sorted(Path(directory).rglob("*0001.jpg"))]
-
-    ours = type("Ours", (FastImageFolder,), {"make_dataset": staticmethod(make)})(tree, STEADY)
-    theirs = type("Theirs", (ImageFolder,), {"make_dataset": staticmethod(make)})(tree, STEADY)
-    assert ours.samples == theirs.samples
-    assert ours.imgs is ours.samples
-    assert ours.targets == theirs.targets == [5] * 3
-    assert same([tuple(one) for one in ours.__getitems__([2, 0])], [theirs[2], theirs[0]])
 
 
 def test_a_loader_of_the_users_own_is_called(tree: Path) -> None:
@@ -205,12 +175,9 @@ def test_classes_may_be_chosen_in_any_order(tree: Path) -> None:
     assert sorted(set(dataset.targets)) == [0, 1]
     for path, target in dataset.samples:
         assert Path(path).parent.name == dataset.classes[target]
-
-
-@pytest.mark.parametrize("classes", [[], ["class_000", "nowhere"], ["class_000", "class_000"]])
-def test_classes_that_cannot_work_are_named(tree: Path, classes: list[str]) -> None:
-    with pytest.raises(OptionError, match="classes"):
-        FastImageFolder(tree, classes=classes)
+    for classes in ([], ["class_000", "nowhere"], ["class_000", "class_000"]):
+        with pytest.raises(OptionError, match="classes"):
+            FastImageFolder(tree, classes=classes)
 
 
 def _error(make: Callable[[], Any]) -> tuple[type[BaseException], str]:
@@ -238,20 +205,18 @@ def test_errors_are_image_folders(tmp_path: Path, kind: str) -> None:
         )
 
 
-def test_allow_empty_is_that_of_image_folder(tmp_path: Path) -> None:
+def test_allow_empty_and_is_valid_file_are_those_of_image_folder(tree: Path, tmp_path: Path) -> None:
     for name in ("full", "void"):
         (tmp_path / name).mkdir()
     (tmp_path / "full/a.jpg").write_bytes(b"x")
-    ours, theirs = FastImageFolder(tmp_path, allow_empty=True), ImageFolder(tmp_path, allow_empty=True)
-    assert ours.samples == theirs.samples
-    assert ours.classes == theirs.classes
-
-
-def test_is_valid_file_is_that_of_image_folder(tree: Path) -> None:
     valid = lambda path: path.endswith("2.jpg")  # noqa: E731
-    ours, theirs = FastImageFolder(tree, is_valid_file=valid), ImageFolder(tree, is_valid_file=valid)
-    assert ours.samples == theirs.samples
-    assert ours.extensions == theirs.extensions is None
+    for root, options in ((tmp_path, {"allow_empty": True}), (tree, {"is_valid_file": valid})):
+        ours, theirs = FastImageFolder(root, **options), ImageFolder(root, **options)
+        assert (ours.samples, ours.classes, ours.extensions) == (
+            theirs.samples,
+            theirs.classes,
+            theirs.extensions,
+        )
 
 
 def test_memory_format_sets_the_strides_of_batches(tree: Path) -> None:
