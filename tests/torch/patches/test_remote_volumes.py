@@ -324,7 +324,7 @@ def test_volumes_that_cannot_be_remote_are_named(far: Far) -> None:
         ("memory://bucket/none.zarr", {"stage": stage}, FileNotFoundError, r"memory://bucket/none\.zarr"),
         ("memory://bucket", {"stage": stage}, VolumeError, r"memory://bucket is no Zarr array; name .* it has scan\.zarr"),
         (group, {"storage_options": {}}, VolumeError, "is a Zarr group; name an array in it .* it has raw"),
-        (url, {"stage": Path("/proc/nowhere")}, StageError, ""),
+        (url, {"stage": Path("/proc/nowhere")}, StageError, "nowhere"),
     ):  # fmt: skip
         with pytest.raises(error, match=message):
             far.make(volume, **options)
