@@ -123,7 +123,7 @@ def _file(name: str, made: Callable[[bytes], bytes | None]) -> Callable[..., Und
 
 
 def _moved_over(tree: Path, datasets: Any) -> Undo:
-    """A file of the same size and time is put in the place of another by a rename."""
+    """A rename puts a file of the same size and time over another."""
     path, other, kept = tree / "a" / "0.jpg", tree / "a" / "2.jpg", tree / "kept"
     status, size = os.stat(path), max(path.stat().st_size, other.stat().st_size)
     for name in (path, other):

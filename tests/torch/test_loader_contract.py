@@ -67,7 +67,7 @@ def _look(samples: list[Any]) -> tuple[Any, bool]:
 
 
 def is_in_shared_memory(tensor: torch.Tensor) -> bool:
-    """Whether a tensor lies in a mapping that several processes share, whoever made it."""
+    """Whether a tensor lies in a mapping that several processes share."""
     address = tensor.data_ptr()
     for line in Path("/proc/self/maps").read_text().splitlines():
         span, access = line.split()[:2]

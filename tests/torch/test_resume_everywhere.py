@@ -206,6 +206,15 @@ def test_a_copy_of_a_resumed_loader_goes_on_as_well(name: str) -> None:
             assert before + rest == whole, stop
 
 
+@pytest.mark.parametrize("name", ["shuffle, generator", "replacement, long", "shuffle"])
+def test_a_copy_within_an_epoch_has_its_state(name: str) -> None:
+    begin_process()
+    whole = LOADERS[name]()
+    for _ in zip(range(2), whole, strict=False):
+        for each in (copy.deepcopy(whole), pickle.loads(pickle.dumps(whole))):
+            assert each.state_dict() == whole.state_dict()
+
+
 @pytest.mark.parametrize("name", ["seed", "shuffle", "shared generator", "distributed"])
 def test_scripts_may_set_the_epoch(name: str) -> None:
     same_as_never_stopped(LOADERS[name], sets_epoch=True)

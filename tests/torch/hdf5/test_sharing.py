@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import signal
@@ -25,6 +26,7 @@ pytestmark = pytest.mark.skipif(
 
 ROWS, CHUNK, WINDOW = 480, 8, 6  # chunks of 70 kB: small ones are not shared, and decoded many at a time
 ORDER = Shuffle(WINDOW, "group")
+BY_PROCESSES = functools.partial(FastLoader, shuffle=ORDER, num_workers=2, workers="processes")
 
 
 @pytest.fixture(scope="module")
@@ -48,15 +50,7 @@ def batches(loader: Any) -> list[Any]:
 @pytest.mark.parametrize("method", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_worker_processes_make_the_same_batches(path: Path, method: str) -> None:
     wanted = batches(FastLoader(dataset_of(path), 16, shuffle=ORDER))
-    loader: Any = FastLoader(
-        dataset_of(path),
-        16,
-        shuffle=ORDER,
-        num_workers=2,
-        workers="processes",
-        multiprocessing_context=method,
-    )
-    assert same(batches(loader), wanted)
+    assert same(batches(BY_PROCESSES(dataset_of(path), 16, multiprocessing_context=method)), wanted)
 
 
 @pytest.fixture
@@ -101,15 +95,14 @@ def test_without_such_memory_each_decodes_for_itself(
     wanted = batches(FastLoader(dataset_of(path), 16, shuffle=ORDER))
     monkeypatch.setattr(memory, "UnitFile", _fail)
     with caplog.at_level(logging.INFO, "fastpipe.cache"):
-        loader: Any = FastLoader(dataset_of(path), 16, shuffle=ORDER, num_workers=2, workers="processes")
-        assert same(batches(loader), wanted)
+        assert same(batches(BY_PROCESSES(dataset_of(path), 16)), wanted)
     assert "worker processes decode their chunks each for itself: this system has none" in caplog.text
 
 
 def test_a_killed_worker_spoils_nothing(path: Path) -> None:
     dataset = dataset_of(path)
     wanted = batches(FastLoader(dataset, 16, shuffle=ORDER))
-    loader: Any = FastLoader(dataset, 16, shuffle=ORDER, num_workers=3, workers="processes")
+    loader: Any = BY_PROCESSES(dataset, 16)
     loader.set_epoch(0)
     found = iter(loader)
     next(found)
