@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Subset
 
 from fastpipe import Cache, FastHDF5Dataset, FastLoader, FastPatchDataset, Shard, Shuffle, accelerate
 from fastpipe.errors import OptionError
-from fastpipe.sampling import Grid, Uniform
+from fastpipe.sampling import Uniform
 
 pytestmark = pytest.mark.usefixtures("same_generators")
 

@@ -95,7 +95,9 @@ def test_workers_share_what_is_kept(
 
 
 @pytest.mark.parametrize("where", ["ram", "disk"])
-def test_chunks_that_do_not_fit_are_decoded_each_time(path: Path, tmp_path: Path, decoded: Any, where: str) -> None:
+def test_chunks_that_do_not_fit_are_decoded_each_time(
+    path: Path, tmp_path: Path, decoded: Any, where: str
+) -> None:
     dataset = FastHDF5Dataset(
         path, "x", cache=Cache(where, WHOLE // 2, tmp_path if where == "disk" else None)
     )  # type: ignore[arg-type]

@@ -52,7 +52,7 @@ def staged(folder: Path) -> list[Path]:
 @pytest.mark.parametrize(("kind", "workers", "sample_dims"), [(DataLoader, 2, 1), (FastLoader, 0, 2)])
 def test_rows_are_those_of_the_local_files(
     kind: Any, workers: int, sample_dims: int, remote: Any, parts: Any, file: Path, other: Path,
-    tmp_path: Path, 
+    tmp_path: Path,
 ) -> None:  # fmt: skip
     keys: Any = KEYS if sample_dims == 1 else "grid"
 
