@@ -79,6 +79,15 @@ def test_datasets_share_what_is_kept(path: Path, tmp_path: Path, decoded: Any, w
         assert decoded(second) == 0
 
 
+def test_datasets_of_one_file_have_chunks_of_their_own(path: Path, settled: Any) -> None:
+    with h5py.File(path, "a") as file:
+        file.create_dataset("y", data=-file["x"][...], chunks=(CHUNK, 100), compression="gzip")
+    dataset = FastHDF5Dataset(settled(path), ["x", "y"], cache=Cache("ram", MIB))
+    for _ in range(2):
+        for values, negative in FastLoader(dataset, 6):
+            assert torch.equal(negative, -values)
+
+
 @pytest.mark.few(2)
 @pytest.mark.usefixtures("common_cache_folder")
 @pytest.mark.parametrize("where", ["ram", "disk", "auto"])
