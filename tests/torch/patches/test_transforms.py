@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
+from volume_kinds import random_array, write_volume
 
 from fastpipe import FastLoader, FastPatchDataset
 from fastpipe.errors import BadSampleError, OptionError
@@ -117,3 +119,13 @@ def test_nan_of_halves_and_complex_numbers_is_found() -> None:
     both = np.array([[1, complex(0, np.nan)]], np.complex64)
     assert FastPatchDataset(both, (1, 2), nan=2, sampling=Grid())[0].tolist() == [[1, 2]]
     assert FastPatchDataset(np.array([[1, 2]]), (1, 2), nan="error", sampling=Grid())[0].tolist() == [[1, 2]]
+
+
+def test_nan_of_a_volume_that_python_reads_is_replaced_or_an_error(tmp_path: Path) -> None:
+    array = random_array((2, 16, 16), "f4")
+    array[1, 2, 3] = np.nan
+    path = write_volume("n5 gzip", tmp_path / "x", array, (1, 16, 16))
+    replacing = FastPatchDataset(path, (1, 16, 16), nan=-7, sampling=Grid())
+    assert np.array_equal(replacing[1], np.where(np.isnan(array), -7, array)[1:])
+    with pytest.raises(BadSampleError, match="1 of the patch's elements are NaN"):
+        FastPatchDataset(path, (1, 16, 16), nan="error", sampling=Grid())[1]
