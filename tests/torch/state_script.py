@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ from PIL import Image, ImageFile
 from torch.utils.data import DataLoader, Subset
 from torchvision import get_image_backend, transforms
 from torchvision.datasets import ImageFolder
-from torchvision.transforms import v2
 
 TRANSFORM = transforms.Compose([transforms.Resize(32), transforms.CenterCrop(32), transforms.ToTensor()])
 # What importing fastpipe may load: packages of its own extras that no dataset here is of must not be there.
@@ -41,9 +40,31 @@ HEAVY = {
 }  # fmt: skip
 
 
-def own(image: Any) -> Any:
+def own(*values: Any) -> Any:
     """A transform that fastpipe does not know, and that draws nothing."""
-    return TRANSFORM(image)
+    return torch.zeros(1)
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "": {}, " of an own transform": {"transform": own},
+    " of an own transform in threads": {"transform": own, "thread_safe": True},
+    " that are replaced": {"bad_samples": "replace", "cache": "off"},
+}  # fmt: skip
+
+
+def datasets(path: Path) -> Iterator[tuple[str, Any, Any]]:
+    """Datasets that draw nothing, with their names and the stock ones."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+    from dataset_kinds import KINDS
+
+    for name in ("images", "rows", "patches of Zarr"):
+        folder = path / "kinds" / name
+        folder.mkdir(parents=True)
+        KINDS[name].write(folder)
+        stock = KINDS[name].stock(folder)
+        stock[0]
+        for more, options in OPTIONS.items():
+            yield name + more, KINDS[name].fast(folder, **options), stock
 
 
 def generators() -> dict[str, Any]:
@@ -170,72 +191,6 @@ def failing(loader: Any) -> None:
             pass
 
 
-def images_of(path: Path) -> dict[str, Any]:
-    """Datasets of images that draw nothing."""
-    from fastpipe import FastImageFolder
-
-    return {
-        "images": FastImageFolder(path / "images", TRANSFORM),
-        "images of an own transform": FastImageFolder(path / "images", own),
-        "images of an own transform in threads": FastImageFolder(path / "images", own, thread_safe=True),
-        "images of torchvision's transform in threads": FastImageFolder(
-            path / "images", transforms.Compose([transforms.Pad(1, padding_mode="edge"), *TRANSFORM.transforms])
-        ),
-        "images that are replaced": FastImageFolder(path / "images", TRANSFORM, bad_samples="replace", cache="off"),
-    }  # fmt: skip
-
-
-def rows_of(path: Path) -> torch.utils.data.Dataset[Any]:
-    """Rows of a file, read by h5py."""
-    import h5py
-
-    with h5py.File(path / "x.h5", "w") as file:
-        file.create_dataset("x", data=np.zeros((12, 4), np.float32), chunks=(4, 4), compression="gzip")
-        file["y"] = np.arange(12)
-
-    class Rows(torch.utils.data.Dataset[Any]):
-        def __len__(self) -> int:
-            return 12
-
-        def __getitem__(self, index: int) -> Any:
-            with h5py.File(path / "x.h5") as file:
-                return torch.from_numpy(file["x"][index]), int(file["y"][index])
-
-    return Rows()
-
-
-def arrays_of(path: Path) -> dict[str, Any]:
-    """Datasets of the same rows that draw nothing."""
-    from fastpipe import FastHDF5Dataset
-
-    keys = ["x", "y"]
-    return {
-        "rows": FastHDF5Dataset(path / "x.h5", keys),
-        "rows of an own transform": FastHDF5Dataset(path / "x.h5", keys, transform=torch.from_numpy, target_transform=int),
-        "rows of an own transform in threads": FastHDF5Dataset(
-            path / "x.h5", keys, transform=torch.from_numpy, thread_safe=True
-        ),
-        "rows of torchvision's transform": FastHDF5Dataset(
-            path / "x.h5", "x", transform=v2.Identity(), bad_samples="replace"
-        ),
-    }  # fmt: skip
-
-
-def patches_of() -> dict[str, Any]:
-    """Datasets of 12 patches that draw nothing."""
-    from fastpipe import FastPatchDataset
-    from fastpipe.sampling import Grid
-
-    volume = np.zeros((6, 8, 4), np.uint16)
-    return {
-        "patches": FastPatchDataset(volume, (2, 2, 4), sampling=Grid()),
-        "patches of an own transform": FastPatchDataset(volume, (2, 2, 4), sampling=Grid(), transform=torch.from_numpy),
-        "patches of an own transform in threads": FastPatchDataset(
-            volume, (2, 2, 4), sampling=Grid(), transform=torch.from_numpy, thread_safe=True, bad_samples="replace"
-        ),
-    }  # fmt: skip
-
-
 def main(folder: str) -> None:
     found: dict[str, list[str]] = {}
     path = Path(folder)
@@ -249,15 +204,8 @@ def main(folder: str) -> None:
     (path / "bad" / "a" / "3.png").write_bytes(b"no image")
     stock = ImageFolder(path / "images", TRANSFORM)
     # What torch does once in a process: its handler of SIGCHLD, Pillow's plugins, the start method.
-    list(
-        DataLoader(
-            ImageFolder(
-                path / "bad", TRANSFORM, is_valid_file=lambda name: "3" not in os.path.basename(name)
-            ),
-            2,
-            num_workers=1,
-        )
-    )
+    good = ImageFolder(path / "bad", TRANSFORM, is_valid_file=lambda name: "3" not in os.path.basename(name))
+    list(DataLoader(good, 2, num_workers=1))
 
     def step(
         name: str,
@@ -284,26 +232,21 @@ def main(folder: str) -> None:
 
     step("images are found", lambda: FastImageFolder(path / "images", TRANSFORM), lambda: stock)
     step("images are listed", lambda: FastImageFolder.from_samples(stock.samples, TRANSFORM))
-    images = images_of(path)
-    rows = rows_of(path)
-    rows[0]
-    arrays, patches = arrays_of(path), patches_of()
-    for kinds, same in ((images, stock), (arrays, rows), (patches, rows)):
-        for kind, dataset in kinds.items():
-            step(f"{kind}: one", lambda dataset=dataset: dataset[1])
-            step(f"{kind}: several", lambda dataset=dataset: dataset.__getitems__([3, 1, 2]))
-            step(f"{kind}: described", lambda dataset=dataset: (str(dataset.plan), repr(dataset)))
-            for loader in (DataLoader, FastLoader):
-                step(
-                    f"{kind}: epochs of {loader.__name__}",
-                    lambda dataset=dataset, loader=loader: two_epochs(loader(dataset, 4, shuffle=True)),
-                    lambda same=same: two_epochs(DataLoader(same, 4, shuffle=True)),
-                )
+    for kind, dataset, same in list(datasets(path)):
+        step(f"{kind}: one", lambda dataset=dataset: dataset[1])
+        step(f"{kind}: several", lambda dataset=dataset: dataset.__getitems__([3, 1, 2]))
+        step(f"{kind}: described", lambda dataset=dataset: (str(dataset.plan), repr(dataset)))
+        for loader in (DataLoader, FastLoader):
+            step(
+                f"{kind}: epochs of {loader.__name__}",
+                lambda dataset=dataset, loader=loader: two_epochs(loader(dataset, 4, shuffle=True)),
+                lambda same=same: two_epochs(DataLoader(same, 4, shuffle=True)),
+            )
         step(
             f"{kind}: a reference", lambda dataset=dataset: list(FastLoader(dataset, 4).reference()),
             lambda same=same: list(DataLoader(same, 4)),
         )  # fmt: skip
-    dataset = images["images"]
+    dataset = FastImageFolder(path / "images", TRANSFORM)
     loaders: dict[str, Any] = {
         "workers": lambda: FastLoader(dataset, 4, shuffle=True, num_workers=2),
         "a stock loader's workers": lambda: DataLoader(dataset, 4, shuffle=True, num_workers=1),

@@ -56,9 +56,6 @@ def _same_pillow() -> Iterator[None]:
     PngImagePlugin.MAX_TEXT_CHUNK = 1 << 20
 
 
-# ---- changes, each of which returns what undoes it ----------------------------------------------
-
-
 def _set(target: Any, name: str, value: Any) -> Undo:
     before = getattr(target, name)
     setattr(target, name, value)
@@ -126,7 +123,7 @@ def _file(name: str, made: Callable[[bytes], bytes | None]) -> Callable[..., Und
 
 
 def _moved_over(tree: Path, datasets: Any) -> Undo:
-    """A file of the same size and time is put in the place of another by a rename."""
+    """A rename puts a file of the same size and time over another."""
     path, other, kept = tree / "a" / "0.jpg", tree / "a" / "2.jpg", tree / "kept"
     status, size = os.stat(path), max(path.stat().st_size, other.stat().st_size)
     for name in (path, other):
@@ -184,7 +181,7 @@ CHANGES: dict[str, Callable[..., Undo]] = {
 
 
 class Ways:
-    """torchvision's loader, and the ways in which fastpipe takes its place."""
+    """torchvision's loader, and fastpipe's in its place."""
 
     def __init__(self, tree: Path, cache: Path) -> None:
         def fast(where: Any) -> FastImageFolder:
@@ -228,6 +225,7 @@ class Ways:
         return wanted
 
 
+@pytest.mark.few(14)
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_shows_as_under_torchvision(change: str, tree: Path, tmp_path: Path, settled: Any) -> None:
     ways = Ways(tree, tmp_path / "cache")
@@ -247,7 +245,7 @@ _SAME = {
 }  # fmt: skip
 
 
-def test_a_part_of_an_image_that_was_allowed_is_not_given_once_it_is_not(
+def test_a_truncated_image_is_refused_once_it_is_not_allowed_any_more(
     tree: Path, tmp_path: Path, settled: Any
 ) -> None:
     ways = Ways(tree, tmp_path / "cache")
@@ -260,7 +258,7 @@ def test_a_part_of_an_image_that_was_allowed_is_not_given_once_it_is_not(
         assert (ways.check() == part) == allowed
 
 
-def test_images_of_anothers_plugin_are_not_kept(tree: Path, settled: Any) -> None:
+def test_images_of_other_plugins_are_not_kept(tree: Path, settled: Any) -> None:
     (tree / "b" / "own.png").write_bytes(b"OWN!")
     settled(tree)
     colours = iter(range(1, 255))

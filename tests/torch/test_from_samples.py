@@ -3,39 +3,23 @@
 from __future__ import annotations
 
 import json
-import pickle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
-from torch.utils.data import DataLoader, Dataset, Subset, default_collate
+from dataset_kinds import OwnImages
+from same import same
+from torch.utils.data import DataLoader
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 
-from fastpipe import BadSamples, FastImageFolder, FastLoader, accelerate
+from fastpipe import BadSamples, FastImageFolder, FastLoader
 from fastpipe.core.sample_tables import SampleTable
 from fastpipe.errors import BadSampleError, OptionError
 
 STEADY = v1.Compose([v1.Resize(40), v1.CenterCrop(32), v1.ToTensor()])
-RANDOM = v1.Compose([v1.RandomResizedCrop(24), v1.RandomHorizontalFlip(), v1.ToTensor()])
-
-
-class Photos(Dataset[Any]):
-    """As scripts have it."""
-
-    def __init__(self, table: list[tuple[Any, Any]], transform: Any = None) -> None:
-        self.table, self.transform = table, transform
-
-    def __len__(self) -> int:
-        return len(self.table)
-
-    def __getitem__(self, index: int) -> Any:
-        path, target = self.table[index]
-        image = Image.open(path).convert("RGB")
-        return image if self.transform is None else self.transform(image), target
 
 
 TARGETS: dict[str, Any] = {
@@ -44,7 +28,6 @@ TARGETS: dict[str, Any] = {
     "int16 of NumPy": lambda number: np.int16(number),
     "number": lambda number: number / 7,
     "number of NumPy": lambda number: np.float32(number / 7),
-    "complex": lambda number: number * 1j,
     "text": str,
     "flag": lambda number: number % 2 == 0,
     "pair": lambda number: (number, number / 3),
@@ -59,34 +42,18 @@ def _table(folder: Path, kind: str = "class") -> list[tuple[Any, Any]]:
     return [(path, made(number)) for number, path in enumerate(sorted(folder.rglob("*.jpg")))]
 
 
-def _same(one: Any, other: Any) -> None:
-    assert type(one) is type(other)
-    if isinstance(one, dict):
-        assert list(one) == list(other)
-        for name in one:
-            _same(one[name], other[name])
-    elif isinstance(one, (list, tuple)):
-        assert len(one) == len(other)
-        for mine, its in zip(one, other, strict=True):
-            _same(mine, its)
-    elif isinstance(one, torch.Tensor):
-        assert one.dtype == other.dtype and torch.equal(one, other)
-    else:
-        assert one == other
-
-
 @pytest.mark.few(6)
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("kind", TARGETS)
-def test_batches_are_those_of_the_dataset_it_replaces(photo_tree: Path, kind: str, workers: int) -> None:
+def test_batches_are_those_of_the_replaced_dataset(photo_tree: Path, kind: str, workers: int) -> None:
     table = _table(photo_tree, kind)
     ours = FastImageFolder.from_samples(table, STEADY)
     assert isinstance(ours, ImageFolder) and len(ours) == len(table)
-    theirs = list(DataLoader(Photos(table, STEADY), batch_size=5))
+    theirs = list(DataLoader(OwnImages(table, STEADY), batch_size=5))
     fast = FastLoader(ours, 5, num_workers=workers, workers="processes")
-    _same(list(fast), theirs)
-    _same(list(DataLoader(ours, 5)), theirs)
-    _same(list(fast.reference()), theirs)
+    assert same(list(fast), theirs)
+    assert same(list(DataLoader(ours, 5)), theirs)
+    assert same(list(fast.reference()), theirs)
 
 
 def test_targets_are_those_given(photo_tree: Path) -> None:
@@ -100,7 +67,7 @@ def test_targets_are_those_given(photo_tree: Path) -> None:
         assert type(ours[1][1]) is type(table[1][1])
 
 
-def test_target_transform_gets_what_was_given(photo_tree: Path) -> None:
+def test_target_transform_gets_the_given_target(photo_tree: Path) -> None:
     for kind in ("int64 of NumPy", "beyond int64", "flag", "array"):
         table = _table(photo_tree, kind)
         ours = FastImageFolder.from_samples(table, STEADY, lambda target: type(target).__name__)
@@ -122,54 +89,12 @@ def test_only_equal_targets_replace_each_other(photo_tree: Path, tmp_path: Path,
     assert ours[0][1] == targets[0] and type(ours[0][1]) is int
 
 
-def test_random_transforms_draw_as_those_of_a_folder(photo_tree: Path) -> None:
-    folder = FastImageFolder(photo_tree, RANDOM, seed=4)
-    listed = FastImageFolder.from_samples(folder.samples, RANDOM, seed=4)
-    _same(list(FastLoader(listed, 7, shuffle=True)), list(FastLoader(folder, 7, shuffle=True)))
-
-
-def test_it_takes_the_place_in_loaders_and_around_them(photo_tree: Path) -> None:
-    table = _table(photo_tree)
-    ours = FastImageFolder.from_samples(table, STEADY)
-    stock = list(DataLoader(Subset(Photos(table, STEADY), [9, 2, 2, 5]), batch_size=2))
-    fast = accelerate(DataLoader(Subset(ours, [9, 2, 2, 5]), batch_size=2, num_workers=2))
-    assert fast.num_processes == 0  # threads do it
-    _same(list(fast), stock)
-    copy = pickle.loads(pickle.dumps(ours))
-    _same(default_collate([copy[3]]), default_collate([ours[3]]))
-
-
 def test_relative_paths_begin_in_root(photo_tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = [(path.relative_to(photo_tree), target) for path, target in _table(photo_tree)]
     there = FastImageFolder.from_samples(table, STEADY, root=photo_tree)
     assert there.root == str(photo_tree)
     monkeypatch.chdir(photo_tree)
-    _same(there[4], FastImageFolder.from_samples(table, STEADY)[4])
-
-
-def test_names_of_classes(photo_tree: Path) -> None:
-    ours = FastImageFolder.from_samples(_table(photo_tree), classes=["cat", "dog", "hen"])
-    assert ours.classes == ["cat", "dog", "hen"] and ours.class_to_idx == {"cat": 0, "dog": 1, "hen": 2}
-    assert FastImageFolder.from_samples(_table(photo_tree)).classes == []
-
-
-def test_target_transform_and_loader_are_called(photo_tree: Path) -> None:
-    table = _table(photo_tree)
-    ours = FastImageFolder.from_samples(table, STEADY, lambda target: {"twice": 2 * target})
-    assert ours[4][1] == {"twice": 2}
-    blue = FastImageFolder.from_samples(table, STEADY, loader=lambda path: Image.new("RGB", (50, 50), "blue"))
-    assert blue[0][0][2].min() == 1
-
-
-def test_a_subclass_keeps_its_kind_and_its_code(photo_tree: Path) -> None:
-    class Ours(FastImageFolder):
-        def __getitem__(self, index: int) -> Any:
-            return (*super().__getitem__(index), index)
-
-    ours = Ours.from_samples(_table(photo_tree), STEADY)
-    assert type(ours) is Ours and ours[3][2] == 3
-    ((_, _, numbers),) = FastLoader(ours, len(ours))
-    assert numbers.tolist() == list(range(len(ours)))
+    assert same(there[4], FastImageFolder.from_samples(table, STEADY)[4])
 
 
 @pytest.mark.parametrize("kind", ["class", "text", "number", "array", "dict"])
@@ -189,7 +114,7 @@ def test_bad_files_are_replaced_by_those_of_an_equal_target(
     if kind in ("class", "text"):
         assert samples[7][1] == twin
     if kind == "text":  # of which only one other sample is
-        _same(samples[7][0], samples[0][0])
+        assert same(samples[7][0], samples[0][0])
     assert json.loads(log.read_text())["path"] == str(bad)
     with pytest.raises(BadSampleError, match=r"bad\.jpg"):
         list(FastLoader(FastImageFolder.from_samples(table, STEADY), 5))
@@ -210,12 +135,6 @@ def test_bad_files_are_replaced_by_those_of_an_equal_target(
         ([("a.jpg", 0)], {"threads": 0}, "threads must be"),
     ],
 )
-def test_what_cannot_be_is_refused(arguments: Any, options: Any, message: str) -> None:
+def test_samples_that_cannot_be_are_named(arguments: Any, options: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         FastImageFolder.from_samples(arguments, **options)
-
-
-def test_a_file_that_is_not_there_is_named_when_it_is_needed(tmp_path: Path) -> None:
-    ours = FastImageFolder.from_samples([(tmp_path / "gone.jpg", 0)])
-    with pytest.raises(BadSampleError, match=r"gone\.jpg.*FileNotFoundError"):
-        ours[0]

@@ -1,12 +1,10 @@
-"""``state_dict``, shards and epochs: the stream goes on exactly, whoever takes it up."""
+"""``state_dict``, shards and epochs of ``FastLoader``: the stream goes on exactly, in whichever process."""
 
 from __future__ import annotations
 
-import copy
+import functools
 import json
-import pickle
 import random
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,18 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import (
-    BatchSampler,
-    ConcatDataset,
-    DataLoader,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    Sampler,
-    Subset,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils.data import BatchSampler, ConcatDataset, DistributedSampler, IterableDataset, Sampler, Subset
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 
@@ -38,12 +25,8 @@ from fastpipe.errors import OptionError
 
 pytestmark = pytest.mark.usefixtures("same_generators")
 
+BY_PROCESSES = functools.partial(FastLoader, workers="processes")
 RANDOM = v1.Compose([v1.RandomResizedCrop(16), v1.RandomHorizontalFlip(), v1.ToTensor()])
-
-
-@pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return photo_tree(tmp_path_factory.mktemp("tree"), classes=3, per_class=5, sizes=(32, 40))
 
 
 class Numbers:
@@ -59,258 +42,87 @@ class Numbers:
         return index, float(torch.rand(())), random.random(), float(np.random.random())
 
 
-def plain(batch: Any) -> Any:
-    return [part.tolist() for part in batch] if isinstance(batch, (list, tuple)) else batch.tolist()
+def rows(loader: Any) -> list[tuple[Any, ...]]:
+    """The samples of an epoch."""
+    return [
+        tuple(value.item() if value.ndim == 0 else value.numpy().tobytes() for value in row)
+        for batch in loader for row in zip(*batch, strict=True)
+    ]  # fmt: skip
 
 
-def hashed(batch: Any) -> Any:
-    return batch[0].numpy().tobytes(), batch[1].tolist()
-
-
-def hashed_one(sample: Any) -> Any:
-    return sample[0].numpy().tobytes(), int(sample[1])
-
-
-def stream(loader: Any, look: Any = plain) -> list[Any]:
-    return [look(batch) for batch in loader]
+def shuffled(length: int = 23, size: int = 4, **options: Any) -> FastLoader[Any]:
+    return FastLoader(Numbers(length), size, **{"shuffle": True, "seed": 2, **options})
 
 
 def transported(state: Any) -> Any:
     return json.loads(json.dumps(state))
 
 
-# ---- one rank ------------------------------------------------------------------------------------
-
-ORDERS: dict[str, Any] = {
-    "shuffled by a seed": lambda d: {"shuffle": True, "seed": 3},
-    "in order": lambda d: {},
-    "in order, a seed": lambda d: {"seed": 3},
-    "shuffled": lambda d: {"shuffle": True},
-    "shuffled by a generator": lambda d: {"shuffle": True, "generator": torch.Generator().manual_seed(4)},
-    "RandomSampler": lambda d: {"sampler": RandomSampler(d, replacement=True, num_samples=70)},
-    "weighted": lambda d: {"sampler": WeightedRandomSampler(range(1, 16), 17), "seed": 3},
-    "subset": lambda d: {"sampler": SubsetRandomSampler([3, 1, 9, 12, 0, 8, 7], torch.Generator())},
-    "a list": lambda d: {"sampler": [3, 3, 1, 0, 14, 7, 7, 2, 9], "seed": 1},
-    "distributed": lambda d: {"sampler": DistributedSampler(d, 2, 1), "seed": 1},
-    "batch sampler": lambda d: {"batch_sampler": BatchSampler(RandomSampler(d), 4, True)},
-    "batches": lambda d: {"batch_sampler": [[1], [2, 3, 3], [14, 0], [5]]},
-    "no batches": lambda d: {"batch_size": None, "shuffle": True, "seed": 3},
-}
-
-
-@pytest.mark.few(12)
-@pytest.mark.parametrize("workers", [(0, 0), (2, 0), (0, 2)], ids=str)
-@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
-def test_an_epoch_goes_on_where_it_was(tree: Path, order: Any, workers: tuple[int, int]) -> None:
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_state_counts_received_batches_alone(tree: Path, workers: int) -> None:
     dataset = FastImageFolder(tree, RANDOM)
-
-    def loader(count: int) -> FastLoader[Any]:
-        options = order(dataset)
-        if "batch_size" not in options and "batch_sampler" not in options:
-            options["batch_size"] = 3
-        return FastLoader(dataset, num_workers=count, workers="processes", **options)
-
-    look = hashed if order(dataset).get("batch_size", 3) else hashed_one
-    for cut in (0, 1, 2):
-        torch.manual_seed(7)
-        first = loader(workers[0])
-        iterator = iter(first)
-        head = [look(next(iterator)) for _ in range(cut)]
-        state = transported(first.state_dict())
-        if cut == 0 and workers[0] == 0:  # begins with the first batch: nothing has been drawn
-            del iterator
-            continue
-        whole = head + [look(batch) for batch in iterator]
-        second = loader(workers[1])
-        torch.manual_seed(99)  # whatever the script drew meanwhile
-        second.load_state_dict(state)
-        before = torch.get_rng_state()
-        assert head + stream(second, look) == whole
-        if not isinstance(getattr(second, "generator", None), torch.Generator):
-            assert torch.equal(torch.get_rng_state(), before), "the script's generator is not disturbed"
-        assert len(second) == len(first)
+    loader = BY_PROCESSES(dataset, 2, seed=1, num_workers=workers, prefetch_batches=5)
+    iterator = iter(loader)
+    for count in range(3):
+        assert loader.state_dict()["batches"] == count
+        next(iterator)
 
 
-@pytest.mark.parametrize("seed", [None, 5])
-def test_the_epochs_after_it_are_the_same_too(seed: int | None) -> None:
-    def loader() -> FastLoader[Any]:
-        return FastLoader(
-            Numbers(), 4, shuffle=True, seed=seed, generator=None if seed else torch.Generator()
-        )
-
-    first = loader()
-    iterator = iter(first)
-    head = [plain(next(iterator)) for _ in range(2)]
-    state = transported(first.state_dict())
-    rest = [plain(batch) for batch in iterator]
-    second = loader()
-    second.load_state_dict(state)
-    assert [row[0] for row in stream(second)] == [row[0] for row in rest]
-    assert [row[0] for row in stream(second)] == [row[0] for row in stream(first)]
-    assert head
-
-
-def test_the_state_counts_what_was_received_and_not_what_is_under_way(tree: Path) -> None:
-    for workers in (0, 2):
-        loader = FastLoader(
-            FastImageFolder(tree, RANDOM),
-            2,
-            seed=1,
-            num_workers=workers,
-            workers="processes",
-            prefetch_batches=5,
-        )
-        iterator = iter(loader)
-        for count in range(3):
-            assert loader.state_dict()["batches"] == count
-            next(iterator)
-        del iterator
-
-
-class Broken(Numbers):
-    def __getitem__(self, index: int) -> Any:
-        if index == 7:
-            raise KeyError("seven")
-        return super().__getitem__(index)
-
-
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="errors have notes from Python 3.11 on: run it there")
-@pytest.mark.parametrize("seed", [None, 1])
-@pytest.mark.parametrize("size", [4, None])
-def test_an_error_of_the_scripts_own_dataset_says_which_sample(seed: int | None, size: int | None) -> None:
-    for dataset, index in (
-        (Broken(), 7),
-        (Subset(Broken(), [0, 1, 7]), 2),
-        (ConcatDataset([Numbers(5), Broken()]), 12),
-    ):
-        with pytest.raises(KeyError, match="seven") as caught:
-            list(FastLoader(dataset, size, seed=seed))
-        assert caught.value.__notes__ == [f"while loading sample {index}"]
-
-
-def test_states_of_the_same_epoch_take_nothing_from_each_other() -> None:
-    loader = FastLoader(Numbers(), 4, shuffle=True, seed=2)
-    states, batches = [], []
+def test_states_of_one_epoch_are_independent() -> None:
+    loader, states, batches = shuffled(), [], []
     for batch in loader:
-        batches.append(plain(batch))
+        batches.append(rows([batch]))
         states.append(transported(loader.state_dict()))
     for count, state in enumerate(states, 1):
-        again = FastLoader(Numbers(), 4, shuffle=True, seed=2)
+        again = shuffled()
         again.load_state_dict(state)
         assert again.state_dict() == state, "before it goes on"
-        assert stream(again) == batches[count:]
+        assert rows(again) == sum(batches[count:], [])
         assert again.state_dict()["epoch"] == 1
-
-
-def test_between_epochs() -> None:
-    loader = FastLoader(Numbers(), 4, shuffle=True, seed=2)
-    assert loader.state_dict() == {
-        "version": 1,
-        "seed": 2,
-        "samples": 23,
-        "epoch": 0,
-        "batches": 0,
-        "position": 0,
-    }
-    list(loader)
-    state = loader.state_dict()
-    assert (state["epoch"], state["batches"]) == (1, 0)
-    again = FastLoader(Numbers(), 4, shuffle=True, seed=2)
-    again.load_state_dict(state)
-    assert stream(again) == stream(loader)
-
-
-def test_with_a_seed_the_state_is_small_and_does_not_grow() -> None:
-    loader = FastLoader(Numbers(5000), 1, shuffle=True, seed=2)
-    iterator = iter(loader)
-    for _ in range(3000):
-        next(iterator)
-    assert len(json.dumps(loader.state_dict())) < 120
+    assert len(json.dumps(states[-1])) < 120
 
 
 def test_set_epoch_starts_that_epoch_instead() -> None:
-    def loader() -> FastLoader[Any]:
-        return FastLoader(Numbers(), 4, shuffle=True, seed=2)
-
-    first = loader()
+    first = shuffled()
     iterator = iter(first)
-    head = plain(next(iterator))
-    state = first.state_dict()
-    same, other = loader(), loader()
-    same.load_state_dict(state)
-    same.set_epoch(0)  # as a script does at the begin of each epoch
-    assert [head, *stream(same)] == stream(loader())
-    other.load_state_dict(state)
+    head = rows([next(iterator)])
+    epochs = [rows(shuffled())]
+    for epoch in (0, 1):  # as a script sets it at the beginning of each epoch
+        again = shuffled()
+        again.load_state_dict(first.state_dict())
+        again.set_epoch(epoch)
+        epochs.append(rows(again))
+    other = shuffled()
     other.set_epoch(1)
-    expected = loader()
-    expected.set_epoch(1)
-    assert stream(other) == stream(expected)
+    assert head + epochs[1] == epochs[0]
+    assert epochs[2] == rows(other)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_set_epoch_between_iter_and_the_first_batch(workers: int) -> None:
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, True)])
+def test_set_epoch_may_follow_iter(workers: int, persistent: bool) -> None:
     """Trainers ask for an iterator, and then set the epoch of the sampler."""
-    for persistent in (False, True)[: 1 + (workers > 0)]:
-        loader = FastLoader(
-            Numbers(), 4, shuffle=True, seed=2, num_workers=workers, workers="processes", persistent_workers=persistent
-        )  # fmt: skip
-        epochs = [stream(loader) for _ in range(4)]
-        for epoch in (3, 1, 1, 2):
-            iterator = iter(loader)
-            loader.sampler.set_epoch(epoch)  # type: ignore[union-attr]
-            assert [plain(batch) for batch in iterator] == epochs[epoch]
-        del iterator
-        assert stream(loader) == epochs[3], "epochs go on from there"
+    loader = shuffled(num_workers=workers, workers="processes", persistent_workers=persistent)
+    epochs = [rows(loader) for _ in range(4)]
+    for epoch in (3, 1, 1, 2):
+        iterator = iter(loader)
+        loader.sampler.set_epoch(epoch)  # type: ignore[union-attr]
+        assert rows(iterator) == epochs[epoch]
+    del iterator
+    assert rows(loader) == epochs[3], "epochs go on from there"
 
 
-def test_set_epoch_after_an_error_of_the_first_batch(tree: Path, tmp_path: Path) -> None:
+def test_set_epoch_may_follow_an_error_of_the_first_batch(tree: Path, tmp_path: Path) -> None:
     dataset = FastImageFolder(tree, RANDOM)
-    good = dataset.samples[3][0]
     loader = FastLoader(dataset, 4, seed=1)
     loader.set_epoch(2)
-    expected = stream(loader, hashed)
-    dataset.samples = [
-        (str(tmp_path / "none.jpg") if path == good else path, label) for path, label in dataset.samples
-    ]
-    iterator = iter(FastLoader(dataset, 4, seed=1))
+    expected, good = rows(loader), dataset.samples[3]
+    dataset.samples[3] = str(tmp_path / "none.jpg"), good[1]
     failing = iter(loader)
-    for each in (iterator, failing):
-        with pytest.raises(OSError, match=r"none\.jpg"):
-            next(each)
-    dataset.samples = [
-        (good if path.endswith("none.jpg") else path, label) for path, label in dataset.samples
-    ]
+    with pytest.raises(OSError, match=r"none\.jpg"):
+        next(failing)
+    dataset.samples[3] = good
     loader.set_epoch(2)
-    assert [hashed(batch) for batch in failing] == expected
-
-
-def test_a_users_sampler_that_keeps_its_own_state() -> None:
-    class Own(Sampler[int]):
-        def __init__(self) -> None:
-            self.round = 0
-
-        def __iter__(self) -> Iterator[int]:
-            self.round += 1
-            return iter([(self.round * 3 + number) % 15 for number in range(15)])
-
-        def __len__(self) -> int:
-            return 15
-
-        def state_dict(self) -> dict[str, int]:
-            return {"round": self.round}
-
-        def load_state_dict(self, state: dict[str, int]) -> None:
-            self.round = state["round"]
-
-    first = FastLoader(Numbers(), 4, sampler=Own(), seed=1)
-    list(first)
-    iterator = iter(first)
-    next(iterator)
-    state = transported(first.state_dict())
-    second = FastLoader(Numbers(), 4, sampler=Own(), seed=1)
-    second.load_state_dict(state)
-    assert stream(second) == [plain(batch) for batch in iterator]
-    assert stream(second) == stream(first)
+    assert rows(failing) == expected
 
 
 class _Stateless(Sampler[int]):
@@ -332,7 +144,7 @@ class _Endless(IterableDataset[int]):
         (lambda: FastLoader(Numbers(), sampler=_Stateless()), "a _Stateless, which has no state_dict"),
         (lambda: FastLoader(Numbers(), batch_sampler=BatchSampler(_Stateless(), 2, False)), "a _Stateless"),
         (lambda: FastLoader(_Endless()), "IterableDataset"),
-        (lambda: FastLoader(Numbers(), in_order=False, num_workers=2, workers="processes"), "in_order=False"),
+        (lambda: BY_PROCESSES(Numbers(), in_order=False, num_workers=2), "in_order=False"),
     ],
 )
 def test_loaders_that_cannot_save_say_so(loader: Any, message: str) -> None:
@@ -343,117 +155,71 @@ def test_loaders_that_cannot_save_say_so(loader: Any, message: str) -> None:
 
 
 def test_states_that_do_not_fit_are_refused() -> None:
-    state = FastLoader(Numbers(), 4, shuffle=True, seed=2).state_dict()
-    for loader, message in (
-        (FastLoader(Numbers(), 4, shuffle=True, seed=3), "saved with seed=2, the loader has seed=3"),
-        (FastLoader(Numbers(24), 4, shuffle=True, seed=2), "of 23 samples, the loader's has 24"),
-        (FastLoader(Numbers(), 4, sampler=[1, 2], seed=2), "the same sampler"),
+    state = shuffled().state_dict()
+    for loader, wrong, message in (
+        (shuffled(seed=3), state, "saved with seed=2, the loader has seed=3"),
+        (shuffled(24), state, "of 23 samples, the loader's has 24"),
+        (shuffled(shuffle=False, sampler=[1, 2]), state, "the same sampler"),
+        (shuffled(), {**state, "version": 9}, "version 9"),
+        (shuffled(), {"a": 1}, "takes what state_dict"),
+        (shuffled(), None, "None"),
     ):
         with pytest.raises(OptionError, match=message):
-            loader.load_state_dict(state)
-    loader = FastLoader(Numbers(), 4, shuffle=True, seed=2)
-    for wrong, message in (
-        ({**state, "version": 9}, "version 9"),
-        ({"a": 1}, "takes what state_dict"),
-        (None, "None"),
-    ):
-        with pytest.raises(OptionError, match=message):
-            loader.load_state_dict(wrong)  # type: ignore[arg-type]
+            loader.load_state_dict(wrong)
 
 
 @pytest.mark.parametrize("cut", range(1, 4))
-def test_left_out_samples_are_taken_into_account(tmp_path: Path, cut: int) -> None:
+def test_a_state_counts_samples_that_were_left_out(tmp_path: Path, cut: int) -> None:
     root = photo_tree(tmp_path / "tree", classes=3, per_class=5, sizes=(32, 40))
     dataset = FastImageFolder(root, RANDOM, bad_samples=BadSamples("skip"))
     for index in (0, 4, 5, 6, 11):
         Path(dataset.samples[index][0]).write_bytes(b"no picture")
     for options in ({"seed": 3, "shuffle": True}, {"sampler": list(range(14, -1, -1)), "seed": 3}):
-        loader = FastLoader(dataset, 3, **options)
+        loader, again = (FastLoader(dataset, 3, **options) for _ in range(2))
         iterator = iter(loader)
         for _ in range(cut):
             next(iterator)
-        again = FastLoader(dataset, 3, **options)
         again.load_state_dict(transported(loader.state_dict()))
-        assert stream(again, hashed) == [hashed(batch) for batch in iterator]
+        assert rows(again) == rows(iterator)
 
 
-# ---- topology ------------------------------------------------------------------------------------
+def by_position(make: Any, world: int, **options: Any) -> list[Any]:
+    """The samples of all ranks in the order of the whole."""
+    found = {}
+    for rank in range(world):
+        for at, row in enumerate(
+            rows(BY_PROCESSES(make(), 2, shuffle=True, shard=Shard(rank, world), **options))
+        ):
+            found[rank + world * at] = row
+    return [found[place] for place in range(len(make()))]
 
 
-@pytest.mark.parametrize("seed", [3, 2**70 + 1])
-def test_one_stream_for_any_threads_workers_and_ranks(tree: Path, seed: int) -> None:
-    """FastImageFolder, a plain ImageFolder, code of the script's own: samples by position."""
-    serial = v1.Compose([RANDOM, lambda image: image + float(np.random.random()) + random.random()])
-    for transform in (RANDOM, serial):
-        streams = set()
-        for threads, workers, world, kind in (
-            (1, 0, 1, FastImageFolder), (3, 0, 1, FastImageFolder), (2, 1, 1, FastImageFolder), (1, 2, 1, ImageFolder),
-            (2, 0, 2, FastImageFolder), (1, 2, 3, FastImageFolder), (1, 0, 3, ImageFolder),
-        ):  # fmt: skip
-            dataset = (
-                kind(tree, transform, threads=threads) if kind is FastImageFolder else kind(tree, transform)
-            )
-            found: dict[int, Any] = {}
-            for rank in range(world):
-                loader = FastLoader(
-                    dataset,
-                    2,
-                    shuffle=True,
-                    seed=seed,
-                    num_workers=workers,
-                    workers="processes",
-                    shard=Shard(rank, world),
-                )
-                rows = [
-                    (image.numpy().tobytes(), int(label))
-                    for batch in loader
-                    for image, label in zip(*batch, strict=True)
-                ]
-                found.update({rank + world * at: row for at, row in enumerate(rows)})
-            streams.add(tuple(found[position] for position in range(15)))
-        assert len(streams) == 1
+SERIAL = v1.Compose([RANDOM, lambda image: image + float(np.random.random()) + random.random()])
+TOPOLOGIES = [(1, 0, 1), (3, 0, 1), (2, 1, 1), (2, 0, 2), (1, 2, 3)]  # threads, workers, ranks
 
 
-def test_a_dataset_of_the_scripts_own_is_keyed_by_sample() -> None:
-    streams = set()
-    for workers, world, wrapped in (
-        (0, 1, 0),
-        (2, 1, 0),
-        (0, 2, 0),
-        (1, 3, 0),
-        (0, 1, 1),
-        (0, 3, 1),
-        (2, 2, 2),
-    ):
-        found = {}
-        dataset: Any = Numbers(12)
-        for _ in range(wrapped):
-            dataset = Subset(dataset, range(12))
-        for rank in range(world):
-            loader = FastLoader(
-                dataset,
-                2,
-                shuffle=True,
-                seed=9,
-                num_workers=workers,
-                workers="processes",
-                shard=Shard(rank, world),
-            )
-            rows = [tuple(row) for batch in loader for row in zip(*plain(batch), strict=True)]
-            found.update({rank + world * at: row for at, row in enumerate(rows)})
-        streams.add(tuple(found[position] for position in range(12)))
-    assert len(streams) == 1
+@pytest.mark.parametrize(("transform", "seed"), [(RANDOM, 2**70 + 1), (SERIAL, 3)], ids=["random", "serial"])
+def test_images_are_the_same_on_any_threads_workers_and_ranks(tree: Path, transform: Any, seed: int) -> None:
+    """Of ``FastImageFolder`` and a plain ``ImageFolder``, with code of the script's own, too."""
+    streams = [
+        by_position(lambda: FastImageFolder(tree, transform, threads=threads), world, seed=seed, num_workers=workers)
+        for threads, workers, world in TOPOLOGIES
+    ]  # fmt: skip
+    streams += [
+        by_position(lambda: ImageFolder(tree, transform), 3, seed=seed, num_workers=n) for n in (0, 2)
+    ]
+    assert all(stream == streams[0] for stream in streams)
 
 
-def test_generators_are_left_as_they_were_under_a_seed() -> None:
-    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
-    list(FastLoader(Numbers(), 4, shuffle=True, seed=1, shard=Shard(0, 2)))
-    assert torch.equal(torch.get_rng_state(), before[0])
-    assert random.getstate() == before[1]
-    assert np.random.get_state()[1].tolist() == before[2]
+def test_samples_of_an_own_dataset_are_keyed_by_position() -> None:
+    def wrapped(times: int) -> Any:
+        return Subset(wrapped(times - 1), range(12)) if times else Numbers(12)
 
-
-# ---- ranks ---------------------------------------------------------------------------------------
+    streams = [
+        by_position(functools.partial(wrapped, times), world, seed=9, num_workers=workers)
+        for workers, world, times in ((0, 1, 0), (2, 1, 0), (1, 3, 0), (0, 3, 1), (2, 2, 2))
+    ]
+    assert all(stream == streams[0] for stream in streams)
 
 
 @given(
@@ -464,44 +230,25 @@ def test_n_ranks_resume_as_m(
     length: int, size: int, worlds: tuple[int, int], cut: int, shuffle: bool
 ) -> None:
     def ranks(world: int) -> list[FastLoader[Any]]:
-        return [
-            FastLoader(Numbers(length), size, shuffle=shuffle, seed=5, shard=Shard(rank, world))
-            for rank in range(world)
-        ]  # fmt: skip
+        shards = [Shard(rank, world) for rank in range(world)]
+        return [shuffled(length, size, shuffle=shuffle, shard=shard) for shard in shards]
 
-    order = [
-        row
-        for batch in FastLoader(Numbers(length), 1, shuffle=shuffle, seed=5)
-        for row in zip(*plain(batch), strict=True)
-    ]
+    order = rows(shuffled(length, 1, shuffle=shuffle))
     taken: list[Any] = []
     states = []
     for rank in ranks(worlds[0]):
-        iterator = iter(rank)
-        for number, batch in enumerate(iterator):
-            if number < cut:
-                taken += zip(*plain(batch), strict=True)
-            if number + 1 == cut:
+        for number, batch in enumerate(rank, 1):
+            taken += rows([batch]) if number <= cut else []
+            if number == cut:
                 states.append(transported(rank.state_dict()))
     if not states:
         return
     assert all(state == states[0] for state in states), "the same for all ranks"
     for rank in ranks(worlds[1]):
         rank.load_state_dict(states[0])
-        taken += [row for batch in rank for row in zip(*plain(batch), strict=True)]
+        taken += rows(rank)
     assert {row for row in taken if row in order} == set(order), "each sample with the draws of its position"
     assert len(taken) < length + sum(worlds), "none twice but to fill up a step"
-
-
-def test_an_evaluation_sees_each_sample_once(tree: Path) -> None:
-    for world in (1, 2, 3, 4):
-        loaders = [FastLoader(Numbers(22), 4, shard=Shard(rank, world, "eval")) for rank in range(world)]
-        seen = [[row[0] for row in stream(loader)] for loader in loaders]
-        assert len({len(batches) for batches in seen}) == 1
-        assert len(seen[0]) == len(loaders[0])
-        assert sorted(index for batches in seen for batch in batches for index in batch) == list(range(22))
-        for step in zip(*seen, strict=True):
-            assert max(map(len, step)) - min(map(len, step)) <= 1
 
 
 @pytest.mark.parametrize(
@@ -509,20 +256,14 @@ def test_an_evaluation_sees_each_sample_once(tree: Path) -> None:
     [
         ({"shard": Shard(0, 2), "sampler": [1, 2]}, "shard= and a sampler"),
         ({"shard": Shard(0, 2), "batch_sampler": [[1]]}, "shard= and a sampler"),
-        ({"shard": Shard(0, 2), "shuffle": True}, "needs a seed"),
         ({"shard": (0, 2)}, "must be a fastpipe.Shard"),
         ({"shard": Shard(0, 2, "eval"), "batch_size": None}, "give a batch_size"),
+        ({"shard": Shard(0, 24, "eval")}, "23 samples are left for 24 ranks"),
     ],
 )
-def test_shards_that_cannot_be(options: Any, message: str) -> None:
+def test_shards_that_cannot_work_are_named(options: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        FastLoader(Numbers(), **options)
-
-
-def test_fewer_samples_than_ranks(tree: Path) -> None:
-    with pytest.raises(OptionError, match="2 samples are left for 3 ranks"):
-        len(FastLoader(Numbers(2), shard=Shard(0, 3, "eval")))
-    assert [len(list(FastLoader(Numbers(2), shard=Shard(rank, 3)))) for rank in range(3)] == [1, 1, 1]
+        len(FastLoader(Numbers(), **options))
 
 
 def test_skip_is_refused_with_ranks(tree: Path) -> None:
@@ -533,67 +274,38 @@ def test_skip_is_refused_with_ranks(tree: Path) -> None:
 
 
 def test_the_shown_sampler_is_a_distributed_one() -> None:
-    loader = FastLoader(Numbers(10), 2, shuffle=True, seed=1, shard=Shard(1, 3))
+    loader = shuffled(10, 2, shard=Shard(1, 3))
     sampler: Any = loader.sampler
     assert isinstance(sampler, DistributedSampler)
     assert (sampler.rank, sampler.num_replicas, len(sampler), sampler.num_valid_samples) == (1, 3, 4, 3)
     sampler.set_epoch(2)
     indices = list(sampler)
-    assert [index for batch in stream(loader) for index in batch[0]] == indices
-    again = FastLoader(Numbers(10), 2, sampler=sampler, seed=1, shard=Shard(1, 3))  # as trainers make it anew
+    assert [row[0] for row in rows(loader)] == indices
+    again = FastLoader(Numbers(10), 2, sampler=sampler, seed=2, shard=Shard(1, 3))  # as trainers make it anew
     again.set_epoch(2)
-    assert [index for batch in stream(again) for index in batch[0]] == indices
+    assert [row[0] for row in rows(again)] == indices
 
 
-def test_loaders_can_be_pickled_and_copied() -> None:
-    for options in ({"shard": Shard(1, 2)}, {}):
-        loader = FastLoader(Numbers(10), 2, shuffle=True, seed=1, **options)
-        list(loader)
-        for again in (pickle.loads(pickle.dumps(loader)), copy.deepcopy(loader)):
-            again.sampler.set_epoch(1)
-            assert stream(again) == stream_of_epoch(loader, 1)
-
-
-def stream_of_epoch(loader: FastLoader[Any], epoch: int) -> list[Any]:
-    loader.set_epoch(epoch)
-    return stream(loader)
-
-
-def test_a_distributed_sampler_that_is_sent_elsewhere_after_a_state_was_loaded() -> None:
-    def loader() -> Any:
-        return FastLoader(Numbers(12), 2, sampler=DistributedSampler(Numbers(12), 2, 0), seed=1)
-
-    first = loader()
-    first.sampler.set_epoch(3)
-    iterator = iter(first)
-    next(iterator)
-    state = transported(first.state_dict())
-    rest = [plain(batch) for batch in iterator]
-    first.sampler.set_epoch(4)
-    other = stream(first)
-    for epoch, expected in ((3, rest), (4, other)):
-        again = loader()
-        again.load_state_dict(state)
-        again.sampler.set_epoch(epoch)
-        assert stream(again) == expected
-
-
-def test_a_distributed_samplers_epoch_is_the_keys_too() -> None:
-    """Resumed by ``sampler.set_epoch`` alone, augmentation goes on as well."""
+def test_the_epoch_of_a_distributed_sampler_decides_the_draws() -> None:
+    """Resumed by ``sampler.set_epoch`` alone, augmentation goes on as well; also after a state was loaded."""
 
     def loader() -> Any:
         return FastLoader(Numbers(12), 2, sampler=DistributedSampler(Numbers(12), 2, 0), seed=1)
 
     whole = loader()
-    epochs = []
+    epochs, states = [], []
     for epoch in range(3):
         whole.sampler.set_epoch(epoch)
-        epochs.append(stream(whole))
-    late = loader()
-    late.sampler.set_epoch(2)
-    assert stream(late) == epochs[2]
-    counting = loader()  # whoever never sets it still gets other augmentation each time
-    first, second = stream(counting), stream(counting)
+        iterator = iter(whole)
+        head = rows([next(iterator)])
+        states.append(transported(whole.state_dict()))
+        epochs.append(head + rows(iterator))
+    for epoch, expected in ((1, epochs[1][2:]), (2, epochs[2])):
+        late = loader()
+        late.load_state_dict(states[1])
+        late.sampler.set_epoch(epoch)
+        assert rows(late) == expected
+    counting = loader()  # a script that never sets it still gets other augmentation each time
+    first, second = rows(counting), rows(counting)
     assert [row[0] for row in first] == [row[0] for row in second]
     assert first != second
-    assert isinstance(whole, DataLoader)

@@ -4,39 +4,19 @@ import copy
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch.utils.data import default_collate, default_convert
+from torch.utils.data import default_collate
 from torchvision import tv_tensors
 
-from fastpipe.torch.samples import BatchSample, BatchSamples
+from fastpipe.torch.samples import BatchSamples
+from fastpipe.torch.wrappers import integers
 
 
 def _batch(count: int = 4, kind: type[torch.Tensor] = torch.Tensor) -> tuple[torch.Tensor, list[Any]]:
     tensor = torch.arange(count * 6, dtype=torch.float32).reshape(count, 1, 2, 3)
     return tensor, list(BatchSamples(tensor, kind, list(range(count))))
-
-
-def _plain(samples: list[Any]) -> list[Any]:
-    return [(image.clone(), target) for image, target in samples]
-
-
-def test_a_sample_is_a_tuple_of_image_and_target() -> None:
-    tensor, samples = _batch()
-    for number, sample in enumerate(samples):
-        assert isinstance(sample, tuple)
-        image, target = sample
-        assert torch.equal(image, tensor[number])
-        assert target == number
-        assert sample == (sample[0], number)
-
-
-def test_a_whole_batch_collates_to_its_own_memory() -> None:
-    tensor, samples = _batch()
-    images, targets = default_collate(samples)
-    assert images.data_ptr() == tensor.data_ptr()
-    assert torch.equal(images, tensor)
-    assert torch.equal(targets, torch.arange(4))
 
 
 @pytest.mark.parametrize(
@@ -59,7 +39,7 @@ def test_a_whole_batch_collates_to_its_own_memory() -> None:
     ],
     ids=range(14),
 )
-def test_anything_else_collates_as_plain_tuples_do(change: Any) -> None:
+def test_other_lists_of_samples_collate_as_plain_tuples(change: Any) -> None:
     tensor, samples = _batch()
     changed = change(samples)
     images, targets = default_collate(changed)
@@ -72,7 +52,7 @@ def test_anything_else_collates_as_plain_tuples_do(change: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [torch.Tensor, tv_tensors.Image])
-def test_the_result_has_the_types_that_tuples_give(kind: type[torch.Tensor]) -> None:
+def test_a_batch_has_the_types_of_collated_tuples(kind: type[torch.Tensor]) -> None:
     _, samples = _batch(kind=kind)
     ours, theirs = default_collate(samples), default_collate([tuple(one) for one in samples])
     assert type(ours) is type(theirs)
@@ -85,25 +65,11 @@ def test_the_result_has_the_types_that_tuples_give(kind: type[torch.Tensor]) -> 
     "targets",
     [[1.5, 2.5], ["a", "b"], [{"x": 1}, {"x": 2}], [(1, 2), (3, 4)], [torch.ones(2), torch.zeros(2)]],
 )
-def test_targets_of_any_kind(targets: list[Any]) -> None:
+def test_targets_collate_as_those_of_tuples(targets: list[Any]) -> None:
     tensor = torch.zeros(2, 3, 4, 4)
     samples = BatchSamples(tensor, torch.Tensor, targets)
     theirs = default_collate([tuple(one) for one in samples])
     assert repr(default_collate(samples)[1]) == repr(theirs[1])
-
-
-def test_targets_that_cannot_be_collated_fail_as_in_tuples() -> None:
-    tensor = torch.zeros(1, 3, 4, 4)
-    samples = BatchSamples(tensor, torch.Tensor, [object()])
-    with pytest.raises(TypeError, match="default_collate"):
-        default_collate(samples)
-
-
-def test_samples_inside_other_structures() -> None:
-    tensor, samples = _batch()
-    nested = default_collate([{"sample": one, "number": n} for n, one in enumerate(samples)])
-    assert torch.equal(nested["sample"][0], tensor)
-    assert torch.equal(default_convert(samples[1])[0], tensor[1])
 
 
 def test_alone_a_sample_is_pickled_without_its_batch() -> None:
@@ -123,7 +89,7 @@ def test_a_deep_copy_is_independent() -> None:
     assert default_collate(copied)[0].data_ptr() != tensor.data_ptr()
 
 
-def test_a_batch_that_nobody_looked_into_collates_to_its_memory_once() -> None:
+def test_a_batch_collates_to_its_memory_once() -> None:
     tensor, _ = _batch()
     samples = BatchSamples(tensor, torch.Tensor, list(range(4)))
     images, targets = default_collate(samples)
@@ -134,21 +100,36 @@ def test_a_batch_that_nobody_looked_into_collates_to_its_memory_once() -> None:
     assert torch.equal(again, tensor)
 
 
-def test_samples_are_a_sequence() -> None:
-    tensor, listed = _batch(kind=tv_tensors.Image)
-    samples = BatchSamples(tensor, tv_tensors.Image, list(range(4)))
-    assert len(samples) == 4
-    for one, other in zip(samples, listed, strict=True):
-        assert type(one) is type(other) is BatchSample
-        assert type(one[0]) is tv_tensors.Image
-        assert torch.equal(one[0], other[0])
-        assert one[1] == other[1]
-    assert [target for _, target in samples[1:3]] == [1, 2]
-    assert samples[-1][1] == 3
-    with pytest.raises(IndexError):
-        samples[4]
+@pytest.mark.parametrize(
+    "indices",
+    [[], [3, -1], [True, 2], [np.uint64(5), 7], np.array([3, 1], np.uint8), np.array([2**63 - 1], np.uint64)],
+)
+def test_indices_may_be_integers_of_any_type(indices: Any) -> None:
+    found = integers(indices)
+    assert found.dtype == np.int64
+    assert found.tolist() == [int(index) for index in indices]
 
 
-def test_no_samples() -> None:
-    assert list(BatchSamples(torch.zeros(0, 1, 1, 1), torch.Tensor, [])) == []
-    assert type(_batch()[1][0]) is BatchSample
+@pytest.mark.parametrize("index", [2**63, 2**64 - 1, 2**64, -(2**63) - 1])
+def test_an_integer_beyond_64_bits_is_refused(index: int) -> None:
+    """2**64 - 1 in 64 bits is -1, the last sample."""
+    several: list[Any] = [[index], [index, 1], [index, -1], [1, index]]
+    if 0 <= index < 2**64:
+        several.append(np.array([index], np.uint64))
+    for indices in several:
+        with pytest.raises(IndexError, match=f"{index}.* beyond the ends of any dataset"):
+            integers(indices)
+
+
+def test_several_indices_for_one_sample_are_refused() -> None:
+    assert integers([np.array([3]), np.array([4])]).tolist() == [3, 4]  # as ``list`` takes them
+    with pytest.raises(TypeError, match="one index each"):
+        integers([(3,), (4,)])
+    with pytest.raises(TypeError, match="one index each"):
+        integers([[0, 1], [2, 3]])
+
+
+@pytest.mark.parametrize("index", [1.5, "a", None])
+def test_an_index_that_is_no_integer_is_refused(index: Any) -> None:
+    with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+        integers([index])

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import random
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from same import same
 from torchvision import transforms as v1
 from torchvision import tv_tensors
 from torchvision.transforms import v2
@@ -20,7 +20,7 @@ from fastpipe.core.keys import sample_seed
 from fastpipe.torch.randomness import preserved_generators, run_keyed, run_seeded
 from fastpipe.torch.threads import is_thread_safe, thread_safe_types
 
-SEEDS = [sample_seed(11, 0, draw) for draw in range(50)]
+SEEDS = [sample_seed(11, 0, draw) for draw in range(20)]
 THREADS = 4
 
 _PIXELS = torch.from_numpy(np.random.default_rng(0).integers(10, 220, (3, 22, 26), dtype=np.uint8))
@@ -145,18 +145,6 @@ def _cases() -> Iterator[Any]:
 CASES = list(_cases())
 
 
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return type(one) is type(other) and one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, Image.Image):
-        return bool(one.mode == other.mode and one.size == other.size and one.tobytes() == other.tobytes())
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(_same(one[key], other[key]) for key in one)
-    if isinstance(one, (tuple, list)):
-        return len(one) == len(other) and all(map(_same, one, other))
-    return type(one) is type(other) and bool(one == other)
-
-
 @pytest.fixture(autouse=True)
 def _threads_switch_often() -> Iterator[None]:
     before = sys.getswitchinterval()
@@ -165,14 +153,16 @@ def _threads_switch_often() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-def test_every_type_of_the_list_is_proven_here() -> None:
+def test_every_listed_type_has_a_case() -> None:
     assert {type(case.values[0]) for case in CASES} == thread_safe_types()
 
 
-@pytest.mark.few(52)
+@pytest.mark.few(30)
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 @pytest.mark.parametrize(("transform", "source", "draws"), CASES)
-def test_threads_equal_the_serial_run(transform: Any, source: Callable[[], Any], draws: bool) -> None:
+def test_transforms_in_threads_equal_the_serial_run(
+    transform: Any, source: Callable[[], Any], draws: bool
+) -> None:
     assert is_thread_safe([transform])
     torch_state, python_state = torch.get_rng_state(), random.getstate()
     serial = [run_keyed([transform], source(), seed) for seed in SEEDS]
@@ -184,47 +174,26 @@ def test_threads_equal_the_serial_run(transform: Any, source: Callable[[], Any],
     with ThreadPoolExecutor(THREADS) as pool:
         for results in pool.map(run, range(THREADS)):
             assert sorted(i for i, _ in results) == list(range(len(SEEDS)))
-            assert [i for i, got in results if not _same(got, serial[i])] == []
+            assert [i for i, got in results if not same(got, serial[i])] == []
 
     assert torch.equal(torch.get_rng_state(), torch_state), "the global generator was used"
     assert random.getstate() == python_state
-    differing = sum(not _same(got, serial[0]) for got in serial)
+    differing = sum(not same(got, serial[0]) for got in serial)
     assert differing > 5 if draws else differing == 0
     # The other way of running them, and torch's own, give the same values.
     for i in range(0, len(SEEDS), 10):
-        assert _same(run_seeded([transform], source(), SEEDS[i]), serial[i])
+        assert same(run_seeded([transform], source(), SEEDS[i]), serial[i])
         with preserved_generators():
             torch.default_generator.manual_seed(SEEDS[i])
-            assert _same(transform(source()), serial[i])
+            assert same(transform(source()), serial[i])
 
 
-def test_other_users_of_the_global_generator_do_not_matter() -> None:
-    transforms = [v2.RandomResizedCrop(12, antialias=True), v2.GaussianNoise(), v2.ColorJitter(0.5)]
-    serial = [run_keyed(transforms, _floats(), seed) for seed in SEEDS]
-    stop = threading.Event()
-
-    def disturb() -> None:
-        while not stop.is_set():
-            torch.default_generator.manual_seed(1)
-            torch.rand(100)
-
-    with preserved_generators():
-        thread = threading.Thread(target=disturb)
-        thread.start()
-        try:
-            again = [run_keyed(transforms, _floats(), seed) for seed in SEEDS]
-        finally:
-            stop.set()
-            thread.join()
-    assert _same(serial, again)
-
-
-def test_what_is_not_listed_is_not_reproduced_by_the_mode() -> None:
+def test_transforms_that_are_not_listed_are_not_reproduced() -> None:
     # This is why it is not listed; and it shows that the comparison above can fail.
     choice = v1.RandomChoice([v1.RandomHorizontalFlip(1), v1.RandomVerticalFlip(1)])
     first = [run_keyed([choice], _bytes(), seed) for seed in SEEDS]
     second = [run_keyed([choice], _bytes(), seed) for seed in SEEDS]
-    assert not _same(first, second)
+    assert not same(first, second)
     assert not is_thread_safe([choice])
 
 
@@ -247,19 +216,11 @@ def _patched() -> torch.nn.Module:
 @pytest.mark.parametrize(
     "unsafe",
     [
-        v1.Lambda(lambda image: image),
-        v2.Lambda(lambda image: image),
-        v1.RandomOrder([v1.Pad(1)]),
-        _Subclass(0.5),
-        _hooked("register_forward_hook"),
-        _hooked("register_forward_pre_hook"),
-        _patched(),
-        lambda image: image,
-        v1.ColorJitter,
-        None,
+        v1.Lambda(lambda image: image), v1.RandomOrder([v1.Pad(1)]), _Subclass(0.5), _hooked("register_forward_hook"),
+        _hooked("register_forward_pre_hook"), _patched(), lambda image: image, v1.ColorJitter, None,
     ],
     ids=lambda value: type(value).__name__,
-)
+)  # fmt: skip
 def test_unknown_code_is_not_thread_safe_however_deep_it_lies(unsafe: Any) -> None:
     good = v1.Grayscale()
     assert not is_thread_safe([unsafe])
@@ -277,16 +238,7 @@ def test_unknown_code_is_not_thread_safe_however_deep_it_lies(unsafe: Any) -> No
         assert not is_thread_safe([v1.Compose([container([good, unsafe])])])
 
 
-def test_modules_in_containers_of_modules() -> None:
-    safe, unsafe = v1.RandomInvert(), _Subclass(0.5)
-    assert is_thread_safe([v1.RandomApply(torch.nn.ModuleList([safe]))])
-    assert not is_thread_safe([v1.RandomApply(torch.nn.ModuleList([unsafe]))])
-    assert is_thread_safe([torch.nn.Sequential(safe)])
-    assert not is_thread_safe([torch.nn.Sequential(safe, unsafe)])
-    assert is_thread_safe([])
-
-
-def test_probabilities_are_kept() -> None:
+def test_draws_have_their_distributions() -> None:
     image = torch.arange(4.0).reshape(1, 2, 2)
     seeds = [sample_seed(5, 1, draw) for draw in range(2000)]
     flipped = [

@@ -46,10 +46,10 @@ def warned(loader: Any, epochs: int = 2) -> list[str]:
     return [str(one.message) for one in found]
 
 
-@pytest.mark.parametrize("kind", [DataLoader, FastLoader])
-@pytest.mark.parametrize("keys", ["x", ["x", "plain"]])
-@pytest.mark.parametrize("size", [4, 64])
-def test_once_and_with_the_right_figure(path: Path, decoded: Any, kind: Any, keys: Any, size: int) -> None:
+@pytest.mark.parametrize(("kind", "keys", "size"), [(DataLoader, "x", 64), (FastLoader, ["x", "plain"], 4)])
+def test_an_order_that_decodes_much_is_warned_of_once_with_the_figure(
+    path: Path, decoded: Any, kind: Any, keys: Any, size: int
+) -> None:
     dataset = FastHDF5Dataset(path, keys, cache="off", threads=2)
     texts = warned(kind(dataset, size, shuffle=True), 1)
     texts += warned(kind(dataset, size, shuffle=True), 1)
@@ -85,7 +85,7 @@ QUIET: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", QUIET)
-def test_no_warning(path: Path, name: str) -> None:
+def test_orders_that_decode_little_are_not_warned_of(path: Path, name: str) -> None:
     assert warned(QUIET[name](path)) == []
 
 
@@ -95,7 +95,7 @@ def test_a_cache_that_is_too_small_does_not_help(path: Path) -> None:
     assert "kept in memory, as many as fit" in texts[0]
 
 
-def test_the_remedies_are_remedies(path: Path, decoded: Any) -> None:
+def test_the_advised_remedies_help(path: Path, decoded: Any) -> None:
     shuffled = FastHDF5Dataset(path, "x", cache="off")
     assert warned(FastLoader(shuffled, 16, shuffle=Shuffle(unit="group")), 1) == []
     assert decoded(shuffled) == ROWS * WIDTH * 8

@@ -25,7 +25,7 @@ def test_rows_are_h5pys(odd_hdf5: Path, policy: Any, cache: Any) -> None:
             np.testing.assert_array_equal(np.concatenate(values), rows)
 
 
-def test_print_says_which_of_them_the_library_reads(odd_hdf5: Path) -> None:
+def test_print_says_which_datasets_the_library_reads(odd_hdf5: Path) -> None:
     with h5py.File(odd_hdf5) as file:
         names = list(file)
     lines = str(FastHDF5Dataset(odd_hdf5, names, cache="off").plan).splitlines()

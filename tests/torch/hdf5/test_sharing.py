@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
-import pickle
 import signal
 import threading
 from collections.abc import Callable
@@ -14,8 +14,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-import torch
-from torch.utils.data import ConcatDataset, DataLoader, Subset
+from same import same
 
 from fastpipe import FastHDF5Dataset, FastLoader, Shuffle
 from fastpipe.hdf5 import cache as memory
@@ -27,6 +26,7 @@ pytestmark = pytest.mark.skipif(
 
 ROWS, CHUNK, WINDOW = 480, 8, 6  # chunks of 70 kB: small ones are not shared, and decoded many at a time
 ORDER = Shuffle(WINDOW, "group")
+BY_PROCESSES = functools.partial(FastLoader, shuffle=ORDER, num_workers=2, workers="processes")
 
 
 @pytest.fixture(scope="module")
@@ -47,49 +47,10 @@ def batches(loader: Any) -> list[Any]:
     return [[part.clone() for part in batch] for batch in loader]
 
 
-def equal(one: list[Any], other: list[Any]) -> bool:
-    return len(one) == len(other) and all(
-        torch.equal(a, b)
-        for ours, theirs in zip(one, other, strict=True)
-        for a, b in zip(ours, theirs, strict=True)
-    )
-
-
 @pytest.mark.parametrize("method", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_the_same_batches(path: Path, method: str) -> None:
+def test_worker_processes_make_the_same_batches(path: Path, method: str) -> None:
     wanted = batches(FastLoader(dataset_of(path), 16, shuffle=ORDER))
-    loader: Any = FastLoader(
-        dataset_of(path),
-        16,
-        shuffle=ORDER,
-        num_workers=2,
-        workers="processes",
-        multiprocessing_context=method,
-    )
-    assert equal(batches(loader), wanted)
-
-
-def test_the_same_batches_of_a_stock_loader(path: Path) -> None:
-    dataset = dataset_of(path)
-    order = dataset.batch_sampler(16, shuffle=ORDER)
-    wanted = [batches(DataLoader(dataset, batch_sampler=order)) for _ in range(2)]
-    order.set_epoch(0)
-    loader: Any = DataLoader(dataset, batch_sampler=order, num_workers=3, persistent_workers=True)
-    assert all(equal(batches(loader), each) for each in wanted)
-
-
-def test_the_same_batches_through_views(path: Path) -> None:
-    both = ConcatDataset([Subset(dataset_of(path), range(5, 300)), dataset_of(path)])
-    wanted = batches(FastLoader(both, 16, shuffle=ORDER, generator=torch.Generator().manual_seed(1)))
-    loader: Any = FastLoader(
-        both,
-        16,
-        shuffle=ORDER,
-        num_workers=2,
-        workers="processes",
-        generator=torch.Generator().manual_seed(1),
-    )
-    assert equal(batches(loader), wanted)
+    assert same(batches(BY_PROCESSES(dataset_of(path), 16, multiprocessing_context=method)), wanted)
 
 
 @pytest.fixture
@@ -107,7 +68,7 @@ def decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
-def test_each_chunk_is_decoded_by_one_of_them(
+def test_each_chunk_is_decoded_by_one_worker(
     path: Path, decoded: Callable[[], int], is_shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_shared:  # which shows that the count tells
@@ -134,15 +95,14 @@ def test_without_such_memory_each_decodes_for_itself(
     wanted = batches(FastLoader(dataset_of(path), 16, shuffle=ORDER))
     monkeypatch.setattr(memory, "UnitFile", _fail)
     with caplog.at_level(logging.INFO, "fastpipe.cache"):
-        loader: Any = FastLoader(dataset_of(path), 16, shuffle=ORDER, num_workers=2, workers="processes")
-        assert equal(batches(loader), wanted)
+        assert same(batches(BY_PROCESSES(dataset_of(path), 16)), wanted)
     assert "worker processes decode their chunks each for itself: this system has none" in caplog.text
 
 
 def test_a_killed_worker_spoils_nothing(path: Path) -> None:
     dataset = dataset_of(path)
     wanted = batches(FastLoader(dataset, 16, shuffle=ORDER))
-    loader: Any = FastLoader(dataset, 16, shuffle=ORDER, num_workers=3, workers="processes")
+    loader: Any = BY_PROCESSES(dataset, 16)
     loader.set_epoch(0)
     found = iter(loader)
     next(found)
@@ -153,14 +113,4 @@ def test_a_killed_worker_spoils_nothing(path: Path) -> None:
         threading.Event().wait(60)
     del found
     loader.set_epoch(0)
-    assert equal(batches(loader), wanted)
-
-
-def test_a_pickled_dataset_reads_the_same(path: Path) -> None:
-    dataset = dataset_of(path)
-    order = dataset.batch_sampler(16, shuffle=ORDER)
-    copy = pickle.loads(pickle.dumps(dataset))
-    wanted = batches(DataLoader(dataset, batch_sampler=order))
-    order.set_epoch(0)
-    loader: Any = DataLoader(copy, batch_sampler=order, num_workers=2)
-    assert equal(batches(loader), wanted)
+    assert same(batches(loader), wanted)

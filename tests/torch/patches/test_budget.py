@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,6 @@ import numpy as np
 import pytest
 import torch
 import zarr
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
 from fastpipe import Cache, FastLoader, FastPatchDataset, Shuffle
@@ -50,100 +47,6 @@ def test_an_epoch_that_comes_again_decodes_no_more_than_before(scroll: str, agai
         loader = loader if again == "the same loader" else FastLoader(dataset, 4, GROUPS)
         loader.set_epoch(0)
         assert amplification_of(dataset, loader) <= 1.1 * first
-
-
-def test_a_grid_is_gone_through_again_as_at_first(scroll: str) -> None:
-    dataset = FastPatchDataset(
-        scroll, (12, 12, 12), sampling=Grid(6), cache=Cache("ram", max_bytes=40_000), threads=1
-    )
-    first = amplification_of(dataset, FastLoader(dataset, 4))
-    for _ in range(12):
-        assert amplification_of(dataset, FastLoader(dataset, 4)) <= 1.1 * first
-
-
-def test_every_batch_of_a_loader_knows_the_order(scroll: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Near the end of an epoch the memory takes the next list of uses: one without order would undo it."""
-    dataset = FastPatchDataset(
-        scroll, (12, 12, 12), sampling=Uniform(40), seed=0, cache=Cache("ram", max_bytes=40_000)
-    )
-    running = dataset._running()
-    in_order: list[bool] = []
-    monkeypatch.setattr(running, "expect", lambda seed, epoch, uses: in_order.append(uses()[1]))
-    for _ in FastLoader(dataset, 4, GROUPS):
-        pass
-    assert in_order == [True] * 10
-
-
-@pytest.mark.parametrize("shuffle", [True, GROUPS, False])
-def test_a_loader_that_knows_the_order_decodes_less(scroll: str, shuffle: Any) -> None:
-    """Than who asks for the same patches one by one, of whom nobody knows what comes next."""
-    options: Any = {
-        "sampling": Uniform(300),
-        "seed": 0,
-        "cache": Cache("ram", max_bytes=40_000),
-        "threads": 1,
-    }
-    dataset, other = (FastPatchDataset(scroll, (12, 12, 12), **options) for _ in range(2))
-    loader = FastLoader(dataset, 4, shuffle)
-    batches = loader._order.ours()
-    assert batches is not None
-    order = batches.order(0)
-    stock = DataLoader(other, 4, sampler=other._keyed_indices(order.tolist(), 0, 0))  # type: ignore[arg-type]
-    assert amplification_of(dataset, loader) < 0.9 * amplification_of(other, stock)
-
-
-def test_no_patch_uses_more_than_is_reckoned(scroll: str) -> None:
-    """By which it is decided whether an epoch's uses are listed."""
-    for size in ((1, 1, 1), (12, 12, 12), (8, 9, 64), (48, 64, 64)):
-        dataset = FastPatchDataset(
-            scroll, size, sampling=Uniform(200), seed=0, cache=Cache("ram", max_bytes=40_000), threads=1
-        )
-        places, remembered = dataset._places, dataset._remembered
-        most = 0
-        for index in range(len(dataset)):
-            uses = remembered.uses(places.places(0, 0, np.array([index])), size)
-            most = max(most, len(uses(remembered._classes[0].slot_nbytes)))
-        assert most <= dataset._most_uses <= math.prod(-(-side // 8) + 1 for side in size)
-
-
-@given(sizes=st.lists(st.integers(1, 1 << 22), min_size=1, max_size=60))
-def test_units_of_many_sizes_share_slots(sizes: list[int]) -> None:
-    """Of files of many shapes each would have a slot or none."""
-    slots = units._slot_sizes(sizes)
-    assert set(slots) == set(sizes)
-    assert all(size <= slot <= 1.25 * (size + 63) and slot % 64 == 0 for size, slot in slots.items())
-    ratio = max(slots.values()) / min(slots.values())
-    assert len(set(slots.values())) <= max(4, 1 + math.log(ratio, 1.25)), "no more than are needed"
-
-
-def test_slots_that_are_shared_hold_units_of_several_sizes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(units, "_MOST_SIZES", 1)
-    random = np.random.default_rng(0)
-    paths, arrays = [], []
-    for number, chunk in enumerate([(4, 4, 20), (4, 4, 19), (4, 4, 8), (4, 4, 7)]):
-        arrays.append(random.integers(0, 1 << 16, (12, 24, 40), np.uint16))
-        paths.append(str(tmp_path / f"{number}.zarr"))
-        zarr.create_array(paths[-1], data=arrays[-1], chunks=chunk)
-    dataset = FastPatchDataset(
-        paths, (5, 5, 5), sampling=Uniform(200), cache=Cache("ram", max_bytes=20_000), seed=0
-    )
-    assert len(dataset._remembered._classes) == 2
-    order = [int(index) for batch in dataset.batch_sampler(4, shuffle=GROUPS) for index in batch]
-    volumes, starts = dataset.places()
-    found = [patch.numpy() for batch in FastLoader(dataset, 4, GROUPS) for patch in batch]
-    for index, patch in zip(order, found, strict=True):
-        box = tuple(slice(at, at + 5) for at in starts[index])
-        np.testing.assert_array_equal(patch, arrays[volumes[index]][box])
-
-
-def test_few_sizes_have_slots_of_their_own(scroll: str, tmp_path: Path) -> None:
-    labels = str(tmp_path / "labels.zarr")
-    zarr.create_array(labels, data=np.zeros((48, 64, 64), np.uint16), chunks=(8, 8, 8))
-    dataset = FastPatchDataset(scroll, (12, 12, 12), labels=labels, cache=Cache("ram", max_bytes=40_000))
-    sizes = [one.slot_nbytes for one in dataset._remembered._classes]
-    assert sizes == [volume.unit_nbytes for role in dataset._roles for volume in role.volumes]
 
 
 def test_ranks_do_not_share_what_was_in_files_that_were_rewritten(
@@ -201,12 +104,3 @@ def test_a_wrapped_dataset_has_the_patches_of_its_batch_sampler(scroll: str) -> 
     batches = dataset.batch_sampler(4, shuffle=GROUPS)
     found = list(DataLoader(Wrapper(dataset), batch_sampler=batches))
     assert all(map(torch.equal, found, expected)) and len(found) == len(expected)
-
-
-def test_options_that_are_set_later_count() -> None:
-    array = np.zeros((4, 4), np.float32)
-    array[0, 0] = np.nan
-    dataset = FastPatchDataset(array, (4, 4), sampling=Grid())
-    assert np.isnan(dataset[0]).any()
-    dataset.nan = 7.0
-    assert dataset[0][0, 0] == 7

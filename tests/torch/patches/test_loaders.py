@@ -10,27 +10,24 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, DataLoader, Sampler, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Sampler
+from volume_kinds import coordinates, random_array, write_volume
 
-from fastpipe import Cache, FastHDF5Dataset, FastLoader, FastPatchDataset, Shard, Shuffle, accelerate
+from fastpipe import Cache, FastHDF5Dataset, FastLoader, FastPatchDataset, Shuffle
 from fastpipe.errors import BadSampleError, OptionError, VolumeError
 from fastpipe.sampling import Foreground, Grid, Uniform
-from fastpipe.torch import prepare
 
 pytestmark = pytest.mark.usefixtures("same_generators", "small_units")
 
 SHAPE, CHUNK, PATCH, COUNT = (13, 14, 16), (4, 4, 8), (3, 4, 5), 30
 GROUPS = Shuffle(unit="group")
 ORDERS: dict[str, Any] = {
-    "in order": False,
-    "shuffled": True,
-    "groups": GROUPS,
-    "window": Shuffle(3, "group"),
-}
+    "in order": False, "shuffled": True, "groups": GROUPS, "window": Shuffle(3, "group"),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory, write_volume: Any, coordinates: Any) -> Any:
+def path(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("loaders")
     return write_volume("zarr3 zstd", folder / "x", coordinates(SHAPE), CHUNK)
 
@@ -60,75 +57,16 @@ def expected(dataset: FastPatchDataset, seed: int, epoch: int, indices: Any = No
     return np.ravel_multi_index(tuple(starts.T), SHAPE).tolist()
 
 
-# ---- with a seed --------------------------------------------------------------------------------
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize("order", ORDERS)
-def test_every_topology_has_the_same_patches_under_a_seed(path: Any, order: str) -> None:
-    shuffle = ORDERS[order]
-    first = FastLoader(dataset_of(path), 4, shuffle=shuffle)
-    wanted = [corners(first) for _ in range(3)]
-    for epoch in range(3):
-        places = expected(dataset_of(path), 3, epoch)
-        assert (wanted[epoch] == places) is (order == "in order")
-        assert Counter(wanted[epoch]) == Counter(places)
-    assert wanted[0] != wanted[1]
-
-    def stock(workers: int) -> Any:
-        dataset = dataset_of(path)
-        batches = dataset.batch_sampler(4, shuffle=shuffle)
-        return DataLoader(dataset, batch_sampler=batches, num_workers=workers, persistent_workers=workers > 0)
-
-    topologies = {
-        "other batches": FastLoader(dataset_of(path), 7, shuffle=shuffle),
-        "workers": FastLoader(dataset_of(path), 4, shuffle=shuffle, num_workers=2, workers="processes"),
-        "persistent": FastLoader(
-            dataset_of(path), 4, shuffle=shuffle, num_workers=2, workers="processes", persistent_workers=True
-        ),
-        "no cache": FastLoader(dataset_of(path, cache="off"), 4, shuffle=shuffle),
-        "one thread": FastLoader(dataset_of(path, threads=1), 4, shuffle=shuffle),
-        "loader's seed": FastLoader(dataset_of(path, None), 4, shuffle=shuffle, seed=3),
-        "stock": stock(0),
-        "stock with workers": stock(2),
-        "batch sampler in FastLoader": FastLoader(
-            dataset_of(path), batch_sampler=dataset_of(path).batch_sampler(4, shuffle=shuffle)
-        ),
-    }
-    for name, loader in topologies.items():
-        if name == "no cache" and order in ("groups", "window"):
-            continue  # a tour is planned for the memory that there is
-        assert [corners(loader) for _ in range(3)] == wanted, name
-
-
-def test_set_epoch_goes_to_any_epoch(path: Any) -> None:
-    for shuffle in ORDERS.values():
-        loader = FastLoader(dataset_of(path), 4, shuffle=shuffle)
-        epochs = [corners(loader) for _ in range(4)]
-        for epoch in (2, 0, 3):
-            loader.set_epoch(epoch)
-            assert corners(loader) == epochs[epoch]
-
-
 # Each process that is spawned imports torch.
 STARTS = ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)]
 
 
-@pytest.mark.parametrize("start", STARTS)
-@pytest.mark.usefixtures("common_cache_folder")
-def test_workers_that_are_not_forked(path: Any, start: str) -> None:
-    for kind in (FastLoader, DataLoader):
-        dataset = dataset_of(path)
-        batches = dataset.batch_sampler(4, shuffle=False)
-        loader = kind(dataset, batch_sampler=batches, num_workers=2, multiprocessing_context=start)
-        assert corners(loader) == expected(dataset, 3, 0)
-
-
+@pytest.mark.few(1)
 @pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize("kind", ["zarr3 sharded", "n5 gzip"])
 @pytest.mark.usefixtures("common_cache_folder")
-def test_volumes_of_tensorstore_are_for_workers_that_are_not_forked(
-    tmp_path: Path, write_volume: Any, coordinates: Any, kind: str, start: str
+def test_volumes_of_tensorstore_need_workers_that_are_not_forked(
+    tmp_path: Path, kind: str, start: str
 ) -> None:
     path = write_volume(kind, tmp_path / "x", coordinates(SHAPE), CHUNK)
     dataset = dataset_of(path)
@@ -159,9 +97,6 @@ def failure(loader: Any) -> Exception:
     raise AssertionError("there was no error")
 
 
-# ---- without a seed -----------------------------------------------------------------------------
-
-
 def test_without_a_seed_each_call_gives_another_patch(path: Any) -> None:
     dataset = dataset_of(path, None)
     for draw in (lambda: dataset[0], lambda: dataset.__getitems__([0])[0]):
@@ -173,41 +108,14 @@ def test_without_a_seed_each_call_gives_another_patch(path: Any) -> None:
         assert [int(np.asarray(draw()).flat[0]) for _ in range(5)] == first
 
 
-def test_places_are_those_of_seed_0_without_one(path: Any) -> None:
-    dataset = dataset_of(path, None)
-    np.testing.assert_array_equal(dataset.places(4)[1], dataset_of(path, 0).places(4)[1])
-
-
 @pytest.mark.few(2)
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", [FastLoader, DataLoader])
-def test_without_a_seed_manual_seed_decides(path: Any, kind: Any, workers: int) -> None:
-    dataset = dataset_of(path, None)
-    loader = kind(dataset, 4, shuffle=True, num_workers=workers)
-    streams = []
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
-        streams.append([corners(loader) for _ in range(2)])
-    assert streams[0] == streams[1]
-    assert streams[0] != streams[2]
-    assert streams[0][0] != streams[0][1]
-    assert len(set(sum(streams[0], []))) > 50  # workers do not draw alike
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("order", ["groups", "window"])
 def test_without_a_seed_the_patches_are_those_that_the_tour_was_made_for(
     path: Any, order: str, workers: int
 ) -> None:
     dataset = dataset_of(path, None)
-    loader = FastLoader(
-        dataset,
-        4,
-        shuffle=ORDERS[order],
-        num_workers=workers,
-        workers="processes",
-        persistent_workers=workers > 0,
-    )
+    loader = FastLoader(dataset, 4, shuffle=ORDERS[order], num_workers=workers, workers="processes")
     seeds = set()
     for _ in range(3):
         found = corners(loader)
@@ -251,6 +159,7 @@ class Recording(Sampler[list[int]]):
         return len(self.batches)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("order", ["shuffled", "groups"])
 def test_a_stock_loader_without_a_seed_has_each_patch_of_the_drawn_epoch_once(
@@ -271,34 +180,10 @@ def test_a_stock_loader_without_a_seed_has_each_patch_of_the_drawn_epoch_once(
     assert epochs[0] != epochs[1]
 
 
-def test_a_fixed_grid_is_the_same_without_a_seed(path: Any) -> None:
-    dataset = dataset_of(path, None, sampling=Grid())
-    assert corners(DataLoader(dataset, 4)) == expected(dataset, 0, 0)
-    state = torch.get_rng_state()
-    dataset[3]
-    dataset.__getitems__([1, 2])
-    assert torch.equal(torch.get_rng_state(), state)
-    for order in ORDERS.values():
-        assert sorted(corners(FastLoader(dataset, 4, shuffle=order))) == sorted(expected(dataset, 0, 0))
-
-
-# ---- wrappers -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("workers", [0, 2])
-def test_through_subset(path: Any, workers: int) -> None:
-    chosen = [3, 17, 4, 4, 29, 0, 11]
-    dataset = dataset_of(path)
-    loader = FastLoader(Subset(dataset, chosen), 3, seed=3, num_workers=workers, workers="processes")
-    assert loader.plan.is_fast
-    for epoch in range(2):
-        assert corners(loader) == expected(dataset, 3, epoch, chosen)
-    tour = FastLoader(Subset(dataset, sorted(set(chosen))), 3, shuffle=GROUPS, seed=3)
-    assert Counter(corners(tour)) == Counter(expected(dataset, 3, 0, sorted(set(chosen))))
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_through_concat(path: Any, tmp_path: Path, write_volume: Any, coordinates: Any, workers: int) -> None:
+def test_several_datasets_have_their_patches_and_a_common_tour(
+    path: Any, tmp_path: Path, workers: int
+) -> None:
     other = write_volume("npy", tmp_path / "y", coordinates(SHAPE), CHUNK)
     datasets = [dataset_of(path), dataset_of(other, sampling=Grid(stride=(5, 6, 7)))]
     loader = FastLoader(ConcatDataset(datasets), 7, seed=5, num_workers=workers, workers="processes")
@@ -310,7 +195,7 @@ def test_through_concat(path: Any, tmp_path: Path, write_volume: Any, coordinate
         assert Counter(corners(shuffled)) == Counter(both)
 
 
-def test_no_tour_of_patches_and_other_samples(path: Any) -> None:
+def test_patches_and_other_samples_have_no_common_tour(path: Any) -> None:
     rows = Path(path).parent / "rows.h5"
     with h5py.File(rows, "w") as file:
         file.create_dataset("x", data=np.zeros((5, *PATCH), "i8"), chunks=(1, *PATCH))
@@ -319,37 +204,13 @@ def test_no_tour_of_patches_and_other_samples(path: Any) -> None:
         FastLoader(both, 4, shuffle=GROUPS)
 
 
-# ---- ranks --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_ranks_share_an_epoch(path: Any, order: str) -> None:
-    for world in (2, 3, 4):
-        for epoch in range(2):
-            parts = []
-            for rank in range(world):
-                dataset = dataset_of(path)
-                shard = Shard(rank, world, "eval")
-                loader = FastLoader(dataset, 4, shuffle=ORDERS[order], shard=shard)
-                loader.set_epoch(epoch)
-                parts.append(corners(loader))
-                batches = dataset.batch_sampler(4, shuffle=ORDERS[order], shard=shard)
-                batches.set_epoch(epoch)
-                assert corners(DataLoader(dataset, batch_sampler=batches)) == parts[-1]
-            assert Counter(sum(parts, [])) == Counter(expected(dataset_of(path), 3, epoch))
-
-
-# ---- the way back, and trainers -----------------------------------------------------------------
-
-
 REFERENCED = ["zarr3 blosc", "zarr3 sharded", "n5 gzip", "hdf5 gzip", "hdf5 scale-offset", "tiff tiles", "tiff raw",
               "tiff folder zlib", "nii", "nii.gz", "b2nd", "npy fortran", "array", "tiff big-endian"]  # fmt: skip
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("kind", REFERENCED)
-def test_the_reference_has_the_same_patches_under_a_seed(
-    tmp_path: Path, write_volume: Any, random_array: Any, kind: str
-) -> None:
+def test_the_reference_has_the_same_patches_under_a_seed(tmp_path: Path, kind: str) -> None:
     array = random_array(SHAPE, "i2")
     path = write_volume(kind, tmp_path / "x", array, CHUNK)
     for sampling in (Uniform(10), Foreground(10, fraction=0.5), Grid()):
@@ -361,70 +222,3 @@ def test_the_reference_has_the_same_patches_under_a_seed(
         assert type(reference) is DataLoader
         for ours, theirs in zip(loader, reference, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("order", ["shuffled", "groups"])
-def test_the_reference_of_a_shuffled_loader(path: Any, order: str) -> None:
-    loader: Any = FastLoader(dataset_of(path), 4, shuffle=ORDERS[order])
-    reference = loader.reference()
-    assert corners(reference) == corners(loader)
-
-
-def test_accelerate_makes_a_fast_loader_of_a_stock_one(path: Any) -> None:
-    dataset = dataset_of(path)
-    loader = accelerate(DataLoader(dataset, 4, shuffle=True), seed=3)
-    assert isinstance(loader, FastLoader)
-    assert loader.plan.is_fast
-    assert corners(loader) == corners(FastLoader(dataset, 4, shuffle=True))
-
-
-@pytest.mark.parametrize("seed", [None, 3])
-def test_a_loader_that_is_made_anew_keeps_its_order(path: Any, seed: int | None) -> None:
-    """As Accelerate makes it, from its attributes."""
-    package = pytest.importorskip("accelerate", reason="needs Accelerate: pip install accelerate")
-    dataset = dataset_of(path, seed)
-    loader = prepare(package.Accelerator(cpu=True), FastLoader(dataset, 4, shuffle=GROUPS))
-    for epoch in range(2):
-        if seed is None:
-            found = corners(loader)
-            assert Counter(found) == Counter(expected(dataset, loader.sampler.drawn, 0))
-        else:
-            loader.set_epoch(epoch)
-            plain = FastLoader(dataset, 4, shuffle=GROUPS)
-            plain.set_epoch(epoch)
-            assert corners(loader) == corners(plain)
-
-
-@pytest.mark.filterwarnings(
-    "ignore:.*does not have many workers", "ignore:.*LeafSpec.* is deprecated:FutureWarning"
-)
-def test_lightning_keeps_the_order(path: Any, tmp_path: Path) -> None:
-    pl = pytest.importorskip("lightning.pytorch", reason="needs Lightning: pip install lightning")
-
-    class Module(pl.LightningModule):  # type: ignore[misc,name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight, self.seen = torch.nn.Parameter(torch.zeros(1)), []
-
-        def training_step(self, batch: Any, number: int) -> Any:
-            self.seen += batch[:, 0, 0, 0].tolist()
-            return self.weight.sum()
-
-        def predict_step(self, batch: Any, number: int) -> Any:
-            return batch[:, 0, 0, 0].tolist()
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), 0.1)
-
-    def trainer(**options: Any) -> Any:
-        return pl.Trainer(
-            accelerator="cpu", devices=1, logger=False, default_root_dir=tmp_path, enable_checkpointing=False,
-            enable_progress_bar=False, enable_model_summary=False, **options,
-        )  # fmt: skip
-
-    module = Module()
-    trainer(max_epochs=2).fit(module, FastLoader(dataset_of(path), 4, shuffle=GROUPS))
-    plain = FastLoader(dataset_of(path), 4, shuffle=GROUPS)
-    assert module.seen == [*corners(plain), *corners(plain)]
-    found = trainer().predict(Module(), FastLoader(dataset_of(path), 4, shuffle=GROUPS))
-    assert Counter(sum(found, [])) == Counter(expected(dataset_of(path), 3, 0))

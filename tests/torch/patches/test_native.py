@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import struct
-import tempfile
 from pathlib import Path
 from typing import Any
 
-import nibabel
 import numcodecs.blosc
 import numpy as np
 import pytest
 import zarr
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from volume_kinds import cut, equal, random_array, write_volume
 
-from fastpipe import Cache, FastPatchDataset
+from fastpipe import FastPatchDataset
 from fastpipe.core.native import native
 from fastpipe.core.reads import MADE
-from fastpipe.sampling import Grid, Positions
-
-KINDS = [
-    "array", "npy", "npy fortran", "zarr3 blosc", "zarr3 bitshuffle", "zarr3 zstd", "zarr3 gzip", "zarr3 none",
-    "zarr3 big-endian", "zarr2 blosc", "zarr2 zlib", "hdf5 gzip", "hdf5 lzf", "hdf5 chunks",
-]  # fmt: skip
-MODES = ["error", "constant", "edge", "reflect", "symmetric", "wrap"]
+from fastpipe.sampling import Grid
 
 
 def read_natively(dataset: FastPatchDataset, indices: Any) -> tuple[Any, int]:
@@ -42,60 +32,6 @@ def read_natively(dataset: FastPatchDataset, indices: Any) -> tuple[Any, int]:
     for task in started.tasks:
         declined[task.rows] = True
     return arrays, int(declined.sum())
-
-
-@st.composite
-def cases(draw: st.DrawFn) -> Any:
-    """A kind, a mode, a type, shapes, places and a cache."""
-    dims, mode = draw(st.integers(1, 3)), draw(st.sampled_from(MODES))
-    shape = [draw(st.integers(1, 12)) for _ in range(dims)]
-    most = [size if mode == "error" else 16 for size in shape]
-    patch = [draw(st.integers(1, side)) for side in most]
-    starts = [
-        [
-            draw(st.integers(0, size - side) if mode == "error" else st.integers(1 - side, size - 1))
-            for side, size in zip(patch, shape, strict=True)
-        ]
-        for _ in range(draw(st.integers(1, 4)))
-    ]
-    lead = tuple(draw(st.lists(st.integers(1, 3), max_size=1)))
-    chunk = [draw(st.integers(1, 6)) for _ in range(len(lead) + dims)]
-    dtype = draw(st.sampled_from(["u1", "i2", "f4", "f8", "c8", "u8"]))
-    cache = draw(st.sampled_from([Cache("off"), Cache("ram", 1 << 12), Cache("ram", 1 << 22)]))
-    return mode, dtype, (*lead, *shape), chunk, patch, starts, cache
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=25)
-@given(case=cases(), has_holes=st.booleans())
-def test_patches_are_those_of_numpy(
-    kind: str, case: Any, has_holes: bool, write_volume: Any, random_array: Any, cut: Any, equal: Any
-) -> None:
-    mode, dtype, shape, chunk, patch, starts, cache = case
-    array = random_array(shape, dtype, 1)
-    with tempfile.TemporaryDirectory() as folder:
-        path = write_volume(kind, os.path.join(folder, "x"), array, chunk)
-        if has_holes and kind.startswith("zarr"):
-            remove_some(Path(path), array, chunk)
-        dataset = FastPatchDataset(
-            path, patch, sampling=Positions(starts), padding=mode, cache=cache, threads=1
-        )
-        for _ in range(2):  # decoded, and remembered
-            (made,), declined = read_natively(dataset, range(len(starts)))
-            assert not declined
-            for start, sample in zip(starts, made, strict=True):
-                assert equal(sample, cut(array, start, patch, "constant" if mode == "error" else mode))
-        del dataset
-
-
-def remove_some(folder: Path, array: Any, chunk: Any) -> None:
-    """Remove chunks of an array, in the place of which are zeros then."""
-    stored = zarr.open_array(folder, mode="r")
-    for number, place in enumerate(np.ndindex(*stored.cdata_shape)):
-        name = stored.metadata.encode_chunk_key(place)
-        if number % 3 == 0 and (folder / name).exists():
-            (folder / name).unlink()
-            array[tuple(slice(at * side, (at + 1) * side) for at, side in zip(place, chunk, strict=True))] = 0
 
 
 def test_only_blocks_that_are_needed_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,9 +61,7 @@ def test_only_blocks_that_are_needed_are_read(tmp_path: Path, monkeypatch: pytes
         ("nii", True), ("nii.gz", True), ("tiff tiles", False), ("tiff folder zlib", False), ("n5 raw", False),
     ],
 )  # fmt: skip
-def test_which_formats_the_core_reads(
-    kind: str, is_native: bool, tmp_path: Path, write_volume: Any, random_array: Any, cut: Any, equal: Any
-) -> None:
+def test_the_core_reads_the_formats_that_it_can(kind: str, is_native: bool, tmp_path: Path) -> None:
     """With a last strip, and tiles, that reach beyond the pages' ends; a predictor is tifffile's."""
     array = random_array((5, 37, 41), "i2", 3)
     path = write_volume(kind, str(tmp_path / "x"), array, (2, 16, 16))
@@ -139,65 +73,3 @@ def test_which_formats_the_core_reads(
         made = dataset.__getitems__(range(len(dataset)))
     for index, sample in enumerate(made):
         assert equal(sample, cut(array, starts[index].tolist(), (2, 30, 20), "edge"))
-
-
-def test_an_image_s_elements_are_scaled_as_nibabel_does(tmp_path: Path) -> None:
-    for kind in ("i2", "u1", "f4", ">i4"):
-        stored = (np.arange(4 * 5 * 6).reshape(4, 5, 6) % 200).astype(kind)
-        image = nibabel.Nifti1Image(stored, np.eye(4))
-        image.header.set_slope_inter(0.1, -3.3)
-        path = str(tmp_path / f"{kind[-2:]}.nii")
-        nibabel.save(image, path)
-        dataset = FastPatchDataset(path, (3, 4, 5), sampling=Grid(), threads=1)
-        (made,), declined = read_natively(dataset, range(len(dataset)))
-        assert not declined
-        whole = np.asarray(nibabel.load(path).dataobj)
-        assert made.dtype == whole.dtype == np.float64
-        for start, sample in zip(dataset.places()[1], made, strict=True):
-            assert np.array_equal(
-                sample, whole[tuple(slice(at, at + n) for at, n in zip(start, (3, 4, 5), strict=True))]
-            )
-
-
-def test_labels_and_images_are_read_together(tmp_path: Path, write_volume: Any, random_array: Any) -> None:
-    image, labels = random_array((20, 20), "f4", 1), random_array((20, 20), "u1", 2)
-    paths = [
-        write_volume("zarr3 zstd", str(tmp_path / str(n)), one, (8, 8))
-        for n, one in enumerate((image, labels))
-    ]
-    dataset = FastPatchDataset(paths[0], (6, 5), labels=paths[1], sampling=Grid(), threads=2)
-    for index, (one, other) in enumerate(dataset.__getitems__(range(len(dataset)))):
-        row, column = dataset.places()[1][index]
-        assert np.array_equal(one, image[row : row + 6, column : column + 5])
-        assert np.array_equal(other, labels[row : row + 6, column : column + 5])
-
-
-def test_what_the_core_does_not_read_is_read_in_python(
-    tmp_path: Path, write_volume: Any, random_array: Any
-) -> None:
-    """Beside volumes that it does read: in one batch."""
-    arrays = [random_array((12, 12), "i2", seed) for seed in range(2)]
-    paths = [
-        write_volume(kind, str(tmp_path / kind.replace(" ", "-")), array, (5, 5))
-        for kind, array in zip(["zarr3 zstd", "n5 gzip"], arrays, strict=True)
-    ]
-    dataset = FastPatchDataset(paths, (6, 6), sampling=Grid(), threads=2)
-    indices = range(len(dataset))
-    volumes, starts = dataset.places()
-    assert read_natively(dataset, indices)[1] == int((volumes == 1).sum())
-    for volume, (row, column), made in zip(volumes, starts, dataset.__getitems__(indices), strict=True):
-        assert np.array_equal(made, arrays[volume][row : row + 6, column : column + 6])
-
-
-def test_batches_that_are_given_up_do_not_make_it_slow(
-    tmp_path: Path, write_volume: Any, random_array: Any
-) -> None:
-    """A script that leaves epochs early has the core read the volume all the same."""
-    path = write_volume("zarr3 zstd", str(tmp_path / "x"), random_array((12, 12), "i2", 1), (5, 5))
-    dataset = FastPatchDataset(path, (6, 6), sampling=Grid(), threads=1)
-    runtime, rows = dataset._running(), np.arange(len(dataset))
-    places = dataset._places.places(0, 0, rows)
-    arrays = [np.empty((len(rows), *shape), dtype) for dtype, shape in dataset.kinds]
-    for _ in range(10):
-        runtime.heard(places, rows, runtime.start(places, rows, arrays))
-    assert read_natively(dataset, rows)[1] == 0

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from volume_kinds import cut, equal, random_array, write_volume
 
 from fastpipe import Cache, FastPatchDataset
 from fastpipe.errors import OptionError
@@ -37,11 +38,9 @@ def beyond(draw: st.DrawFn) -> Any:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(case=beyond())
-def test_patches_are_slices_of_the_padded_volume(
-    mode: str, case: Any, write_volume: Any, random_array: Any, cut: Any, equal: Any
-) -> None:
+def test_patches_are_slices_of_the_padded_volume(mode: str, case: Any) -> None:
     shape, patch, starts, lead, kind, cache = case
     array = random_array((*lead, *shape), "i2", 1)
     with tempfile.TemporaryDirectory() as folder:
@@ -56,17 +55,7 @@ def test_patches_are_slices_of_the_padded_volume(
         del dataset, sample, reference
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_far_out_patches_repeat_as_numpy_does(mode: str, cut: Any, equal: Any) -> None:
-    """Many times the volume's size, where ``reflect`` and its kind go forth and back."""
-    array = np.arange(15).reshape(3, 5)
-    starts = [[-50, -70], [2, 4], [-57, 0], [0, -73]]
-    dataset = FastPatchDataset(array, (60, 75), sampling=Positions(starts), padding=mode)
-    for start, patch in zip(starts, dataset.__getitems__(range(4)), strict=True):
-        assert equal(patch, cut(array, start, (60, 75), mode))
-
-
-def test_constants_of_volume_labels_and_mask() -> None:
+def test_volume_labels_and_mask_have_constants_of_their_own() -> None:
     volume, labels = np.ones((4, 4), np.float32), np.ones((4, 4), np.int16)
     starts = Positions([[-2, -1]])
     for padding, wanted in [
@@ -82,16 +71,6 @@ def test_constants_of_volume_labels_and_mask() -> None:
         assert np.array_equal(classes, np.where(inside, 1, wanted[1]))
         assert np.array_equal(mask, inside)
         assert f"Padding: {padding!r}" in repr(dataset)
-
-
-@pytest.mark.parametrize(
-    ("kind", "value"), [("u8", 2**64 - 1), ("i8", 2**53 + 1), ("i8", -(2**63)), ("f2", 65504.0)]
-)
-def test_a_constant_is_what_was_given(kind: str, value: Any) -> None:
-    """A float could not be each integer of 64 bits."""
-    dataset = FastPatchDataset(np.zeros((2, 2), kind), (4, 4), sampling=Grid(), padding=("constant", value))
-    assert dataset[0][0, 0] == np.array(value, kind)
-    assert dataset._stock()[0][0, 0] == np.array(value, kind)
 
 
 @pytest.mark.parametrize("sampling", [Uniform(5), Grid(), Foreground(5, fraction=1.0)])
@@ -111,41 +90,20 @@ def test_without_padding_what_reaches_beyond_is_refused() -> None:
     array = np.zeros((4, 6), "u1")
     with pytest.raises(OptionError, match=r"a patch of \(5, 2\) does not fit into .*which has \(4, 6\)"):
         FastPatchDataset(array, (5, 2))
+    for start in ([-2, 0], [0, 6], [4, 0]):  # without a voxel of the volume
+        with pytest.raises(OptionError, match=r"patch 0, of \(2, 2\) at .* is not within"):
+            FastPatchDataset(array, (2, 2), sampling=Positions([start]), padding="edge")
     for start in ([-1, 0], [0, 5], [3, 0]):
         with pytest.raises(OptionError, match=r"patch 1, of \(2, 2\) at .* is not within .*padding= lets"):
             FastPatchDataset(array, (2, 2), sampling=Positions([[0, 0], start]))
 
 
-def test_a_patch_without_a_voxel_of_the_volume_is_refused() -> None:
-    array = np.zeros((4, 6), "u1")
-    for start in ([-2, 0], [0, 6], [4, 0]):
-        with pytest.raises(OptionError, match=r"patch 0, of \(2, 2\) at .* is not within"):
-            FastPatchDataset(array, (2, 2), sampling=Positions([start]), padding="edge")
-
-
 @pytest.mark.parametrize(
-    "padding",
-    [
-        "zero",
-        "mean",
-        0,
-        None,
-        ("constant",),
-        ("edge", 1),
-        ("constant", "a"),
-        ("constant", "1"),
-        ("constant", 1, 2, 3),
-    ],
+    "padding", ["zero", 0, None, ("constant",), ("edge", 1), ("constant", "1"), ("constant", 1, 2, 3)]
 )
-def test_paddings_that_cannot_be(padding: Any) -> None:
+def test_paddings_that_cannot_be_are_named(padding: Any) -> None:
     with pytest.raises(OptionError, match=r"padding must be 'error', one of 'constant'.*got "):
         FastPatchDataset(np.zeros((4, 4)), (2, 2), padding=padding)
-
-
-@pytest.mark.parametrize("value", [300, -1, float("nan")])
-def test_a_constant_that_the_volume_cannot_hold_is_refused(value: float) -> None:
-    with pytest.raises(OptionError, match="constant"):
-        FastPatchDataset(np.ones((4, 4), np.uint8), (6, 6), padding=("constant", value), sampling=Grid())
 
 
 @pytest.mark.parametrize(
@@ -181,7 +139,7 @@ def test_a_number_that_elements_cannot_hold_is_refused(kind: str, value: Any) ->
             FastPatchDataset(np.ones((4, 4), kind), (2, 2), nan=value)
 
 
-def test_only_the_ends_that_wrap_are_read(tmp_path: Path, write_volume: Any, cut: Any, equal: Any) -> None:
+def test_wrapped_patches_read_the_ends_alone(tmp_path: Path) -> None:
     """A corner of a large volume: its eight corners, and nothing between them."""
     array = np.random.default_rng(0).integers(0, 99, (40, 40, 2, 40)).astype("u1")
     path = write_volume("zarr3 zstd", tmp_path / "x", array, (4, 4, 2, 4))

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from volume_kinds import cut, equal, random_array, write_volume
 
 from fastpipe import Cache, FastPatchDataset
 from fastpipe.sampling import Grid, Positions, Uniform
@@ -45,7 +46,7 @@ def cases(draw: st.DrawFn, kinds: Sequence[str], dims: tuple[int, int], dtypes: 
     )  # fmt: skip
 
 
-def check(case: Any, write_volume: Any, random_array: Any, cut: Any, equal: Any) -> None:
+def check(case: Any) -> None:
     kind, shape, chunk, dtype, patch, cache, seed, in_batches = case
     if kind == "nii.gz" and cache.where == "off":  # which leaves no place for a copy
         cache = Cache("ram", 1)
@@ -73,46 +74,27 @@ def corners(shape: Sequence[int], patch: Sequence[int], seed: int) -> Any:
     return np.array([*ends, *(random.integers(0, np.array(most) + 1) for _ in range(9))])
 
 
-@settings(max_examples=150)
-@given(case=cases(CHUNKED, (1, 4), DTYPES))
-def test_volumes_in_chunks(case: Any, write_volume: Any, random_array: Any, cut: Any, equal: Any) -> None:
-    check(case, write_volume, random_array, cut, equal)
+# Kinds, their numbers of dimensions and types, and how many examples are tried.
+GROUPS: dict[str, Any] = {
+    "chunks": (CHUNKED, (1, 4), DTYPES, 80),
+    "as they are": (PLAIN, (1, 4), [*DTYPES, ">i2", ">f4", "c8", "f2", "?", "u8"], 40),
+    "tensorstore": (SLOWER, (1, 4), ["u1", "i2", "f4"], 15),
+    "pages of TIFF": (PAGED, (3, 3), ["u1", "u2", "i4", "f4"], 40),
+    "NIfTI": (["nii", "nii.gz"], (3, 4), ["u1", "i2", "f4", "f8"], 15),
+    "a filter of the library alone": (["hdf5 scale-offset"], (1, 3), ["u1", "i2", "i4"], 10),
+}
 
 
-@settings(max_examples=60)
-@given(case=cases(PLAIN, (1, 4), [*DTYPES, ">i2", ">f4", "c8", "f2"]))
-def test_volumes_that_lie_as_they_are(
-    case: Any, write_volume: Any, random_array: Any, cut: Any, equal: Any
-) -> None:
-    check(case, write_volume, random_array, cut, equal)
+@pytest.mark.parametrize("group", GROUPS)
+def test_patches_are_slices_of_the_whole_array(group: str) -> None:
+    *kinds, examples = GROUPS[group]
 
+    @settings(max_examples=max(examples, settings().max_examples if settings().max_examples > 100 else 0))
+    @given(case=cases(*kinds))
+    def patches_are_slices(case: Any) -> None:
+        check(case)
 
-@settings(max_examples=25)
-@given(case=cases(SLOWER, (1, 4), ["u1", "i2", "f4"]))
-def test_volumes_through_tensorstore(
-    case: Any, write_volume: Any, random_array: Any, cut: Any, equal: Any
-) -> None:
-    check(case, write_volume, random_array, cut, equal)
-
-
-@settings(max_examples=60)
-@given(case=cases(PAGED, (3, 3), ["u1", "u2", "i4", "f4"]))
-def test_pages_of_tiff_files(case: Any, write_volume: Any, random_array: Any, cut: Any, equal: Any) -> None:
-    check(case, write_volume, random_array, cut, equal)
-
-
-@settings(max_examples=25)
-@given(case=cases(["nii", "nii.gz"], (3, 4), ["u1", "i2", "f4", "f8"]))
-def test_nifti_images(case: Any, write_volume: Any, random_array: Any, cut: Any, equal: Any) -> None:
-    check(case, write_volume, random_array, cut, equal)
-
-
-@settings(max_examples=15)
-@given(case=cases(["hdf5 scale-offset"], (1, 3), ["u1", "i2", "i4"]))
-def test_filters_that_only_the_library_undoes(
-    case: Any, write_volume: Any, random_array: Any, cut: Any, equal: Any
-) -> None:
-    check(case, write_volume, random_array, cut, equal)
+    patches_are_slices()
 
 
 @st.composite
@@ -128,11 +110,9 @@ def together(draw: st.DrawFn) -> Any:
     return shape, roles, patch, draw(st.sampled_from(CACHES)), draw(st.integers(0, 99))
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(case=together())
-def test_labels_and_mask_are_cut_at_the_same_places(
-    case: Any, write_volume: Any, random_array: Any, cut: Any, equal: Any
-) -> None:
+def test_labels_and_mask_are_cut_at_the_same_places(case: Any) -> None:
     shape, roles, patch, cache, seed = case
     with tempfile.TemporaryDirectory() as folder:
         arrays = [random_array((*lead, *shape), dtype, seed + 1) for _, lead, _, dtype in roles]
@@ -154,9 +134,7 @@ def test_labels_and_mask_are_cut_at_the_same_places(
         del dataset, sample, value
 
 
-def test_channels_behind_are_dimensions_of_the_patch(
-    write_volume: Any, tmp_path: Any, random_array: Any
-) -> None:
+def test_channels_behind_are_dimensions_of_the_patch(tmp_path: Any) -> None:
     array = random_array((9, 12, 3), "u1")
     path = write_volume("zarr3 blosc", tmp_path / "x", array, (4, 5, 3))
     dataset = FastPatchDataset(path, (4, 6, 3), sampling=Grid(stride=(3, 4, 3)))
@@ -167,17 +145,7 @@ def test_channels_behind_are_dimensions_of_the_patch(
         assert np.array_equal(patch, array[z : z + 4, y : y + 6])
 
 
-def test_a_negative_index_counts_from_the_end(random_array: Any) -> None:
-    array = random_array((6, 6), "i2")
-    dataset = FastPatchDataset(array, (3, 3), sampling=Grid())
-    assert np.array_equal(dataset[-1], dataset[3])
-    with pytest.raises(IndexError, match="sample 4 of a dataset of 4"):
-        dataset[4]
-    with pytest.raises(IndexError, match="sample -5 of a dataset of 4"):
-        dataset[-5]
-
-
-def test_grid_covers_the_volume_and_the_last_patch_moves_inwards(random_array: Any) -> None:
+def test_grid_covers_the_volume_and_the_last_patch_moves_inwards() -> None:
     array = random_array((10, 7), "i2")
     dataset = FastPatchDataset(array, (4, 3), sampling=Grid(stride=(3, 2)))
     volumes, starts = dataset.places()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Subset
+from volume_kinds import random_array
 
 from fastpipe import FastLoader, FastPatchDataset, stitch
 from fastpipe.errors import OptionError
@@ -25,6 +25,12 @@ from fastpipe.torch import stitching
 from fastpipe.volumes.blending import gaussian_weights
 
 pytestmark = pytest.mark.usefixtures("same_generators")
+
+of_both_formats = pytest.mark.parametrize("suffix", [".npy", ".zarr"])
+DATASET = FastPatchDataset(np.zeros((9, 10), np.uint8), (4, 5), sampling=Grid(stride=(3, 2)))
+COUNT = len(DATASET)
+ROWS = np.zeros((COUNT, 4, 5), "f4")
+OUT = np.empty((9, 10), "f4")
 
 
 def by_numpy(shape: Any, starts: Any, weights: Any, predictions: Any) -> Any:
@@ -40,25 +46,22 @@ def by_numpy(shape: Any, starts: Any, weights: Any, predictions: Any) -> Any:
 
 
 def in_batches(values: Any, size: int) -> Iterator[torch.Tensor]:
-    for begin in range(0, len(values), size):
-        yield torch.from_numpy(values[begin : begin + size])
+    return (torch.from_numpy(values[begin : begin + size]) for begin in range(0, len(values), size))
 
 
-def dataset_of(shape: Any = (9, 10), patch: Any = (4, 5), stride: Any = (3, 2)) -> FastPatchDataset:
-    return FastPatchDataset(np.zeros(shape, np.uint8), patch, sampling=Grid(stride=stride))
+def read(path: Any) -> Any:
+    return np.load(path) if str(path).endswith(".npy") else zarr.open_array(path, mode="r")[...]
 
 
 @st.composite
 def cases(draw: st.DrawFn) -> Any:
-    dims = draw(st.integers(1, 3))
-    shape = tuple(draw(st.integers(1, 14)) for _ in range(dims))
+    shape = tuple(draw(st.lists(st.integers(1, 14), min_size=1, max_size=3)))
     patch = tuple(draw(st.integers(1, size)) for size in shape)
     stride = tuple(draw(st.integers(1, side + 2)) for side in patch)
-    lead = tuple(draw(st.lists(st.integers(1, 3), max_size=2)))
-    return shape, patch, stride, lead
+    return shape, patch, stride, tuple(draw(st.lists(st.integers(1, 3), max_size=2)))
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     case=cases(), kind=st.sampled_from(["gaussian", "constant", "own"]), part=st.sampled_from([3, 5, 128]),
     max_bytes=st.sampled_from([0, 1000, 1 << 30]), size=st.integers(1, 7), seed=st.integers(0, 99),
@@ -70,198 +73,99 @@ def test_overlapping_predictions_are_blended_as_by_numpy(
     monkeypatch.setattr(stitching, "_PART", part)
     dataset = FastPatchDataset(np.zeros(shape, "u1"), patch, sampling=Grid(stride=stride))
     random = np.random.default_rng(seed)
-    weights = {
-        "gaussian": gaussian_weights(patch), "constant": np.ones(patch, "f4"),
-        "own": random.uniform(0.2, 2, patch).astype("f4"),
-    }[kind]  # fmt: skip
+    own = random.uniform(0.2, 2, patch).astype("f4")
+    weights = {"gaussian": gaussian_weights(patch), "constant": np.ones(patch, "f4"), "own": own}[kind]
     predictions = random.normal(size=(len(dataset), *lead, *patch)).astype("f4")
     expected = by_numpy(shape, dataset.places()[1], weights, predictions)
-    out = np.full((*lead, *shape), np.nan, "f4")
-    option = weights if kind == "own" else kind
-    found = stitch(in_batches(predictions, size), dataset, out, weights=option, max_bytes=max_bytes)
-    assert found is out
+    out, option = np.full((*lead, *shape), np.nan, "f4"), own if kind == "own" else kind
+    assert stitch(in_batches(predictions, size), dataset, out, weights=option, max_bytes=max_bytes) is out
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("weights", ["gaussian", "constant"])
-@pytest.mark.parametrize("value", [1.0, -3.25, 1e-3, 12345.678])
-def test_a_constant_prediction_gives_that_constant(weights: Any, value: float) -> None:
-    dataset = dataset_of((40, 33), (16, 12), (5, 3))
-    predictions = np.full((len(dataset), 2, 16, 12), value, "f4")
-    out = stitch(in_batches(predictions, 8), dataset, np.empty((2, 40, 33), "f4"), weights=weights)
-    np.testing.assert_allclose(out, np.float32(value), rtol=1e-6)
-
-
-@pytest.mark.parametrize("loader", [DataLoader, FastLoader])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_the_dataset_itself_comes_back(tmp_path: Path, random_array: Any, loader: Any, workers: int) -> None:
-    array = random_array((20, 18, 17), "f4", 1)
-    np.save(tmp_path / "x.npy", array)
-    dataset = FastPatchDataset(tmp_path / "x.npy", (8, 7, 9), sampling=Grid(stride=(5, 7, 3)))
-    out = stitch(loader(dataset, 4, num_workers=workers), dataset, np.empty(array.shape, "f4"))
-    np.testing.assert_allclose(out, array, rtol=1e-5, atol=1e-6)
-
-
-def test_predictions_on_patches_that_reach_beyond_the_volume() -> None:
-    array = np.arange(1, 13, dtype="f4").reshape(3, 4)
-    dataset = FastPatchDataset(array, (6, 7), sampling=Grid(), padding="reflect")
-    made = stitch(DataLoader(dataset), dataset, np.empty((3, 4), "f4"))
-    np.testing.assert_allclose(made, array, rtol=1e-6)
-
-
-# ---- where it goes ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("suffix", [".npy", ".zarr"])
-@pytest.mark.parametrize("lead", [(), (3,)])
-@pytest.mark.parametrize("max_bytes", [0, 1 << 30])
-def test_files_have_what_an_array_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, lead: Any, max_bytes: int
-) -> None:
-    monkeypatch.setattr(stitching, "_PART", 4)
-    dataset = dataset_of()
-    predictions = np.random.default_rng(0).normal(size=(len(dataset), *lead, 4, 5)).astype("f4")
-    expected = stitch(in_batches(predictions, 3), dataset, np.empty((*lead, 9, 10), "f4"))
-    path = tmp_path / f"out{suffix}"
-    assert stitch(in_batches(predictions, 3), dataset, path, max_bytes=max_bytes) == path
-    assert os.listdir(tmp_path) == [path.name]
-    found = np.load(path) if suffix == ".npy" else zarr.open_array(path, mode="r")[...]
-    assert found.dtype == np.float32
-    np.testing.assert_array_equal(found, expected)
-    again = FastPatchDataset(path, (*lead, 9, 10), sampling=Grid())
-    np.testing.assert_array_equal(again[0], expected)
-
-
-@pytest.mark.parametrize("suffix", [".npy", ".zarr"])
-def test_apply_makes_labels_of_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
-    monkeypatch.setattr(stitching, "_PART", 3)
-    dataset = dataset_of()
-    scores = np.random.default_rng(1).normal(size=(len(dataset), 4, 4, 5)).astype("f4")
-    blended = stitch(in_batches(scores, 3), dataset, np.empty((4, 9, 10), "f4"))
-    path = f"{tmp_path}/labels{suffix}"
-    stitch(in_batches(scores, 3), dataset, path, apply=lambda part: part.argmax(0).astype(np.uint8))
-    found = np.load(path) if suffix == ".npy" else zarr.open_array(path, mode="r")[...]
-    assert found.dtype == np.uint8
-    np.testing.assert_array_equal(found, blended.argmax(0))
-
-
-def test_several_volumes_have_a_target_each(tmp_path: Path) -> None:
-    volumes = [
-        np.random.default_rng(n).normal(size=shape).astype("f4") for n, shape in enumerate([(7, 9), (12, 5)])
-    ]
-    dataset = FastPatchDataset(volumes, (4, 5), sampling=Grid(stride=2))
+@pytest.mark.parametrize(("loader", "workers"), [(DataLoader, 0), (FastLoader, 2)])
+def test_the_dataset_itself_comes_back(loader: Any, workers: int, tmp_path: Path) -> None:
+    """Of several volumes each in a target of its own, from batches that have patches of both."""
+    volumes = [random_array((20, 18, 17), "f4", 1), random_array((8, 9, 30), "f4", 2)]
+    dataset = FastPatchDataset(volumes, (8, 7, 9), sampling=Grid(stride=(5, 7, 3)))
     outs = [f"{tmp_path}/a.npy", f"{tmp_path}/b.zarr"]
-    # Batches that have patches of both.
-    assert stitch(DataLoader(dataset, 5), dataset, outs) == outs
-    np.testing.assert_allclose(np.load(outs[0]), volumes[0], rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(zarr.open_array(outs[1], mode="r")[...], volumes[1], rtol=1e-5, atol=1e-6)
+    assert stitch(loader(dataset, 5, num_workers=workers), dataset, outs) == outs
+    for out, volume in zip(outs, volumes, strict=True):
+        np.testing.assert_allclose(read(out), volume, rtol=1e-5, atol=1e-6)
     with pytest.raises(OptionError, match="the dataset has 2 volumes, and out= names 1"):
         stitch(DataLoader(dataset, 5), dataset, f"{tmp_path}/c.npy")
 
 
+@pytest.mark.parametrize("max_bytes", [0, 1 << 30])
+@of_both_formats
+def test_files_have_what_an_array_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, max_bytes: int
+) -> None:
+    monkeypatch.setattr(stitching, "_PART", 4)
+    predictions = np.random.default_rng(0).normal(size=(COUNT, 3, 4, 5)).astype("f4")
+    expected = stitch(in_batches(predictions, 3), DATASET, np.empty((3, 9, 10), "f4"))
+    path = tmp_path / f"out{suffix}"
+    assert stitch(in_batches(predictions, 3), DATASET, path, max_bytes=max_bytes) == path
+    assert os.listdir(tmp_path) == [path.name]
+    assert read(path).dtype == np.float32
+    np.testing.assert_array_equal(read(path), expected)
+    np.testing.assert_array_equal(FastPatchDataset(path, (3, 9, 10), sampling=Grid())[0], expected)
+    labels = stitch(
+        in_batches(predictions, 3), DATASET, f"{tmp_path}/2{suffix}", apply=lambda part: part.argmax(0)
+    )
+    np.testing.assert_array_equal(read(labels), expected.argmax(0))
+
+
 @pytest.mark.parametrize("suffix", [".npy", ".zarr", None])
-def test_where_there_is_no_patch_there_is_zero(
+def test_places_without_a_patch_are_0(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str | None
 ) -> None:
     monkeypatch.setattr(stitching, "_PART", 4)
     dataset = FastPatchDataset(np.zeros((20, 20), "u1"), (3, 3), sampling=Positions([[1, 1], [9, 10]]))
     out: Any = np.full((20, 20), 7, "f4") if suffix is None else f"{tmp_path}/x{suffix}"
     stitch([np.ones((2, 3, 3))], dataset, out)
-    found = np.load(out) if suffix == ".npy" else zarr.open_array(out, mode="r")[...] if suffix else out
     expected = np.zeros((20, 20), "f4")
     expected[1:4, 1:4] = expected[9:12, 10:13] = 1
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(read(out) if suffix else out, expected)
 
 
-@pytest.mark.parametrize("suffix", [".npy", ".zarr"])
-def test_a_volume_without_patches_is_all_zero(tmp_path: Path, suffix: str) -> None:
-    volumes = [np.zeros((4, 4), "u1"), np.zeros((5, 6), "u1")]
-    dataset = FastPatchDataset(volumes, (2, 2), sampling=Positions([[0, 0, 0]]))
-    outs = [f"{tmp_path}/a{suffix}", f"{tmp_path}/b{suffix}"]
-    stitch([np.ones((1, 2, 2))], dataset, outs)
-    empty = np.load(outs[1]) if suffix == ".npy" else zarr.open_array(outs[1], mode="r")[...]
-    assert empty.shape == (5, 6)
-    assert not empty.any()
-
-
-# ---- what cannot be -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("suffix", [".npy", ".zarr"])
 @pytest.mark.parametrize("max_bytes", [0, 1 << 30])
-def test_too_few_and_too_many_predictions_leave_nothing_behind(
-    tmp_path: Path, suffix: str, max_bytes: int
+@of_both_formats
+def test_an_error_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, max_bytes: int
 ) -> None:
-    dataset = dataset_of()
-    path, count = f"{tmp_path}/out{suffix}", len(dataset)
-    few = np.zeros((count - 1, 4, 5), "f4")
-    with pytest.raises(OptionError, match=rf"predictions for {count - 1} of {count} patches"):
-        stitch(in_batches(few, 4), dataset, path, max_bytes=max_bytes)
-    assert os.listdir(tmp_path) == []
-    with pytest.raises(OptionError, match=rf"for more than the {count} patches"):
-        stitch(in_batches(np.zeros((count + 1, 4, 5), "f4"), 4), dataset, path, max_bytes=max_bytes)
-    assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.parametrize("suffix", [".npy", ".zarr"])
-@pytest.mark.parametrize("where", ["model", "apply"])
-def test_an_error_of_the_script_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, where: str
-) -> None:
+    """Too few and too many predictions, and errors of the model and of ``apply``."""
     monkeypatch.setattr(stitching, "_PART", 3)
-    dataset, calls = dataset_of(), 0
 
-    def predictions() -> Iterator[Any]:
-        for number in range(len(dataset)):
-            if where == "model" and number == len(dataset) - 1:
-                raise RuntimeError("no more")
-            yield np.zeros((1, 4, 5), "f4")
+    def failing_model() -> Iterator[Any]:
+        yield from in_batches(ROWS[:-1], 1)
+        raise RuntimeError("no more")
 
-    def apply(part: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if where == "apply" and calls == 3:
-            raise RuntimeError("no more")
-        return part
+    def failing_apply(part: Any) -> Any:
+        raise RuntimeError("no more")
 
-    with pytest.raises(RuntimeError, match="no more"):
-        stitch(predictions(), dataset, f"{tmp_path}/out{suffix}", apply=apply, max_bytes=0)
-    assert os.listdir(tmp_path) == []
-    assert calls >= 3
+    for predictions, options, message in (
+        (in_batches(ROWS[1:], 4), {}, f"predictions for {COUNT - 1} of {COUNT} patches"),
+        (in_batches(np.zeros((COUNT + 1, 4, 5), "f4"), 4), {}, f"for more than the {COUNT} patches"),
+        (failing_model(), {}, "no more"),
+        ([ROWS], {"apply": failing_apply}, "no more"),
+    ):
+        with pytest.raises((OptionError, RuntimeError), match=message):
+            stitch(predictions, DATASET, f"{tmp_path}/out{suffix}", max_bytes=max_bytes, **options)
+        assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("suffix", [".npy", ".zarr"])
-def test_it_refuses_to_write_over_something(tmp_path: Path, suffix: str) -> None:
-    dataset = dataset_of()
+@of_both_formats
+def test_an_existing_target_is_an_error_before_any_prediction(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"out{suffix}"
     path.write_bytes(b"precious")
-
-    def none() -> Iterator[Any]:
-        raise AssertionError("no prediction is to be made in vain")
-        yield
-
+    predictions = iter([ROWS])
     with pytest.raises(FileExistsError, match=r"out\.(npy|zarr) exists"):
-        stitch(none(), dataset, path)
+        stitch(predictions, DATASET, path)
+    assert len(list(predictions)) == 1
     assert path.read_bytes() == b"precious"
 
 
-def test_a_target_that_exists_is_found_before_any_prediction_is_made(tmp_path: Path) -> None:
-    dataset = FastPatchDataset([np.zeros((4, 4), "u1")] * 2, (2, 2), sampling=Grid())
-    (tmp_path / "b.npy").write_bytes(b"precious")
-    asked = []
-
-    def predictions() -> Iterator[Any]:
-        for number in range(len(dataset)):
-            asked.append(number)
-            yield np.zeros((1, 2, 2), "f4")
-
-    with pytest.raises(FileExistsError):
-        stitch(predictions(), dataset, [f"{tmp_path}/a.npy", f"{tmp_path}/b.npy"])
-    assert asked == []
-
-
-def test_what_a_killed_run_has_left_is_no_obstacle(tmp_path: Path) -> None:
-    dataset = dataset_of()
+def test_files_of_a_killed_run_are_replaced(tmp_path: Path) -> None:
     for name in ("a.npy.partial", "b.zarr.partial"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "lock").touch()
@@ -269,13 +173,13 @@ def test_what_a_killed_run_has_left_is_no_obstacle(tmp_path: Path) -> None:
     (tmp_path / "b.zarr.partial" / "array").mkdir()
     (tmp_path / "b.zarr.partial" / "array" / "zarr.json").write_text("{}")
     for name in ("a.npy", "b.zarr"):
-        stitch([np.ones((len(dataset), 4, 5))], dataset, tmp_path / name)
+        stitch([ROWS + 1], DATASET, tmp_path / name)
     assert sorted(os.listdir(tmp_path)) == ["a.npy", "b.zarr"]
     assert (np.load(tmp_path / "a.npy") == 1).all()
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "link"])
-def test_what_somebody_else_has_put_there_stays(tmp_path: Path, kind: str) -> None:
+def test_files_of_others_are_not_touched(tmp_path: Path, kind: str) -> None:
     partial, precious = tmp_path / "a.npy.partial", tmp_path / "precious"
     precious.mkdir()
     (precious / "thesis.txt").write_text("mine")
@@ -285,106 +189,51 @@ def test_what_somebody_else_has_put_there_stays(tmp_path: Path, kind: str) -> No
         precious.rename(partial)
     else:
         partial.symlink_to(precious)
-    dataset, before = dataset_of(), sorted(tmp_path.rglob("*"))
+    before = sorted(tmp_path.rglob("*"))
     with pytest.raises(OptionError, match=r"a\.npy\.partial"):
-        stitch([np.ones((len(dataset), 4, 5))], dataset, tmp_path / "a.npy")
+        stitch([ROWS], DATASET, tmp_path / "a.npy")
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_values_that_cannot_be() -> None:
-    dataset, out = dataset_of(), np.empty((9, 10), "f4")
-    rows = [np.zeros((len(dataset), 4, 5), "f4")]
-    with pytest.raises(OptionError, match=r"sampling=Grid\(…\), not Uniform"):
-        stitch(rows, FastPatchDataset(np.zeros((9, 9)), (2, 2), sampling=Uniform(3)), out)
-    with pytest.raises(OptionError, match="weights must be 'gaussian', 'constant' or an array, got 'mean'"):
-        stitch(rows, dataset, out, weights="mean")  # type: ignore[arg-type]
-    with pytest.raises(
-        OptionError, match=r"weights= must be positive numbers of shape \(4, 5\), got \(4, 4\)"
-    ):
-        stitch(rows, dataset, out, weights=np.ones((4, 4)))
-    with pytest.raises(OptionError, match="weights= must be positive"):
-        stitch(rows, dataset, out, weights=np.zeros((4, 5)))
-    with pytest.raises(OptionError, match=r"ends in \.zarr or \.npy, got .*x\.tif"):
-        stitch(rows, dataset, "x.tif")
-    with pytest.raises(OptionError, match=r"out= has shape \(8, 10\), and the volume \(9, 10\)"):
-        stitch(rows, dataset, np.empty((8, 10), "f4"))
-    with pytest.raises(OptionError, match=r"a prediction has shape \(4, 4\)"):
-        stitch([np.zeros((len(dataset), 4, 4), "f4")], dataset, out)
-    with pytest.raises(OptionError, match=r"batches \(N, \*channels, \*patch_size\), got one of \(4, 5\)"):
-        stitch(iter(rows[0]), dataset, out)
-    with pytest.raises(OptionError, match=r"apply= has made \(8, 10\) of \(9, 10\)"):
-        stitch(rows, dataset, out, apply=lambda part: part[1:])
-    with tempfile.TemporaryDirectory() as folder:
-        twice = FastPatchDataset(
-            [np.zeros((4, 4), "u1")] * 2, (2, 2), sampling=Positions([[1, 0, 0], [0, 0, 0]])
-        )
-        with pytest.raises(OptionError, match="patches of a volume after each other"):
-            stitch([], twice, [f"{folder}/a.npy", f"{folder}/b.npy"])
-        assert os.listdir(folder) == []
-
-
-def test_predictions_of_half_precision_and_on_arrays_of_other_types() -> None:
-    dataset = dataset_of()
-    rows = np.random.default_rng(3).normal(size=(len(dataset), 4, 5)).astype("f4")
-    expected = stitch([rows], dataset, np.empty((9, 10), "f4"))
-    for batch in (
-        torch.from_numpy(rows).double(),
-        torch.from_numpy(rows).requires_grad_(),
-        rows.astype("f8"),
-    ):
-        np.testing.assert_array_equal(stitch([batch], dataset, np.empty((9, 10), "f4")), expected)
-    half = stitch([torch.from_numpy(rows).bfloat16()], dataset, np.empty((9, 10), "f4"))
-    np.testing.assert_allclose(half, expected, atol=0.03)
-
-
-@pytest.mark.parametrize("policy", ["replace", "skip"])
-def test_bad_patches_cannot_be_left_out(policy: Any) -> None:
-    """Another patch's prediction would be put into the place of a bad one."""
-    volume = np.ones((1, 16), "f4")
-    volume[0, 0] = np.nan
-    dataset = FastPatchDataset(volume, (1, 4), sampling=Grid(), nan="error", bad_samples=policy, seed=3)
-    with pytest.raises(OptionError, match=f"with bad_samples='{policy}' .* with bad_samples='raise'"):
-        stitch(FastLoader(dataset, 2), dataset, np.empty((1, 16), "f4"))
-
-
-def test_what_is_no_dataset_or_target_is_named(tmp_path: Path) -> None:
-    dataset, rows = dataset_of(), [np.zeros((16, 4, 5), "f4")]
-    out = np.empty((9, 10), "f4")
-    with pytest.raises(OptionError, match=r"FastPatchDataset itself, got Subset; .*Positions\(array\)"):
-        stitch(rows, Subset(dataset, [0]), out)  # type: ignore[arg-type]
+def test_options_that_cannot_work_are_named(tmp_path: Path) -> None:
+    anywhere = FastPatchDataset(np.zeros((9, 9)), (2, 2), sampling=Uniform(3))
+    two = FastPatchDataset([np.zeros((4, 5), "u1")] * 2, (4, 5), sampling=Grid())
+    turned = FastPatchDataset(
+        [np.zeros((4, 4), "u1")] * 2, (2, 2), sampling=Positions([[1, 0, 0], [0, 0, 0]])
+    )
+    volume = np.full((1, 16), np.nan, "f4")
+    bad = [
+        FastPatchDataset(volume, (1, 4), sampling=Grid(), bad_samples=name) for name in ("replace", "skip")
+    ]
+    channels = np.zeros((COUNT, 3, 4, 5), "f4")
+    a, b = (f"{tmp_path}/{name}.npy" for name in "ab")
     with h5py.File(tmp_path / "x.h5", "w") as file:
-        for target in (
+        others = (
             torch.empty(9, 10), file.create_dataset("x", (9, 10)),
             zarr.create_array(tmp_path / "x.zarr", shape=(9, 10), chunks=(4, 4), dtype="f4"),
+        )  # fmt: skip
+        before = sorted(tmp_path.rglob("*"))
+        for rows, dataset, out, options, message in (
+            (ROWS, anywhere, OUT, {}, r"sampling=Grid\(…\), not Uniform"),
+            (ROWS, Subset(DATASET, [0]), OUT, {}, r"FastPatchDataset itself, got Subset; .*Positions\(array\)"),
+            *((ROWS[:4], one, OUT, {}, f"bad_samples='{one.bad_samples.policy}' .*'raise'") for one in bad),
+            (ROWS, turned, [a, b], {}, "patches of a volume after each other"),
+            (ROWS, DATASET, OUT, {"weights": "mean"}, "weights must be 'gaussian', 'constant' or an array, got 'mean'"),
+            (ROWS, DATASET, OUT, {"weights": np.ones((4, 4))}, r"numbers of shape \(4, 5\), got \(4, 4\)"),
+            *((ROWS, DATASET, OUT, {"weights": np.full((4, 5), n)}, "must be positive") for n in (0, 1e-60, 1e60, np.inf)),
+            (ROWS, DATASET, "x.tif", {}, r"ends in \.zarr or \.npy, got .*x\.tif"),
+            (ROWS, DATASET, OUT[1:], {}, r"out= has shape \(8, 10\), and the volume \(9, 10\)"),
+            *((channels, DATASET, np.empty((*lead, 9, 10), "f4"), {}, r"in front .* \(3,\)") for lead in ((), (4,), (1, 3))),
+            (ROWS[..., 1:], DATASET, OUT, {}, r"a prediction has shape \(4, 4\)"),
+            (ROWS[0], DATASET, OUT, {}, r"batches \(N, \*channels, \*patch_size\), got one of \(4, 5\)"),
+            (ROWS, DATASET, OUT, {"apply": lambda part: part[1:]}, r"apply= has made \(8, 10\) of \(9, 10\)"),
+            *((ROWS, DATASET, out, {}, "must be a NumPy array, or a path .* got a (Tensor|Data|Arr)") for out in others),
+            (ROWS, two, [a, f"{tmp_path}/./a.npy"], {}, "another target for each volume, but several times"),
+            (ROWS, two, [OUT, OUT], {}, "another target for each volume, but several times"),
         ):  # fmt: skip
-            with pytest.raises(
-                OptionError, match=r"must be a NumPy array, or a path .* got a (Tensor|Data|Arr)"
-            ):
-                stitch(rows, dataset, target)
-    two = FastPatchDataset([np.zeros((4, 5), "u1")] * 2, (4, 5), sampling=Grid())
-    small = np.empty((4, 5), "f4")
-    for pair in ([tmp_path / "a.npy", f"{tmp_path}/./a.npy"], [small, small]):
-        with pytest.raises(OptionError, match="another target for each volume, but several times"):
-            stitch([], two, pair)
-    assert not (tmp_path / "a.npy").exists()
-
-
-def test_arrays_that_cannot_hold_what_is_made_are_refused() -> None:
-    dataset = dataset_of()
-    rows = np.full((len(dataset), 3, 4, 5), -39.6, "f4")
-    for lead in ((), (4,), (1, 3)):
-        with pytest.raises(
-            OptionError, match=r"out= has \(.*\) in front of the volume's dimensions, .* \(3,\)"
-        ):
-            stitch([rows], dataset, np.empty((*lead, 9, 10), "f4"))
-    with pytest.raises(OptionError, match=r"elements of uint8, which cannot hold those of float32: .*apply="):
-        stitch([rows], dataset, np.empty((3, 9, 10), "u1"))
-    with pytest.raises(OptionError, match="elements of uint8, which cannot hold those of int64"):
-        stitch([rows], dataset, np.empty((9, 10), "u1"), apply=lambda part: part[0].astype(int))
-    labels = stitch([rows], dataset, np.empty((9, 10), "u1"), apply=lambda part: part.argmax(0))
-    assert not labels.any()
-    with pytest.raises(OptionError, match="elements of uint8, which cannot hold those of int64"):
-        stitch([rows], dataset, np.empty((9, 10), "u1"), apply=lambda part: part.argmax(0) + 256)
+            with pytest.raises(OptionError, match=message):
+                stitch([rows], dataset, out, **options)  # type: ignore[arg-type]
+        assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize(
@@ -399,52 +248,52 @@ def test_arrays_that_cannot_hold_what_is_made_are_refused() -> None:
         (1.0, "f4", lambda part: part[0] * 1j),
     ],
 )
-def test_nothing_is_cast_to_what_is_another_number(
+def test_values_that_the_target_cannot_hold_are_refused(
     values: float, out: str, apply: Any, tmp_path: Path
 ) -> None:
-    dataset = dataset_of()
-    rows = np.full((len(dataset), 1, 4, 5), values, "f4")
+    rows = np.full((COUNT, 1, 4, 5), values, "f4")
     lead = () if apply else (1,)
     with pytest.raises(OptionError, match="which cannot hold those of"):
-        stitch([rows], dataset, np.empty((*lead, 9, 10), out), apply=apply)
+        stitch([rows], DATASET, np.empty((*lead, 9, 10), out), apply=apply)
+    made = iter([np.zeros(2, out).dtype, None])
+
+    def changing(part: Any) -> Any:
+        first = next(made, None)
+        return np.zeros_like(part[0], first) if first else (apply(part) if apply else part[0])
+
+    tall = FastPatchDataset(np.zeros((300, 10), "f4"), (4, 5), sampling=Grid())
+    row = np.full((len(tall), 1, 4, 5), values, "f4")
     with pytest.raises(OptionError, match=r"has made elements of .* first, which cannot hold"):
-        made = iter([np.zeros(2, out).dtype, None])
-
-        def changing(part: Any) -> Any:
-            first = next(made, None)
-            return np.zeros_like(part[0], first) if first else (apply(part) if apply else part[0])
-
-        tall = FastPatchDataset(np.zeros((300, 10), "f4"), (4, 5), sampling=Grid())
-        row = np.full((len(tall), 1, 4, 5), values, "f4")
         stitch([row], tall, str(tmp_path / "out.npy"), apply=changing, max_bytes=1)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
-    "rows", [np.array(2**24 + 1), np.array(1e300), np.array(1j), torch.tensor(2**24 + 1), torch.tensor(1j)]
+    "value", [np.array(2**24 + 1), np.array(1e300), np.array(1j), torch.tensor(2**24 + 1), torch.tensor(1j)]
 )
-def test_predictions_that_float32_cannot_hold_are_refused(rows: Any) -> None:
-    dataset = dataset_of()
-    shape = (len(dataset), 1, 4, 5)
-    batch = rows.expand(shape) if isinstance(rows, torch.Tensor) else np.broadcast_to(rows, shape)
+def test_predictions_that_float32_cannot_hold_are_refused(value: Any) -> None:
+    shape = (COUNT, 1, 4, 5)
+    batch = value.expand(shape) if isinstance(value, torch.Tensor) else np.broadcast_to(value, shape)
     with pytest.raises(OptionError, match="blended as float32, which cannot hold"):
-        stitch([batch], dataset, np.empty((1, 9, 10), "f8"))
-    for weight in (1e-60, 1e60, np.inf):
-        with pytest.raises(OptionError, match="weights= must be positive numbers"):
-            stitch([], dataset, np.empty((9, 10)), weights=np.full((4, 5), weight))
+        stitch([batch], DATASET, np.empty((1, 9, 10), "f8"))
+
+
+def test_predictions_may_be_of_any_float_type() -> None:
+    rows = np.random.default_rng(2).normal(size=(COUNT, 4, 5)).astype("f4")
+    expected, tensor = stitch([rows], DATASET, np.empty((9, 10), "f4")), torch.from_numpy(rows)
+    for batch in (tensor.double(), tensor.clone().requires_grad_(), rows.astype("f8")):
+        np.testing.assert_array_equal(stitch([batch], DATASET, np.empty((9, 10), "f4")), expected)
+    half = stitch([tensor.bfloat16()], DATASET, np.empty((9, 10), "f4"))
+    np.testing.assert_allclose(half, expected, atol=0.03)
 
 
 def test_memory_is_bounded_however_many_channels_there_are() -> None:
-    channels, limit = 20, 1 << 20
     dataset = FastPatchDataset(np.zeros((96, 96, 96), "u1"), (16, 16, 16), sampling=Grid())
-    out = np.empty((96, 96, 96), "u1")
-    patch = np.ones((1, channels, 16, 16, 16), "f4")
+    out, patch, limit = np.empty((96, 96, 96), "u1"), np.ones((1, 20, 16, 16, 16), "f4"), 1 << 20
+    predictions = (patch for _ in range(len(dataset)))
     tracemalloc.start()
     try:
-        stitch(
-            (patch for _ in range(len(dataset))), dataset, out, max_bytes=limit,
-            apply=lambda part: part.argmax(0).astype("u1"),
-        )  # fmt: skip
+        stitch(predictions, dataset, out, max_bytes=limit, apply=lambda part: part.argmax(0).astype("u1"))
         assert tracemalloc.get_traced_memory()[1] < limit + 3 * patch.nbytes
     finally:
         tracemalloc.stop()

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 from torch.utils.data import ConcatDataset, DataLoader
+from volume_kinds import coordinates, write_volume
 
 from fastpipe import Cache, FastLoader, FastPatchDataset, Shuffle
 from fastpipe.sampling import Foreground, Grid, Positions, Uniform
-from fastpipe.volumes import units
 
 pytestmark = pytest.mark.usefixtures("same_generators", "small_units")
 
@@ -23,7 +22,7 @@ KINDS = {"whole chunks": "zarr3 zstd", "parts": "zarr3 blosc", "hdf5": "hdf5 gzi
 
 
 @pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory, write_volume: Any, coordinates: Any) -> dict[str, Any]:
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("tours")
     array = coordinates(SHAPE).astype(np.uint32)
     return {
@@ -66,12 +65,6 @@ def test_a_tour_decodes_at_most_twice_what_it_uses_with_a_tenth_of_the_volume_in
     assert toured < 0.7 * uniform
 
 
-def test_memory_for_everything_decodes_each_unit_once(paths: Any) -> None:
-    for threads in (1, 3):
-        times = amplification(paths["whole chunks"], True, 1.3, threads)
-        assert times <= 60**3 / (2 * 400 * 12**3) + 1e-9
-
-
 def test_without_memory_each_patch_is_decoded_alone(paths: Any) -> None:
     dataset = FastPatchDataset(
         paths["whole chunks"], PATCH, sampling=Positions([[0, 0, 0], [0, 0, 0], [5, 5, 5]]), cache="off"
@@ -89,27 +82,16 @@ def test_values_are_right_when_the_memory_is_far_too_small(paths: Any, name: str
         assert amplification(paths[name], shuffle, share, threads=4, epochs=1, count=150) > 1
 
 
-def test_several_scripts_threads_share_a_dataset(paths: Any) -> None:
-    dataset = FastPatchDataset(
-        paths["whole chunks"], PATCH, sampling=Uniform(100), cache=Cache("ram", 40_000), threads=3
-    )
-    loaders = [
-        FastLoader(dataset, 8, shuffle=shuffle, seed=n) for n, shuffle in enumerate((GROUPS, True, False))
-    ]
-    with ThreadPoolExecutor(3) as pool:
-        assert list(pool.map(run, loaders)) == [100] * 3
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_worker_processes_share_what_is_remembered(paths: Any, workers: int) -> None:
+def test_worker_processes_share_what_is_remembered(paths: Any) -> None:
     dataset = FastPatchDataset(
         paths["parts"], PATCH, sampling=Uniform(120), seed=2, cache=Cache("ram", 60_000), threads=2
     )
     for shuffle in (GROUPS, True):
-        loader = FastLoader(dataset, 8, shuffle=shuffle, num_workers=workers, workers="processes")
+        loader = FastLoader(dataset, 8, shuffle=shuffle, num_workers=2, workers="processes")
         assert run(loader) == 120
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("window", [1, 2, 7, 1000])
 @pytest.mark.parametrize(
     "sampling", [Uniform(70), Foreground(70, fraction=0.5), Grid(stride=16), Positions(np.zeros((9, 3), int))]
@@ -142,30 +124,7 @@ def test_neighbours_in_a_tour_come_from_several_places(paths: Any) -> None:
     assert spread[8] > 0.7 * starts.std()
 
 
-def test_print_says_how_an_epoch_is_visited(paths: Any) -> None:
-    dataset = FastPatchDataset(
-        paths["whole chunks"], PATCH, sampling=Uniform(400), seed=1, cache=Cache("ram", 86_400)
-    )
-    said = repr(FastLoader(dataset, 8, shuffle=GROUPS).plan)
-    assert "shuffled by seed=1, by neighbourhood, from " in said
-    assert "bytes are decoded for each that is used" in said
-    assert "remembered in memory that threads and processes share, 84.4 KiB of 850 KiB" in repr(dataset)
-
-
-def test_an_order_does_not_depend_on_the_memory_that_is_free(
-    paths: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    orders = []
-    for free in (1 << 20, 1 << 40):
-        monkeypatch.setattr(units, "free_memory", lambda free=free: free)
-        dataset = FastPatchDataset(paths["whole chunks"], PATCH, sampling=Uniform(50), seed=1)
-        orders.append(list(dataset.batch_sampler(8, shuffle=GROUPS)))
-    assert orders[0] == orders[1]
-
-
-def test_volumes_of_several_shapes_on_one_tour(
-    paths: Any, tmp_path: Any, write_volume: Any, coordinates: Any
-) -> None:
+def test_volumes_of_several_shapes_on_one_tour(paths: Any, tmp_path: Any) -> None:
     small = write_volume("npy", tmp_path / "y", coordinates((13, 60, 60)).astype(np.uint32), (SIDE,) * 3)
     both = [paths["whole chunks"], small]
     dataset = FastPatchDataset(both, PATCH, sampling=Uniform(60), seed=1, cache=Cache("ram", 50_000))
@@ -181,3 +140,13 @@ def test_volumes_of_several_shapes_on_one_tour(
     assert not set(groups[volumes == 0].tolist()) & set(groups[volumes == 1].tolist())
     apart = ConcatDataset([FastPatchDataset(one, PATCH, sampling=Uniform(20)) for one in both])
     assert run(FastLoader(apart, 8, shuffle=GROUPS, seed=3)) == 40
+
+
+def test_orders_and_places_do_not_change_between_releases() -> None:
+    """States and results depend on them."""
+    dataset = FastPatchDataset(np.zeros((200, 300), "u1"), (60, 50), sampling=Uniform(8), seed=7)
+    assert dataset.places(0)[1].tolist() == PLACES
+    assert list(dataset.batch_sampler(8, shuffle=Shuffle(2, "group"))) == [[0, 6, 1, 5, 4, 2, 7, 3]]
+
+
+PLACES = [[50, 227], [7, 198], [9, 132], [86, 18], [30, 11], [74, 112], [133, 81], [118, 167]]

@@ -1,0 +1,585 @@
+"""What every dataset does, in a stock loader and in ``FastLoader``: each row of ``KINDS`` by each test."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import gc
+import json
+import os
+import pickle
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import h5py
+import numpy as np
+import pytest
+import torch
+from dataset_kinds import KINDS, Kind
+from same import same
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    RandomSampler,
+    Subset,
+    default_collate,
+    random_split,
+)
+
+from fastpipe import (
+    BadSamples,
+    FastHDF5Dataset,
+    FastImageFolder,
+    FastLoader,
+    FastPatchDataset,
+    Shard,
+    Shuffle,
+    accelerate,
+)
+from fastpipe.errors import BadSampleError, OptionError, TooManyBadSamplesError
+from fastpipe.sampling import Grid
+
+pytestmark = [
+    pytest.mark.usefixtures("same_generators"),
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="run it where processes can fork: not on Windows"),
+]
+
+SIZE = 4
+BY_PROCESSES = functools.partial(FastLoader, workers="processes")
+LOADERS: dict[str, Callable[..., Any]] = {
+    "stock": DataLoader,
+    "stock, 1 worker": functools.partial(DataLoader, num_workers=1),
+    "stock, 2 workers": functools.partial(DataLoader, num_workers=2, persistent_workers=True),
+    "fast": FastLoader,
+    "fast, 2 threads": functools.partial(FastLoader, num_workers=2),
+    "fast, 1 process": functools.partial(BY_PROCESSES, num_workers=1),
+    "fast, 2 processes": functools.partial(BY_PROCESSES, num_workers=2, persistent_workers=True),
+    "accelerated": lambda *given, **options: accelerate(DataLoader(*given, **options)),
+}
+of_every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS, indirect=True)
+of_every_kind_that_is_spoilt = pytest.mark.parametrize(
+    "kind", [one for one in KINDS.values() if one.spoil], ids=[name for name in KINDS if KINDS[name].spoil], indirect=True
+)  # fmt: skip
+
+
+class Data:
+    """A kind of dataset over data in a folder."""
+
+    def __init__(self, kind: Kind, folder: Path) -> None:
+        self._kind, self.folder = kind, folder
+        self.stock = kind.stock(folder)
+
+    def fast(self, **options: Any) -> Any:
+        return self._kind.fast(self.folder, **options)
+
+    def drawn(self, **options: Any) -> Any:
+        """A dataset whose samples are other ones in each epoch."""
+        return self._kind.fast(self.folder, **self._kind.drawn, **options)
+
+
+@pytest.fixture(scope="module")
+def _written(tmp_path_factory: pytest.TempPathFactory, settled: Any) -> Callable[[Kind], Path]:
+    @functools.cache
+    def write(name: str) -> Path:
+        folder = tmp_path_factory.mktemp("kind")
+        KINDS[name].write(folder)
+        return settled(folder)  # type: ignore[no-any-return]
+
+    return lambda kind: write(next(name for name, one in KINDS.items() if one is kind))
+
+
+@pytest.fixture
+def kind(request: pytest.FixtureRequest, _written: Callable[[Kind], Path]) -> Data:
+    return Data(request.param, _written(request.param))
+
+
+@pytest.fixture
+def spoilt(kind: Data, tmp_path: Path, settled: Any) -> tuple[Data, list[int]]:
+    """Data of their own, some of which are damaged, and the indices of these."""
+    kind._kind.write(tmp_path)
+    wrong = kind._kind.spoil(tmp_path)  # type: ignore[misc]
+    return Data(kind._kind, settled(tmp_path)), wrong
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _empty_memory_again() -> Iterator[None]:
+    yield
+    fsspec.filesystem("memory").store.clear()
+
+
+def leaf(batch: Any) -> torch.Tensor:
+    """The first tensor of a batch."""
+    while not isinstance(batch, torch.Tensor):
+        batch = next(iter(batch.values())) if isinstance(batch, dict) else batch[0]
+    return batch
+
+
+def rows(loader: Any) -> list[bytes]:
+    """The samples of an epoch."""
+    return [row.numpy().tobytes() for batch in loader for row in leaf(batch)]
+
+
+def epochs(loader: Any, count: int = 2) -> list[list[Any]]:
+    return [list(loader) for _ in range(count)]
+
+
+def reversed_without_the_first(samples: Any) -> Any:
+    return len(samples), default_collate([*samples[1:]][::-1] or list(samples))
+
+
+def views(dataset: Any) -> dict[str, Any]:
+    return {
+        "itself": dataset,
+        "subset": Subset(Subset(dataset, [9, 8, -1, 6, 12, 5, 9]), [4, 0, 6, 2, -1]),
+        "split": random_split(dataset, [0.6, 0.4], generator=torch.Generator().manual_seed(1))[0],
+        "concat": ConcatDataset([Subset(dataset, [3, 1]), dataset, Subset(ConcatDataset([dataset] * 2), [-2, 13, 0])]),
+    }  # fmt: skip
+
+
+# ---- values -------------------------------------------------------------------------------------
+
+
+@of_every_kind
+def test_samples_are_those_of_the_stock_dataset(kind: Data) -> None:
+    ours, count = kind.fast(), len(kind.stock)
+    assert len(ours) == count
+    expected = [kind.stock[index] for index in range(count)]
+    assert same(list(ours), expected)
+    for index in (-1, -count, np.int64(4), np.array(4), np.uint8(4), torch.tensor(4), True):
+        assert same(ours[index], expected[int(index)])
+    for indices in ([5, 2, 5, -1], (0, 7), np.array([3, 1]), torch.tensor([6, 6]), iter([1, 0])):
+        listed = [int(index) for index in indices] if hasattr(indices, "__len__") else [1, 0]
+        found = default_collate(ours.__getitems__(indices))
+        assert same(found, default_collate([expected[index] for index in listed]))
+    assert len(ours.__getitems__([])) == 0
+    for index in (count, -count - 1, 10**12, 2**64 - 1):
+        with pytest.raises(IndexError, match=str(index)):
+            ours.__getitems__([0, index])
+        with pytest.raises(IndexError):
+            ours[index]
+    for index in (1.0, "1", None, [1]):
+        with pytest.raises(TypeError):
+            ours[index]
+        with pytest.raises(TypeError):
+            ours.__getitems__([index])
+
+
+@pytest.mark.few(56)
+@pytest.mark.parametrize("loader", LOADERS)
+@of_every_kind
+def test_batches_are_those_of_a_stock_loader(kind: Data, loader: str) -> None:
+    ours, theirs = views(kind.fast()), views(kind.stock)
+    for view in ours if loader.startswith("fast") else ("itself", "concat"):
+        expected = list(DataLoader(theirs[view], SIZE))
+        made = LOADERS[loader](ours[view], SIZE)
+        assert same(epochs(made), [expected] * 2), view
+        del made
+    options = {"collate_fn": reversed_without_the_first, "sampler": [7, 9, 8, 3, 2, 2, 0, 11, 5]}
+    expected = list(DataLoader(kind.stock, SIZE, **options))
+    assert same(list(LOADERS[loader](ours["itself"], SIZE, **options)), expected)
+
+
+PICKLED = ["images", "rows, staged", "patches of HDF5"]
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("loader", [DataLoader, BY_PROCESSES], ids=["stock", "fast"])
+@pytest.mark.parametrize("kind", [KINDS[name] for name in PICKLED], ids=PICKLED, indirect=True)
+def test_batches_are_the_same_from_workers_that_get_a_pickle(kind: Data, loader: Any, method: str) -> None:
+    made = loader(kind.fast(), SIZE, num_workers=2, multiprocessing_context=method)
+    assert same(list(made), list(DataLoader(kind.stock, SIZE)))
+
+
+ARGUMENTS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "drop_last": lambda n: {"batch_size": 10, "drop_last": True},
+    "one by one": lambda n: {"batch_size": 1},
+    "more than all": lambda n: {"batch_size": 99},
+    "no batches": lambda n: {"batch_size": None},
+    "sampler": lambda n: {"batch_size": 4, "sampler": [5, -2, 5, 0, n - 1]},
+    "batches": lambda n: {"batch_sampler": [[3], [-1, 4, 4], (7, 8), np.array([9, 1])]},
+    "torch's batches": lambda n: {"batch_sampler": BatchSampler(range(n), 6, False)},
+    "shuffle": lambda n: {"batch_size": 8, "shuffle": True},
+    "generator": lambda n: {"batch_size": 8, "shuffle": True, "generator": torch.Generator().manual_seed(3)},
+    "replacement": lambda n: {"batch_size": 8, "sampler": RandomSampler(range(n), True, num_samples=70)},
+}
+
+
+@pytest.mark.few(40)
+@pytest.mark.parametrize("arguments", ARGUMENTS)
+@of_every_kind
+def test_arguments_of_a_loader_mean_what_they_mean_in_torch(kind: Data, arguments: str) -> None:
+    results, states = [], []
+    ours = kind.fast()
+    for loader, dataset in ((DataLoader, kind.stock), (DataLoader, ours), (FastLoader, ours)):
+        torch.manual_seed(4)
+        results.append(list(loader(dataset, **ARGUMENTS[arguments](len(dataset)))))
+        states.append(torch.get_rng_state())
+    assert same(results[1], results[0])
+    assert same(results[2], results[0])
+    assert torch.equal(states[1], states[0]) and torch.equal(states[2], states[0])
+
+
+@of_every_kind
+def test_the_reference_is_a_stock_loader_with_the_same_batches(kind: Data) -> None:
+    for options in ({}, {"shuffle": True, "seed": 3}, {"sampler": [3, 1, 2, 0]}):
+        loader = FastLoader(Subset(kind.fast(), range(1, 13)), SIZE, **options)
+        reference = loader.reference()
+        assert type(reference) is DataLoader
+        assert same(list(loader), list(reference))
+
+
+# ---- orders and draws ---------------------------------------------------------------------------
+
+
+@of_every_kind
+def test_a_seed_fixes_every_epoch_on_any_topology(kind: Data) -> None:
+    dataset = kind.drawn(seed=5, threads=2)
+    before = torch.get_rng_state()
+    loader = FastLoader(dataset, SIZE, shuffle=True)
+    wanted = [rows(loader) for _ in range(3)]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert len(set(map(tuple, wanted))) == 3
+    for other in (
+        FastLoader(kind.drawn(seed=5, threads=1), 7, shuffle=True, prefetch_batches=0),
+        FastLoader(kind.drawn(thread_safe=True), SIZE, shuffle=True, seed=5, num_workers=2),
+        BY_PROCESSES(kind.drawn(seed=5), SIZE, shuffle=True, num_workers=2, persistent_workers=True),
+    ):
+        assert [rows(other) for _ in range(3)] == wanted
+    loader.set_epoch(1)
+    assert rows(loader) == wanted[1]
+    assert rows(FastLoader(dataset, SIZE, shuffle=True, seed=6)) not in wanted
+
+
+@pytest.mark.parametrize("loader", ["stock", "stock, 2 workers", "fast", "fast, 2 processes"])
+@pytest.mark.few(28)
+@of_every_kind
+def test_without_a_seed_manual_seed_decides(kind: Data, loader: str) -> None:
+    dataset, streams = kind.drawn(), []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        made = LOADERS[loader](dataset, SIZE, shuffle=True)
+        streams.append([rows(made) for _ in range(2)])
+    assert streams[0] == streams[1]
+    assert streams[0] != streams[2]
+    assert not set(streams[0][0]) & set(streams[0][1]), "each epoch has draws of its own"
+
+
+@of_every_kind
+def test_shards_partition_every_epoch(kind: Data) -> None:
+    dataset, count = kind.fast(), len(kind.stock)
+    every = Counter(rows(DataLoader(dataset, SIZE)))
+    for world in (2, 3):
+        for mode, most in (("eval", count), ("train", -(-count // world) * world)):
+            shards = [Shard(rank, world, mode) for rank in range(world)]  # type: ignore[arg-type]
+            loaders = [FastLoader(dataset, 3, shuffle=True, seed=2, shard=shard) for shard in shards]
+            parts = [[rows([batch]) for batch in loader] for loader in loaders]
+            assert [len(loader) for loader in loaders] == [len(part) for part in parts]
+            found = Counter(row for part in parts for batch in part for row in batch)
+            assert sum(found.values()) == most
+            assert found == every if mode == "eval" else set(found) == set(every)
+
+
+@pytest.mark.few(28)
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("seed", [None, 3])
+@of_every_kind
+def test_a_loader_goes_on_where_another_was(kind: Data, seed: int | None, workers: int) -> None:
+    def make() -> FastLoader[Any]:
+        return BY_PROCESSES(kind.drawn(seed=seed), SIZE, shuffle=True, num_workers=workers)
+
+    first = make()
+    list(first)  # an epoch before
+    states, batches = [], []
+    for batch in first:
+        batches.append(rows([batch]))
+        states.append(json.loads(json.dumps(first.state_dict())))
+    following = rows(first) if seed is not None else None
+    for cut in (0, len(states) - 1) if workers else range(0, len(states), 2):
+        torch.manual_seed(99)  # whatever the script draws meanwhile
+        again = make()
+        again.load_state_dict(states[cut])
+        assert rows(again) == sum(batches[cut + 1 :], [])
+        assert following is None or rows(again) == following
+
+
+# ---- processes, threads and memory --------------------------------------------------------------
+
+
+@of_every_kind
+def test_copies_and_forks_have_the_same_samples(
+    kind: Data, in_child: Callable[[Callable[[], object]], None]
+) -> None:
+    dataset = kind.drawn(seed=3, bad_samples="replace", threads=2)
+    unused = pickle.dumps(dataset)
+    wanted = list(FastLoader(dataset, SIZE, shuffle=True))
+    running = iter(FastLoader(dataset, SIZE))
+    next(running)
+    for other in (
+        pickle.loads(unused),
+        pickle.loads(pickle.dumps(dataset)),
+        copy.copy(dataset),
+        copy.deepcopy(dataset),
+    ):
+        assert repr(other) == repr(dataset)
+        assert same(list(FastLoader(other, SIZE, shuffle=True)), wanted)
+        other.close()
+
+    def child() -> None:
+        assert same(list(FastLoader(dataset, SIZE, shuffle=True)), wanted)
+        assert same(list(BY_PROCESSES(dataset, SIZE, shuffle=True, num_workers=1)), wanted)
+
+    in_child(child)
+    assert len(list(running)) == len(wanted) - 1
+    assert same(list(FastLoader(dataset, SIZE, shuffle=True)), wanted)
+
+
+@pytest.mark.parametrize("loader", ["stock", "stock, 2 workers", "fast", "fast, 2 processes"])
+@pytest.mark.few(28)
+@of_every_kind
+def test_kept_batches_are_never_overwritten_and_outlive_the_dataset(kind: Data, loader: str) -> None:
+    made = LOADERS[loader](kind.fast(), 2)
+    expected = list(DataLoader(kind.stock, 2))
+    kept = [batch for _ in range(3) for batch in made]
+    del made
+    gc.collect()
+    assert same(kept, expected * 3)
+    assert len({leaf(batch).data_ptr() for batch in kept}) == len(kept)
+
+
+@pytest.mark.parametrize("loader", ["stock", "stock, 1 worker", "fast", "fast, 1 process"])
+@pytest.mark.parametrize("what", ["rows", "patches"])
+def test_large_batches_that_are_kept_are_never_overwritten(what: str, loader: str, tmp_path: Path) -> None:
+    """Of a size at which the memory of batches is used again."""
+    values = np.random.default_rng(0).integers(0, 255, (12, 1 << 17), np.uint8)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.create_dataset("x", data=values, chunks=(5, 1 << 17), compression="lzf")
+    patches = FastPatchDataset(values.reshape(12, 256, 512), (1, 256, 512), sampling=Grid())
+    made = LOADERS[loader](FastHDF5Dataset(tmp_path / "x.h5", "x") if what == "rows" else patches, 4)
+    kept = [batch for _ in range(3) for batch in made]
+    assert torch.cat(kept).numpy().tobytes() == values.tobytes() * 3
+    assert len({batch.data_ptr() for batch in kept}) == len(kept)
+
+
+def _threads() -> set[threading.Thread]:
+    """Those that a dataset may have started: not those that the process keeps."""
+    kept = ("Dummy", "zarr", "asyncio_", "fsspec", "fastpipe-watcher")
+    return {thread for thread in threading.enumerate() if not thread.name.startswith(kept)}
+
+
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.few(20)
+@of_every_kind
+def test_epochs_that_are_broken_off_leave_nothing(kind: Data, workers: int) -> None:
+    dataset = kind.fast(threads=2)
+    loader = BY_PROCESSES(dataset, 2, num_workers=workers)
+    next(iter(loader))
+    descriptors = _descriptors()
+    for _ in range(2 if workers else 15):
+        next(iter(loader))
+    with pytest.raises(KeyError):
+        for _ in loader:
+            raise KeyError
+    gc.collect()
+    assert _descriptors() <= descriptors + 2
+    assert same(list(loader), list(DataLoader(kind.stock, 2)))
+
+
+@pytest.mark.usefixtures("no_gc")
+@of_every_kind
+def test_a_dropped_dataset_is_freed_with_its_threads_and_files(kind: Data) -> None:
+    """``no_leaks`` looks for files and memory; and a closed dataset opens them again."""
+    expected = list(DataLoader(kind.stock, SIZE))
+    before = _threads()
+    dataset = kind.fast()
+    for _ in range(2):
+        assert same(list(FastLoader(dataset, SIZE)), expected)
+        assert same(list(DataLoader(dataset, SIZE)), expected)
+        assert same(dataset[3], kind.stock[3])
+        dataset.close()
+    list(FastLoader(dataset, SIZE))
+    refer = weakref.ref(dataset)
+    del dataset
+    assert refer() is None, "without a collection of garbage"
+    gc.collect()
+    for thread in _threads() - before:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+@pytest.mark.few(6)
+@of_every_kind
+def test_no_objects_pile_up(kind: Data, grown_in_epochs: Any) -> None:
+    for loader in (FastLoader(kind.drawn(), SIZE, shuffle=True), DataLoader(kind.fast(), SIZE)):
+        list(loader)
+        descriptors = _descriptors()
+        assert grown_in_epochs(loader) == {}
+        assert _descriptors() == descriptors
+
+
+@of_every_kind
+def test_many_threads_share_a_dataset_from_the_first_moment(kind: Data) -> None:
+    dataset, expected, start = kind.fast(threads=2), list(DataLoader(kind.stock, SIZE)), threading.Barrier(4)
+
+    def work(number: int) -> bool:
+        start.wait(60)
+        loader = (FastLoader, DataLoader)[number % 2](dataset, SIZE)
+        return same(epochs(loader), [expected] * 2)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(4)))
+
+
+# ---- bad samples --------------------------------------------------------------------------------
+
+
+def failure(ask: Callable[[], object]) -> BadSampleError:
+    """The error with which a call ends, without what it refers to."""
+    try:
+        ask()
+    except BadSampleError as error:
+        error.__cause__ = error.__context__ = None
+        return error.with_traceback(None)
+    raise AssertionError("there was no error")
+
+
+@of_every_kind_that_is_spoilt
+def test_a_bad_sample_is_an_error_that_says_which(spoilt: tuple[Data, list[int]]) -> None:
+    data, wrong = spoilt
+    dataset = data.fast(threads=2)
+    for ask in (
+        lambda: dataset[wrong[0]],
+        lambda: dataset.__getitems__(range(len(dataset))),
+        lambda: list(FastLoader(dataset, SIZE)),
+        lambda: list(DataLoader(dataset, SIZE)),
+        lambda: list(BY_PROCESSES(dataset, SIZE, num_workers=1)),
+        lambda: list(FastLoader(ConcatDataset([Subset(dataset, wrong), dataset]), SIZE)),
+    ):
+        error = failure(ask)
+        assert type(error) is BadSampleError
+        for said in (f"sample {wrong[0]} ", str(data.folder), "bad_samples='replace' or 'skip'"):
+            assert said in str(error)
+    assert failure(lambda: dataset[wrong[-1]]).index == wrong[-1]
+    good = [index for index in range(len(dataset)) if index not in wrong]
+    assert same([dataset[index] for index in good], [data.stock[index] for index in good])
+
+
+@of_every_kind_that_is_spoilt
+def test_bad_samples_are_left_out(
+    spoilt: tuple[Data, list[int]], tmp_path: Path, grown_in_epochs: Any
+) -> None:
+    data, wrong = spoilt
+    log = tmp_path / "bad.jsonl"
+    dataset = data.fast(bad_samples=BadSamples("skip", log=log))
+    good = [index for index in range(len(dataset)) if index not in wrong]
+    full = list(DataLoader(data.stock, SIZE, sampler=good))
+    for _ in range(2):
+        assert same(list(FastLoader(dataset, SIZE)), full)  # which fills up its batches
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert sorted(line["index"] for line in lines) == wrong
+    assert {line["action"] for line in lines} == {"skip"}
+    shorter = np.array_split(range(len(dataset)), range(SIZE, len(dataset), SIZE))
+    batches = [kept for part in shorter if (kept := [index for index in part.tolist() if index in good])]
+    if len(batches) == len(shorter):  # else there is one of bad samples alone, which is an error
+        assert same(list(DataLoader(dataset, SIZE)), list(DataLoader(data.stock, batch_sampler=batches)))
+    for loader in (DataLoader, FastLoader, functools.partial(BY_PROCESSES, num_workers=1)):
+        assert "all 2 samples of a batch are bad" in str(
+            failure(lambda: list(loader(dataset, batch_sampler=[wrong[:2]])))
+        )
+    with pytest.raises(TooManyBadSamplesError, match="max_errors=1"):
+        list(FastLoader(data.fast(bad_samples=BadSamples("skip", max_errors=1)), SIZE))
+    assert grown_in_epochs(FastLoader(dataset, SIZE)) == {}
+
+
+@of_every_kind_that_is_spoilt
+def test_bad_samples_are_replaced_alike_on_any_topology(spoilt: tuple[Data, list[int]]) -> None:
+    data, wrong = spoilt
+    good = [index for index in range(len(data.stock)) if index not in wrong]
+    every = rows(DataLoader(data.stock, SIZE, sampler=good))
+    streams = []
+    for threads, workers in ((1, 0), (3, 0), (1, 2)):
+        dataset = data.fast(bad_samples="replace", seed=3, threads=threads)
+        loader = BY_PROCESSES(dataset, SIZE, num_workers=workers)
+        streams.append([rows(loader) for _ in range(2)])
+    assert streams[0] == streams[1] == streams[2]
+    for stream in streams[0]:
+        assert [stream[index] for index in good] == every
+        assert set(stream) == set(every) and len(stream) == len(data.stock)
+    torch.manual_seed(1)
+    first = dataset[wrong[0]]
+    torch.manual_seed(1)
+    assert same(dataset[wrong[0]], first)
+
+
+# ---- the script's own code, options -------------------------------------------------------------
+
+
+class Failing:
+    """A transform that fails at a call, by its number."""
+
+    def __init__(self, at: int) -> None:
+        self.at, self.calls = at, 0
+
+    def __call__(self, *values: Any) -> Any:
+        self.calls += 1
+        if self.calls == self.at:
+            raise KeyError("no such word")
+        return torch.zeros(1)
+
+
+@pytest.mark.parametrize("policy", ["raise", "skip"])
+@of_every_kind
+def test_an_error_of_a_transform_keeps_its_type_and_names_the_sample(kind: Data, policy: Any) -> None:
+    for loader in (DataLoader, FastLoader):
+        dataset = kind.fast(transform=Failing(7), bad_samples=policy)
+        with pytest.raises(KeyError, match="no such word") as caught:
+            list(loader(dataset, SIZE))
+        assert any(
+            "while making sample 6 from" in note
+            for note in getattr(caught.value, "__notes__", ["while making sample 6 from"])
+        )
+        del caught
+
+
+@of_every_kind
+def test_a_transform_may_be_changed(kind: Data) -> None:
+    dataset = kind.fast()
+    list(FastLoader(dataset, SIZE))
+    dataset.transform = Failing(0)
+    assert {leaf(batch).shape[1:] for batch in FastLoader(dataset, SIZE)} == {(1,)}
+    assert leaf(default_collate([dataset[2]])).shape == (1, 1)
+
+
+@of_every_kind
+def test_repr_shows_options_and_errors_name_those_that_cannot_be(kind: Data) -> None:
+    text = repr(kind.fast(seed=5, bad_samples="skip"))
+    assert "Seed: 5" in text and "BadSamples(policy='skip')" in text
+    assert "Seed" not in repr(kind.fast()) and "BadSamples" not in repr(kind.fast())
+    for name, value in (
+        ("threads", 0),
+        ("threads", 1.5),
+        ("threads", "many"),
+        ("bad_samples", "drop"),
+        ("cache", "disc"),
+    ):
+        with pytest.raises(OptionError, match=f"{name}|{value}"):
+            kind.fast(**{name: value})
+    for seed in (1.5, "1"):
+        with pytest.raises(TypeError):
+            kind.fast(seed=seed)
+    with pytest.raises(OptionError, match="needs a seed"):
+        FastLoader(kind.fast(), shuffle=True, shard=Shard(0, 2))
+    if isinstance(kind.fast(), FastImageFolder):  # the other kinds have groups
+        with pytest.raises(OptionError, match="shuffle=True"):
+            FastLoader(kind.fast(), shuffle=Shuffle(unit="group"))
