@@ -15,6 +15,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from hdf5_kit import read, read_alone, read_natively
 
 from fastpipe.core.native import native
 from fastpipe.core.reads import MADE
@@ -44,7 +45,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def read(read: Any) -> Any:
+def read() -> Any:
     """Reads datasets of a file, or of the reader that is given, in three threads."""
 
     def run(source: SampleFiles | RowReader, samples: Any = ORDER) -> list[Any]:
@@ -67,7 +68,7 @@ def _are_right(outs: list[Any], samples: Any = ORDER) -> None:
     np.testing.assert_array_equal(outs[4], samples % 3)
 
 
-def test_datasets_of_every_kind(path: Path, read: Any) -> None:
+def test_datasets_of_every_kind(path: Path) -> None:
     files = of(path, NAMES)
     assert files.count == 40
     assert [layout.kind for layout in files.layouts] == [
@@ -83,11 +84,11 @@ def test_datasets_of_every_kind(path: Path, read: Any) -> None:
     _are_right(read(reader, np.arange(40)[::-1]), np.arange(40)[::-1])
 
 
-def test_each_is_read_alone_as_well(path: Path, read_alone: Any) -> None:
+def test_each_is_read_alone_as_well(path: Path) -> None:
     _are_right(read_alone(RowReader(of(path, NAMES)), ORDER))
 
 
-def test_several_dimensions_count_samples(path: Path, read: Any) -> None:
+def test_several_dimensions_count_samples(path: Path) -> None:
     files = of(path, ["chunked", "square"], sample_dims=2)
     assert (files.count, files.sample_shape(0), files.sample_shape(1)) == (240, (5,), ())
     samples = np.random.default_rng(1).permutation(240)
@@ -96,11 +97,11 @@ def test_several_dimensions_count_samples(path: Path, read: Any) -> None:
     np.testing.assert_array_equal(outs[1], samples)
 
 
-def test_no_samples_are_asked_for(path: Path, read: Any) -> None:
+def test_no_samples_are_asked_for(path: Path) -> None:
     assert [len(out) for out in read(of(path, NAMES), np.array([], int))] == [0] * 5
 
 
-def test_what_is_open_goes_with_the_object(path: Path, read: Any, no_gc: None) -> None:
+def test_what_is_open_goes_with_the_object(path: Path, no_gc: None) -> None:
     before = len(os.listdir("/proc/self/fd"))
     reader = RowReader(of(path, NAMES))
     _are_right(read(reader))
@@ -109,7 +110,7 @@ def test_what_is_open_goes_with_the_object(path: Path, read: Any, no_gc: None) -
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_dropped_while_a_batch_waits(path: Path, read_natively: Any, no_gc: None) -> None:
+def test_dropped_while_a_batch_waits(path: Path, no_gc: None) -> None:
     """A batch reads from the file that it was made for, and closes it in the end."""
     before = os.listdir("/proc/self/fd")
     reader = RowReader(of(path, ["chunked"]))
@@ -124,7 +125,7 @@ def test_dropped_while_a_batch_waits(path: Path, read_natively: Any, no_gc: None
     assert os.listdir("/proc/self/fd") == before
 
 
-def test_other_processes(path: Path, read: Any, in_child: Callable[[Callable[[], object]], None]) -> None:
+def test_other_processes(path: Path, in_child: Callable[[Callable[[], object]], None]) -> None:
     files = of(path, NAMES)
     in_child(lambda: _are_right(read(files)))  # before the parent has opened anything
     reader = RowReader(files)
@@ -193,7 +194,7 @@ def test_datasets_that_do_not_belong_together(path: Path) -> None:
         SampleFile(path, ["chunked", "short"], sample_dims=2)
 
 
-def test_a_damaged_chunk(path: Path, read: Any) -> None:
+def test_a_damaged_chunk(path: Path) -> None:
     layout = SampleFile(path, ["chunked"]).layouts[0]
     raw = bytearray(path.read_bytes())
     raw[layout.offsets[0] : layout.offsets[0] + layout.sizes[0]] = bytes(int(layout.sizes[0]))
@@ -214,9 +215,7 @@ def flip(path: Path, signature: bytes, behind: int) -> None:
 @pytest.mark.parametrize(
     ("libver", "signature", "behind"), [("latest", b"FADB", 20), ("earliest", b"TREE\1", 7)]
 )
-def test_damage_of_the_records_of_chunks(
-    tmp_path: Path, libver: str, signature: bytes, behind: int, read: Any
-) -> None:
+def test_damage_of_the_records_of_chunks(tmp_path: Path, libver: str, signature: bytes, behind: int) -> None:
     """Which rows are damaged the library decides, one by one."""
     path = tmp_path / "x.h5"
     with h5py.File(path, "w", libver=libver) as file:
@@ -230,7 +229,7 @@ def test_damage_of_the_records_of_chunks(
         read(files, np.array([1]))
 
 
-def test_what_a_damaged_list_of_chunks_still_finds_is_read(tmp_path: Path, read: Any) -> None:
+def test_what_a_damaged_list_of_chunks_still_finds_is_read(tmp_path: Path) -> None:
     path = tmp_path / "x.h5"
     with h5py.File(path, "w", libver="earliest") as file:
         file.create_dataset("x", data=np.arange(400).reshape(200, 2), chunks=(1, 2))
@@ -283,7 +282,7 @@ def test_errors_of_others_are_not_called_damage(error: Exception) -> None:
     assert raised.value is error
 
 
-def test_damage_that_the_library_finds(path: Path, read: Any) -> None:
+def test_damage_that_the_library_finds(path: Path) -> None:
     with h5py.File(path, "a") as file:
         dataset = file.create_dataset(
             "both", data=np.arange(40), chunks=(40,), scaleoffset=0, compression="gzip"
@@ -297,7 +296,7 @@ def test_damage_that_the_library_finds(path: Path, read: Any) -> None:
 
 @pytest.mark.parametrize("how", ["written to", "replaced"])
 @pytest.mark.parametrize("is_open", [True, False])
-def test_a_file_that_changes(path: Path, read: Any, how: str, is_open: bool) -> None:
+def test_a_file_that_changes(path: Path, how: str, is_open: bool) -> None:
     reader = RowReader(of(path, ["chunked"]))
     if is_open:
         read(reader)
@@ -316,7 +315,7 @@ def test_a_file_that_changes(path: Path, read: Any, how: str, is_open: bool) -> 
 
 
 @pytest.mark.parametrize("how", ["written to", "replaced"])
-def test_a_file_that_changes_while_the_library_has_it_open(path: Path, read: Any, how: str) -> None:
+def test_a_file_that_changes_while_the_library_has_it_open(path: Path, how: str) -> None:
     with h5py.File(path, "a") as file:
         file.create_dataset("scaled", data=np.arange(40), chunks=(4,), scaleoffset=0)
     reader = RowReader(of(path, ["scaled"]))
@@ -336,7 +335,7 @@ def test_a_file_that_changes_while_the_library_has_it_open(path: Path, read: Any
 
 
 @pytest.mark.parametrize("is_open", [True, False])
-def test_a_file_that_is_removed(path: Path, read: Any, is_open: bool) -> None:
+def test_a_file_that_is_removed(path: Path, is_open: bool) -> None:
     reader = RowReader(of(path, ["chunked"]))
     if is_open:
         read(reader)
@@ -348,7 +347,7 @@ def test_a_file_that_is_removed(path: Path, read: Any, is_open: bool) -> None:
             read(reader)
 
 
-def test_a_file_that_is_cut_off_while_it_is_open(path: Path, read: Any, read_natively: Any) -> None:
+def test_a_file_that_is_cut_off_while_it_is_open(path: Path) -> None:
     reader = RowReader(of(path, ["chunked"]))
     read(reader)
     os.truncate(path, 4000)

@@ -11,6 +11,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from hdf5_kit import read, read_natively
 
 from fastpipe.core.native import native
 from fastpipe.errors import HDF5Error, OptionError
@@ -47,7 +48,7 @@ def paths(tmp_path: Path) -> list[Path]:
 
 
 @pytest.fixture
-def read(read: Any) -> Any:
+def read() -> Any:
     def run(source: SampleFiles | RowReader, samples: Any) -> list[Any]:
         found = read(RowReader(source) if isinstance(source, SampleFiles) else source, samples)
         return found if isinstance(found, list) else [found]
@@ -55,7 +56,7 @@ def read(read: Any) -> Any:
     return run
 
 
-def test_samples_follow_each_other(paths: list[Path], read: Any) -> None:
+def test_samples_follow_each_other(paths: list[Path]) -> None:
     files = SampleFiles(paths, ["x", "text"])
     assert (files.count, files.firsts.tolist()) == (9, [0, 3, 3, 8, 9])
     for source in (files, pickle.loads(pickle.dumps(files))):
@@ -101,7 +102,7 @@ def test_groups_go_on_from_file_to_file(paths: list[Path]) -> None:
     assert files.samples_in_group(0) == 2
 
 
-def test_files_are_opened_when_they_are_read(paths: list[Path], read: Any) -> None:
+def test_files_are_opened_when_they_are_read(paths: list[Path]) -> None:
     before = len(os.listdir("/proc/self/fd"))
     reader = RowReader(SampleFiles(paths, ["x"]))
     assert len(os.listdir("/proc/self/fd")) == before
@@ -111,7 +112,7 @@ def test_files_are_opened_when_they_are_read(paths: list[Path], read: Any) -> No
     assert len(os.listdir("/proc/self/fd")) == before + 2
 
 
-def test_few_are_open_at_a_time(tmp_path: Path, read: Any) -> None:
+def test_few_are_open_at_a_time(tmp_path: Path) -> None:
     """Files that the core reads take no more than the lower half of the descriptors."""
     paths = [write(tmp_path / f"{number}.h5", 1, number, chunks=(1, 4)) for number in range(150)]
     before = len(os.listdir("/proc/self/fd"))
@@ -128,9 +129,7 @@ def test_few_are_open_at_a_time(tmp_path: Path, read: Any) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_the_library_has_few_open_at_a_time(
-    paths: list[Path], monkeypatch: pytest.MonkeyPatch, read: Any
-) -> None:
+def test_the_library_has_few_open_at_a_time(paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "_MOST_OPEN", 2)
     reader = RowReader(SampleFiles([*paths, *paths], ["text"]))
     before = len(os.listdir("/proc/self/fd"))
@@ -140,9 +139,7 @@ def test_the_library_has_few_open_at_a_time(
         assert len(os.listdir("/proc/self/fd")) <= before + 2
 
 
-def test_a_batch_of_several_files_says_which_has_changed(
-    paths: list[Path], read: Any, read_natively: Any
-) -> None:
+def test_a_batch_of_several_files_says_which_has_changed(paths: list[Path]) -> None:
     files = SampleFiles(paths, ["x"])
     write(paths[2], 5, 100)
     assert read_natively(RowReader(files), [0, 4, 8]).is_made.tolist() == [True, False, True]
@@ -151,7 +148,7 @@ def test_a_batch_of_several_files_says_which_has_changed(
     assert read(files, [0, 8])[0][:, 0].tolist() == [0, 8]
 
 
-def test_files_that_are_not_alike(tmp_path: Path, paths: list[Path], read: Any) -> None:
+def test_files_that_are_not_alike(tmp_path: Path, paths: list[Path]) -> None:
     with h5py.File(tmp_path / "other.h5", "w") as file:
         file["x"] = np.zeros((2, 5), "i4")
     with pytest.raises(OptionError, match=r"'x' are \(4,\) int32 in .*0\.h5 and \(5,\) int32 in .*other\.h5"):

@@ -26,6 +26,7 @@ ROWS = np.arange(512, dtype="f4").reshape(64, 8)
 
 _WRITER = """
 import h5py, numpy as np, sys
+from hdf5_kit import read
 file = h5py.File(sys.argv[1], "w", libver=sys.argv[2])
 x = file.create_dataset("x", (64, 8), "f4", chunks=(8, 8), maxshape=(None, 8), compression="gzip")
 x[...] = np.arange(512).reshape(64, 8)

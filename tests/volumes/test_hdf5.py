@@ -23,6 +23,7 @@ from fastpipe.volumes.opening import open_volume
 _READ = """
 import pickle, sys
 import numpy as np
+from volume_kit import random_array, reader_of, same_bits, whole
 volume = pickle.load(open(sys.argv[1], "rb"))
 out = np.zeros(volume.unit_nbytes, np.uint8)
 volume.open().read(np.zeros(1, np.int64), [out])
@@ -35,9 +36,14 @@ volume.open().read(np.zeros(1, np.int64), [out])
     chunk=st.one_of(st.none(), st.integers(1, 8)), rows=st.integers(0, 20), is_packed=st.booleans(), seed=st.integers(0, 99),
 )  # fmt: skip
 def test_any_dataset_is_as_h5py_reads_it(
-    shape: list[int], kind: str, chunk: int | None, rows: int, is_packed: bool, seed: int, whole: Any, random_array: Any,
-    same_bits: Any, tmp_path_factory: pytest.TempPathFactory,
-) -> None:  # fmt: skip
+    shape: list[int],
+    kind: str,
+    chunk: int | None,
+    rows: int,
+    is_packed: bool,
+    seed: int,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
     path, data = tmp_path_factory.mktemp("hdf5") / "x.h5", random_array(tuple(shape), kind, seed)
     with h5py.File(path, "w") as file:
         chunks = None if chunk is None else tuple(min(chunk, side) for side in shape)
@@ -52,7 +58,7 @@ def test_any_dataset_is_as_h5py_reads_it(
 
 
 @pytest.mark.parametrize("name", ["contiguous", "chunked", "virtual"])
-def test_a_link_into_another_file_is_followed_by_the_library(tmp_path: Path, name: str, whole: Any) -> None:
+def test_a_link_into_another_file_is_followed_by_the_library(tmp_path: Path, name: str) -> None:
     data = np.arange(1000, dtype="u2").reshape(10, 10, 10)
     with h5py.File(tmp_path / "other.h5", "w") as file:
         file["contiguous"] = data
@@ -77,7 +83,7 @@ def test_a_link_into_another_file_is_followed_by_the_library(tmp_path: Path, nam
             call(tmp_path / "x.h5" / "lost")
 
 
-def test_what_was_never_written_has_units_of_a_sensible_size(tmp_path: Path, reader_of: Any) -> None:
+def test_what_was_never_written_has_units_of_a_sensible_size(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file.create_dataset("x", (300, 300, 300), "f4", fillvalue=3)
         file.create_dataset("none", (0, 5), "f4")
@@ -121,7 +127,7 @@ def test_a_dataset_that_is_named_is_found_without_a_look_at_all_others(
 
 
 @pytest.mark.parametrize("name", ["x.mat", "x.h5", "x"])
-def test_a_file_with_a_user_block(tmp_path: Path, name: str, whole: Any) -> None:
+def test_a_file_with_a_user_block(tmp_path: Path, name: str) -> None:
     """As MATLAB writes them: its own header stands in front of HDF5's signature."""
     data = np.arange(12).reshape(3, 4)
     with h5py.File(tmp_path / name, "w", userblock_size=512) as file:
@@ -142,7 +148,7 @@ def write_two(folder: Path, **options: Any) -> tuple[Path, Path]:
 
 @pytest.mark.parametrize("options", [{}, {"chunks": (32, 64)}])
 def test_a_file_that_is_replaced_while_it_is_opened(
-    tmp_path: Path, options: dict[str, Any], replaced_after: Any, whole: Any
+    tmp_path: Path, options: dict[str, Any], replaced_after: Any
 ) -> None:
     path, new = write_two(tmp_path, **options)
     replaced_after("fastpipe.volumes.hdf5.read_layout", path, new)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from volume_kit import same_bits, whole
 
 from fastpipe.errors import VolumeError
 from fastpipe.volumes.nifti import unpack
@@ -39,23 +40,20 @@ def write(path: Path, kind: str = "<u2", scale: tuple[float, float] = (1, 0)) ->
     scale=st.sampled_from([(1, 0), (2.5, 0), (0.1, -7)]), name=st.sampled_from(["x.nii", "x.nii.gz", "x.img"]),
 )  # fmt: skip
 def test_any_image_is_as_nibabel_reads_it(
-    kind: str, scale: tuple[float, float], name: str, whole: Any, same_bits: Any,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:  # fmt: skip
+    kind: str, scale: tuple[float, float], name: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     folder = tmp_path_factory.mktemp("nifti")
     expected = write(folder / name, kind, scale)
     assert same_bits(whole(open_volume(folder / name, may_write=True)), expected)
 
 
 @pytest.mark.parametrize("name", ["x.hdr", "x.img"])
-def test_the_elements_of_a_pair_are_those_of_its_second_file(tmp_path: Path, name: str, whole: Any) -> None:
+def test_the_elements_of_a_pair_are_those_of_its_second_file(tmp_path: Path, name: str) -> None:
     expected = write(tmp_path / "x.img")
     np.testing.assert_array_equal(whole(open_volume(tmp_path / name)), expected)
 
 
-def test_no_more_is_unpacked_than_the_header_says(
-    tmp_path: Path, whole: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_more_is_unpacked_than_the_header_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "kept"))
     expected = write(tmp_path / "x.nii")
     image = (tmp_path / "x.nii").read_bytes()
@@ -83,7 +81,7 @@ def test_without_a_place_for_a_copy_the_remedy_is_named(tmp_path: Path) -> None:
         open_volume(tmp_path / "x.nii.gz")
 
 
-def test_an_image_that_was_replaced_is_an_error_once_its_copy_is_gone(tmp_path: Path, whole: Any) -> None:
+def test_an_image_that_was_replaced_is_an_error_once_its_copy_is_gone(tmp_path: Path) -> None:
     path = tmp_path / "x.nii.gz"
     write(path)
     before = open_volume(path, may_write=True)
@@ -94,9 +92,7 @@ def test_an_image_that_was_replaced_is_an_error_once_its_copy_is_gone(tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["x.nii", "x.nii.gz"])
-def test_a_file_that_is_replaced_while_it_is_opened(
-    tmp_path: Path, name: str, replaced_after: Any, whole: Any
-) -> None:
+def test_a_file_that_is_replaced_while_it_is_opened(tmp_path: Path, name: str, replaced_after: Any) -> None:
     (tmp_path / "new").mkdir()
     write(tmp_path / name)
     write(tmp_path / "new" / name, "<f8")

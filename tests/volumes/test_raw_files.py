@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from volume_kit import boxes_equal, random_array, reader_of, whole
 
 from fastpipe.core.files import lent
 from fastpipe.errors import OptionError, VolumeError
@@ -37,9 +38,14 @@ def save(path: Path, array: Any, version: tuple[int, int] | None = None) -> Path
     version=st.sampled_from([(1, 0), (2, 0), (3, 0)]), seed=st.integers(0, 99), slots=st.integers(1, 4),
 )  # fmt: skip
 def test_any_array_is_that_of_numpy(
-    shape: list[int], kind: str, is_fortran: bool, version: tuple[int, int], seed: int, slots: int, whole: Any, reader_of: Any,
-    boxes_equal: Any, memory_for: Any, random_array: Any,
-) -> None:  # fmt: skip
+    shape: list[int],
+    kind: str,
+    is_fortran: bool,
+    version: tuple[int, int],
+    seed: int,
+    slots: int,
+    memory_for: Any,
+) -> None:
     array = random_array(tuple(shape), kind, seed)
     with tempfile.TemporaryDirectory() as folder:
         path = save(Path(folder) / "x.npy", np.asfortranarray(array) if is_fortran else array, version)
@@ -58,8 +64,8 @@ def test_any_array_is_that_of_numpy(
 @pytest.mark.parametrize("is_fortran", [False, True])
 @pytest.mark.parametrize("shape", [(3, 700, 1100), (1 << 20, 3), (2, 1 << 20), (70, 65, 66, 3), (1 << 21,)])
 def test_arrays_of_many_units(
-    tmp_path: Path, shape: tuple[int, ...], is_fortran: bool, whole: Any, reader_of: Any, boxes_equal: Any, memory_for: Any
-) -> None:  # fmt: skip
+    tmp_path: Path, shape: tuple[int, ...], is_fortran: bool, memory_for: Any
+) -> None:
     array = np.random.default_rng(0).integers(0, 1 << 16, shape, np.uint16)
     volume = open_volume(save(tmp_path / "x.npy", np.asfortranarray(array) if is_fortran else array))
     assert volume.grid.count > 2
@@ -92,7 +98,7 @@ def test_units_are_within_the_array_and_of_runs_worth_a_call(shape: list[int], i
     assert run >= min(total, 1 << 14)
 
 
-def test_an_array_that_begins_anywhere(tmp_path: Path, whole: Any) -> None:
+def test_an_array_that_begins_anywhere(tmp_path: Path) -> None:
     array = np.arange(60, dtype=">i4").reshape(3, 4, 5)
     for offset in (0, 1, 7, 4096):
         (tmp_path / "x").write_bytes(b"\xff" * offset + array.tobytes() + b"behind")
@@ -120,11 +126,11 @@ def test_any_box_is_that_of_the_array(shape: list[int], data: Any, offset: int) 
     np.testing.assert_array_equal(out, array[tuple(box)])
 
 
-def test_arrays_without_dimensions(tmp_path: Path, whole: Any) -> None:
+def test_arrays_without_dimensions(tmp_path: Path) -> None:
     assert whole(open_volume(save(tmp_path / "x.npy", np.array(2.5)))) == 2.5
 
 
-def test_arrays_without_elements(tmp_path: Path, whole: Any) -> None:
+def test_arrays_without_elements(tmp_path: Path) -> None:
     volume = open_volume(save(tmp_path / "x.npy", np.zeros((0, 4))))
     assert volume.grid.count == 0
     assert whole(volume).shape == (0, 4)
@@ -202,7 +208,7 @@ def test_a_version_that_nobody_knows_is_an_error(tmp_path: Path) -> None:
         open_volume(tmp_path / "x.npy")
 
 
-def test_a_file_that_was_changed_since_it_was_opened_is_an_error(tmp_path: Path, whole: Any) -> None:
+def test_a_file_that_was_changed_since_it_was_opened_is_an_error(tmp_path: Path) -> None:
     path = save(tmp_path / "x.npy", np.zeros(100))
     volume = open_volume(path)
     reader, outs = volume.open(), [np.zeros(volume.unit_nbytes, np.uint8)]
@@ -226,7 +232,7 @@ def test_a_file_that_was_replaced_is_read_on_as_it_was(tmp_path: Path) -> None:
         volume.open()
 
 
-def test_a_file_that_is_replaced_while_it_is_opened(tmp_path: Path, replaced_after: Any, whole: Any) -> None:
+def test_a_file_that_is_replaced_while_it_is_opened(tmp_path: Path, replaced_after: Any) -> None:
     path, new = save(tmp_path / "x.npy", np.zeros(100)), save(tmp_path / "new.npy", np.ones(2000, "u1"))
     replaced_after("fastpipe.volumes.raw._npy_header", path, new)
     volume = open_volume(path)
@@ -270,7 +276,7 @@ def test_a_file_that_ends_within_a_unit_is_damaged_there(
                 reader.read(np.array([volume.grid.count - 1]), [out])
 
 
-def test_it_can_be_sent_to_another_process(tmp_path: Path, whole: Any) -> None:
+def test_it_can_be_sent_to_another_process(tmp_path: Path) -> None:
     array = np.arange(24).reshape(4, 6)
     volume = pickle.loads(pickle.dumps(open_volume(save(tmp_path / "x.npy", array))))
     np.testing.assert_array_equal(whole(volume), array)

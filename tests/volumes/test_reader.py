@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from volume_kit import boxes_equal, random_array, reader_of
 
 from fastpipe.core.shared_chunks import UnitFile
 from fastpipe.errors import OptionError
@@ -77,9 +78,8 @@ class Clock:
     kind=st.sampled_from(["u1", "<u2", ">f4", "c16", "S3", "?"]), slots=st.integers(0, 6), first=st.integers(0, 3), seed=st.integers(0, 99),
 )  # fmt: skip
 def test_any_box_is_that_of_the_array(
-    sizes: list[tuple[int, int]], along: int, kind: str, slots: int, first: int, seed: int, reader_of: Any,
-    boxes_equal: Any, memory_for: Any, random_array: Any,
-) -> None:  # fmt: skip
+    sizes: list[tuple[int, int]], along: int, kind: str, slots: int, first: int, seed: int, memory_for: Any
+) -> None:
     """By units of any shape, with room for any number of them: also for one, or none."""
     array = random_array([min(size, 40 // len(sizes)) for size, _ in sizes], kind, seed)
     volume = Numbers(array, [side for _, side in sizes], along)
@@ -90,7 +90,7 @@ def test_any_box_is_that_of_the_array(
 
 
 @pytest.mark.parametrize("slots", [0, 1, 3, 100])
-def test_memory_with_gaps_is_filled(slots: int, reader_of: Any, memory_for: Any) -> None:
+def test_memory_with_gaps_is_filled(slots: int, memory_for: Any) -> None:
     """A batch in which a patch's rows do not lie together, but their elements do."""
     array = np.arange(8 * 9 * 10).reshape(8, 9, 10)
     volume = Numbers(array, (3, 4, 5))
@@ -104,7 +104,7 @@ def test_memory_with_gaps_is_filled(slots: int, reader_of: Any, memory_for: Any)
         memory.close()
 
 
-def test_what_is_remembered_is_decoded_once(reader_of: Any, memory_for: Any) -> None:
+def test_what_is_remembered_is_decoded_once(memory_for: Any) -> None:
     array = np.arange(100.0).reshape(10, 10)
     volume = Numbers(array, (3, 3), 4)
     memory = memory_for(volume, 16, 5)
@@ -119,7 +119,7 @@ def test_what_is_remembered_is_decoded_once(reader_of: Any, memory_for: Any) -> 
     memory.close()
 
 
-def test_two_volumes_share_one_memory(reader_of: Any) -> None:
+def test_two_volumes_share_one_memory() -> None:
     one, other = (Numbers(np.full((4, 4), value), (2, 2)) for value in (1, 2))
     memory = UnitFile(8, 8, one.unit_nbytes)
     readers = [reader_of(volume, memory.opened(), 4 * place) for place, volume in enumerate((one, other))]
@@ -142,27 +142,25 @@ def test_it_counts_what_is_decoded_and_what_is_used(memory_for: Any) -> None:
     memory.close()
 
 
-def test_a_box_without_elements_needs_nothing(reader_of: Any) -> None:
+def test_a_box_without_elements_needs_nothing() -> None:
     volume = Numbers(np.zeros((4, 4)), (2, 2))
     reader_of(volume).read([1, 1], np.empty((0, 2)))
     assert not volume.decoded
 
 
-def test_an_array_in_memory_is_copied_as_it_is(reader_of: Any, boxes_equal: Any) -> None:
+def test_an_array_in_memory_is_copied_as_it_is() -> None:
     array = np.arange(60, dtype=">i2").reshape(3, 4, 5)
     for one in (array, np.asfortranarray(array), array[::-1, :, ::2]):
         boxes_equal(reader_of(MemoryVolume(one, "x")), one, 0)
 
 
-def test_too_many_dimensions_are_refused(reader_of: Any) -> None:
+def test_too_many_dimensions_are_refused() -> None:
     with pytest.raises(OptionError, match="numbers has 6 dimensions, of which 5 can be read"):
         reader_of(Numbers(np.zeros((1,) * 6), (1,) * 6))
 
 
 @pytest.mark.parametrize("slots", [0, 1, 9])
-def test_a_damaged_unit_is_an_error_and_leaves_nothing_behind(
-    slots: int, reader_of: Any, memory_for: Any
-) -> None:
+def test_a_damaged_unit_is_an_error_and_leaves_nothing_behind(slots: int, memory_for: Any) -> None:
     array = np.arange(81).reshape(9, 9)
     volume = Numbers(array, (3, 3))
     memory = memory_for(volume, slots) if slots else None
@@ -186,7 +184,7 @@ def test_a_damaged_unit_is_an_error_and_leaves_nothing_behind(
         memory.close()
 
 
-def test_of_threads_that_want_the_same_unit_one_decodes_it(reader_of: Any, memory_for: Any) -> None:
+def test_of_threads_that_want_the_same_unit_one_decodes_it(memory_for: Any) -> None:
     """All begin before the one that decodes is done: it goes on when it is the only one on its way."""
     array = np.arange(16)
     volume = Numbers(array, (16,))
@@ -237,7 +235,7 @@ def read_at_random(volume: Volume, array: Any, reader: Any, seed: int, boxes: in
     return wrong
 
 
-def stressed(slots: int, forked: Forked, reader_of: Any, processes: int, boxes: int) -> None:
+def stressed(slots: int, forked: Forked, processes: int, boxes: int) -> None:
     array = np.random.default_rng(0).integers(0, 1 << 40, (20, 21, 22))
     volume = Numbers(array, (7, 8, 9), 2)
     volume.damaged = {3}
@@ -254,17 +252,13 @@ def stressed(slots: int, forked: Forked, reader_of: Any, processes: int, boxes: 
 
 
 @pytest.mark.parametrize("slots", [1, 2, 5])
-def test_threads_and_processes_with_little_memory_read_what_is_there(
-    slots: int, forked: Forked, reader_of: Any
-) -> None:
+def test_threads_and_processes_with_little_memory_read_what_is_there(slots: int, forked: Forked) -> None:
     stressed(slots, forked, reader_of, 2, 60)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("slots", [1, 2, 3, 7, 20])
-def test_threads_and_processes_read_what_is_there_for_long(
-    slots: int, forked: Forked, reader_of: Any
-) -> None:
+def test_threads_and_processes_read_what_is_there_for_long(slots: int, forked: Forked) -> None:
     stressed(slots, forked, reader_of, 4, 4000)
 
 

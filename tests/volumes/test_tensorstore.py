@@ -18,6 +18,7 @@ import tensorstore
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from volume_kit import boxes_equal, random_array, reader_of, same_bits, whole
 
 from fastpipe.errors import VolumeError
 from fastpipe.volumes.opening import open_volume
@@ -69,9 +70,14 @@ def tensorstore_of(volume: Any) -> TensorStoreVolume:
     compression=st.sampled_from(COMPRESSIONS), rows=st.integers(1, 9), seed=st.integers(0, 99), slots=st.integers(1, 4),
 )  # fmt: skip
 def test_any_array_in_n5_is_as_it_was_written(
-    sizes: list[tuple[int, int]], kind: str, compression: dict[str, Any], rows: int, seed: int, slots: int, whole: Any,
-    reader_of: Any, boxes_equal: Any, memory_for: Any, random_array: Any, same_bits: Any,
-) -> None:  # fmt: skip
+    sizes: list[tuple[int, int]],
+    kind: str,
+    compression: dict[str, Any],
+    rows: int,
+    seed: int,
+    slots: int,
+    memory_for: Any,
+) -> None:
     """What was not written is 0."""
     data = random_array([min(size, 30 // len(sizes)) for size, _ in sizes], kind, seed)
     data[rows:] = 0
@@ -87,7 +93,7 @@ def test_any_array_in_n5_is_as_it_was_written(
         memory.close()
 
 
-def test_small_chunks_are_read_some_at_a_time(tmp_path: Path, whole: Any, random_array: Any) -> None:
+def test_small_chunks_are_read_some_at_a_time(tmp_path: Path) -> None:
     data = random_array((100, 90, 80), "u2", 0)
     write_n5(tmp_path / "x.n5", data, (16, 16, 16))
     volume = tensorstore_of(open_volume(tmp_path / "x.n5"))
@@ -101,7 +107,7 @@ def test_large_chunks_are_units(tmp_path: Path) -> None:
     assert open_volume(tmp_path / "x.n5").grid.unit == (100, 80, 70)
 
 
-def test_an_array_within_a_container_is_named_behind_a_slash(tmp_path: Path, whole: Any) -> None:
+def test_an_array_within_a_container_is_named_behind_a_slash(tmp_path: Path) -> None:
     data = np.arange(12, dtype=np.int32).reshape(3, 4)
     (tmp_path / "x.n5").mkdir()
     (tmp_path / "x.n5" / "attributes.json").write_text('{"n5": "2.0.0"}')
@@ -119,7 +125,7 @@ def test_damaged_metadata_are_an_error_that_names_the_volume(tmp_path: Path) -> 
             open_volume(tmp_path / "x.n5")
 
 
-def test_a_damaged_chunk_is_named_with_its_place(tmp_path: Path, whole: Any) -> None:
+def test_a_damaged_chunk_is_named_with_its_place(tmp_path: Path) -> None:
     data = np.arange(48, dtype=np.int16).reshape(6, 8)
     write_n5(tmp_path / "x.n5", data, (3, 4))
     volume = open_volume(tmp_path / "x.n5")
@@ -133,7 +139,7 @@ def test_a_damaged_chunk_is_named_with_its_place(tmp_path: Path, whole: Any) -> 
     np.testing.assert_array_equal(whole(volume), data)
 
 
-def test_it_can_be_sent_to_another_process(tmp_path: Path, whole: Any) -> None:
+def test_it_can_be_sent_to_another_process(tmp_path: Path) -> None:
     data = np.arange(48, dtype=np.int16).reshape(6, 8)
     write_n5(tmp_path / "x.n5", data, (3, 4))
     np.testing.assert_array_equal(whole(pickle.loads(pickle.dumps(open_volume(tmp_path / "x.n5")))), data)
@@ -171,7 +177,7 @@ def test_a_forked_process_says_that_it_cannot_read(
     in_child(work)
 
 
-def test_a_url_of_this_machine_s_files(tmp_path: Path, whole: Any) -> None:
+def test_a_url_of_this_machine_s_files(tmp_path: Path) -> None:
     data = np.arange(48, dtype=np.int16).reshape(6, 8)
     write_n5(tmp_path / "x.n5", data, (3, 4))
     volume = open_volume(f"file://{tmp_path}/x.n5/")
@@ -203,9 +209,7 @@ def server(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_a_url_of_a_server(
-    tmp_path: Path, server: str, version: Any, whole: Any, reader_of: Any, boxes_equal: Any
-) -> None:
+def test_a_url_of_a_server(tmp_path: Path, server: str, version: Any) -> None:
     data = np.arange(600, dtype=np.int32).reshape(20, 30)
     zarr.create_array(tmp_path / "x.zarr", data=data, chunks=(7, 8), zarr_format=version)
     volume = open_volume(f"{server}/x.zarr/")
@@ -215,7 +219,7 @@ def test_a_url_of_a_server(
         open_volume(f"{server}/nothing/")
 
 
-def test_an_array_that_begins_elsewhere_is_read_from_its_beginning(tmp_path: Path, whole: Any) -> None:
+def test_an_array_that_begins_elsewhere_is_read_from_its_beginning(tmp_path: Path) -> None:
     data = np.arange(50 * 20 * 10, dtype="u4").reshape(50, 20, 10, 1)
     store = tensorstore.open(
         {
@@ -232,7 +236,7 @@ def test_an_array_that_begins_elsewhere_is_read_from_its_beginning(tmp_path: Pat
     np.testing.assert_array_equal(whole(open_volume(f"file://{tmp_path}/x/")), data)
 
 
-def test_a_damaged_chunk_spoils_no_box_beside_it(tmp_path: Path, reader_of: Any) -> None:
+def test_a_damaged_chunk_spoils_no_box_beside_it(tmp_path: Path) -> None:
     data = np.arange(24 * 24, dtype="u2").reshape(24, 24)
     write_n5(tmp_path / "x.n5", data, (8, 8))
     (tmp_path / "x.n5" / "0" / "0").write_bytes(b"damaged")

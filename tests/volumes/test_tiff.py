@@ -12,6 +12,7 @@ import pytest
 import tifffile
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from volume_kit import random_array, reader_of, same_bits, whole
 
 from fastpipe.errors import VolumeError
 from fastpipe.volumes.opening import open_volume
@@ -24,9 +25,13 @@ from fastpipe.volumes.opening import open_volume
     rows=st.sampled_from([None, 1, 7]), seed=st.integers(0, 99),
 )  # fmt: skip
 def test_any_file_is_as_tifffile_reads_it(
-    shape: list[int], kind: str, options: dict[str, Any], rows: int | None, seed: int, whole: Any, random_array: Any,
-    same_bits: Any, tmp_path_factory: pytest.TempPathFactory,
-) -> None:  # fmt: skip
+    shape: list[int],
+    kind: str,
+    options: dict[str, Any],
+    rows: int | None,
+    seed: int,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
     data = random_array(tuple(shape), kind, seed)
     if data.dtype.kind == "f":
         options = {**options, "predictor": False}  # which would need the package imagecodecs
@@ -41,14 +46,14 @@ def test_any_file_is_as_tifffile_reads_it(
 @pytest.mark.parametrize(
     "other", [{"predictor": False}, {"predictor": True, "byteorder": ">"}, {"predictor": True, "byteorder": "<"}]
 )  # fmt: skip
-def test_slices_that_are_compressed_in_different_ways(tmp_path: Path, other: Any, whole: Any) -> None:
+def test_slices_that_are_compressed_in_different_ways(tmp_path: Path, other: Any) -> None:
     data = (np.add.outer(np.arange(64), np.arange(48)) * 7).astype("u2")
     for number, options in enumerate(({"predictor": True}, other, {"predictor": True})):
         tifffile.imwrite(tmp_path / f"{number}.tif", data + number, compression="zlib", **options)
     np.testing.assert_array_equal(whole(open_volume(tmp_path)), np.stack([data, data + 1, data + 2]))
 
 
-def test_a_page_whose_strips_lie_in_another_order_than_those_of_the_first(tmp_path: Path, whole: Any) -> None:
+def test_a_page_whose_strips_lie_in_another_order_than_those_of_the_first(tmp_path: Path) -> None:
     path, data = tmp_path / "x.tif", np.arange(2 * 64 * 48, dtype="u2").reshape(2, 64, 48)
     with tifffile.TiffWriter(path, byteorder="<") as writer:
         for page in data:
@@ -67,9 +72,7 @@ def test_a_page_whose_strips_lie_in_another_order_than_those_of_the_first(tmp_pa
 
 
 @pytest.mark.parametrize("compression", [None, "zlib"])
-def test_what_was_never_written_is_what_the_file_says(
-    tmp_path: Path, compression: str | None, whole: Any
-) -> None:
+def test_what_was_never_written_is_what_the_file_says(tmp_path: Path, compression: str | None) -> None:
     tiles = (None if number == 2 else np.full((64, 64), number + 1, "i2") for number in range(4))
     tifffile.imwrite(
         tmp_path / "x.tif", tiles, shape=(128, 128), dtype="i2", tile=(64, 64), compression=compression, metadata=None,
@@ -91,18 +94,14 @@ def test_what_was_never_written_is_what_the_file_says(
         ((5, 40, 30, 3), {"photometric": "rgb"}),
     ],
 )
-def test_sides_of_one_and_samples(
-    tmp_path: Path, shape: tuple[int, ...], options: dict[str, Any], whole: Any
-) -> None:
+def test_sides_of_one_and_samples(tmp_path: Path, shape: tuple[int, ...], options: dict[str, Any]) -> None:
     data = np.arange(np.prod(shape), dtype="u2").reshape(shape)
     tifffile.imwrite(tmp_path / "x.tif", data, compression="zlib", **options)
     np.testing.assert_array_equal(whole(open_volume(tmp_path / "x.tif")), data)
 
 
 @pytest.mark.parametrize("compression", [None, "zlib"])
-def test_a_slice_that_is_rewritten_is_an_error(
-    tmp_path: Path, compression: str | None, reader_of: Any
-) -> None:
+def test_a_slice_that_is_rewritten_is_an_error(tmp_path: Path, compression: str | None) -> None:
     data = np.random.default_rng(0).integers(0, 9, (3, 64, 48)).astype("u2")
     folder = tmp_path / "slices"
     folder.mkdir()
@@ -126,7 +125,7 @@ def test_a_slice_that_is_rewritten_is_an_error(
     ("compression", "function"), [(None, "_is_together"), ("zlib", "_segments"), ("zlib", "_series")]
 )
 def test_a_file_that_is_replaced_while_it_is_opened(
-    tmp_path: Path, compression: str | None, function: str, replaced_after: Any, whole: Any
+    tmp_path: Path, compression: str | None, function: str, replaced_after: Any
 ) -> None:
     """The last is a folder's first slice."""
     for name, value in (("x/1.tif", 1), ("x/2.tif", 1), ("new.tif", 2)):
@@ -142,7 +141,7 @@ def test_a_file_that_is_replaced_while_it_is_opened(
 
 
 @pytest.mark.hang_after(20)
-def test_a_slice_that_is_a_fifo_is_an_error_at_once(tmp_path: Path, whole: Any) -> None:
+def test_a_slice_that_is_a_fifo_is_an_error_at_once(tmp_path: Path) -> None:
     tifffile.imwrite(tmp_path / "1.tif", np.zeros((40, 30), "u2"))
     os.mkfifo(tmp_path / "2.tif")
     volume = open_volume(tmp_path)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tifffile
+from volume_kit import same_bits, whole
 
 from fastpipe.errors import MissingDependencyError, VolumeError
 from fastpipe.volumes.opening import open_volume
@@ -79,12 +80,12 @@ WRITTEN: dict[str, tuple[Any, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def is_as_tifffile_reads_it(path: Path, whole: Any, same_bits: Any) -> None:
+def is_as_tifffile_reads_it(path: Path) -> None:
     assert same_bits(whole(open_volume(path)), tifffile.imread(path))
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_what_tifffile_writes(tmp_path: Path, name: str, whole: Any, same_bits: Any) -> None:
+def test_what_tifffile_writes(tmp_path: Path, name: str) -> None:
     data, options = WRITTEN[name]
     try:
         tifffile.imwrite(tmp_path / "x.tif", data, **{"photometric": "minisblack", **options})
@@ -95,7 +96,7 @@ def test_what_tifffile_writes(tmp_path: Path, name: str, whole: Any, same_bits: 
 
 
 @pytest.mark.parametrize("bits", [12, 24])
-def test_packed_bits_name_the_package_that_they_need(tmp_path: Path, bits: int, whole: Any) -> None:
+def test_packed_bits_name_the_package_that_they_need(tmp_path: Path, bits: int) -> None:
     """Not a damaged part, which a policy for bad samples would leave out."""
     path, raw = tmp_path / "x.tif", np.arange(8 * 32 * bits // 8, dtype="u1").reshape(8, -1)
     tifffile.imwrite(path, raw, photometric="minisblack", metadata=None)
@@ -119,9 +120,7 @@ def test_packed_bits_name_the_package_that_they_need(tmp_path: Path, bits: int, 
         ("jpeg2000", {"tile": (32, 32)}),
     ],
 )
-def test_what_imagecodecs_decodes(
-    tmp_path: Path, compression: str, options: dict[str, Any], whole: Any, same_bits: Any
-) -> None:
+def test_what_imagecodecs_decodes(tmp_path: Path, compression: str, options: dict[str, Any]) -> None:
     pytest.importorskip("imagecodecs", reason="pip install imagecodecs")
     path = tmp_path / "x.tif"
     tifffile.imwrite(
@@ -139,9 +138,7 @@ def overwrite(path: Path, tag: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("kind", "said"), [("i2", 1), ("i2", 3), ("i2", 4), ("i4", 3), ("i4", 5), ("i8", 3), ("i8", 6), ("f4", 1), ("f8", 5)]
 )  # fmt: skip
-def test_the_format_of_samples(
-    tmp_path: Path, kind: str, said: int, compression: str | None, whole: Any, same_bits: Any
-) -> None:
+def test_the_format_of_samples(tmp_path: Path, kind: str, said: int, compression: str | None) -> None:
     path = tmp_path / "x.tif"
     tifffile.imwrite(
         path, ramp((33, 30), kind), photometric="minisblack", metadata=None, compression=compression
@@ -153,9 +150,7 @@ def test_the_format_of_samples(
 @pytest.mark.parametrize(
     ("tag", "value"), [("RowsPerStrip", 2**32 - 1), ("RowsPerStrip", 1000), ("StripByteCounts", 10)]
 )
-def test_tags_that_are_not_meant_as_they_are(
-    tmp_path: Path, tag: str, value: int, whole: Any, same_bits: Any
-) -> None:
+def test_tags_that_are_not_meant_as_they_are(tmp_path: Path, tag: str, value: int) -> None:
     tifffile.imwrite(tmp_path / "x.tif", ramp((33, 29)), photometric="minisblack", metadata=None)
     overwrite(tmp_path / "x.tif", tag, value)
     is_as_tifffile_reads_it(tmp_path / "x.tif", whole, same_bits)
@@ -165,9 +160,7 @@ def test_tags_that_are_not_meant_as_they_are(
 @pytest.mark.parametrize(
     "text", ["images=6\nslices=6", "images=6\nchannels=2\nslices=3\nhyperstack=true", "images=60\nslices=60"]
 )
-def test_imagej_writes_one_page_and_lets_all_images_follow(
-    tmp_path: Path, text: str, order: str, whole: Any, same_bits: Any
-) -> None:
+def test_imagej_writes_one_page_and_lets_all_images_follow(tmp_path: Path, text: str, order: str) -> None:
     path, data = tmp_path / "x.tif", ramp((6, 33, 29)).astype(f"{order}u2")
     tifffile.imwrite(
         path, data[0], byteorder=order, photometric="minisblack", metadata=None, software=False,
@@ -201,9 +194,7 @@ def planes(pairs: Any) -> str:
         ome("XYZCT", 1, 12, 1, planes((z, (5 * z + 2) % 12) for z in range(12))),
     ],
 )  # fmt: skip
-def test_ome_says_in_which_order_pages_are(
-    tmp_path: Path, text: bytes, compression: str | None, whole: Any, same_bits: Any
-) -> None:
+def test_ome_says_in_which_order_pages_are(tmp_path: Path, text: bytes, compression: str | None) -> None:
     tifffile.imwrite(
         tmp_path / "x.tif", ramp((12, 33, 29)), description=text, metadata=None, photometric="minisblack",
         compression=compression,
@@ -246,7 +237,7 @@ PAGES: dict[str, list[tuple[Any, dict[str, Any]]]] = {
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_pages_that_are_not_alike(tmp_path: Path, name: str, whole: Any, same_bits: Any) -> None:
+def test_pages_that_are_not_alike(tmp_path: Path, name: str) -> None:
     """What tifffile cannot read either is an error."""
     path = tmp_path / "x.tif"
     with tifffile.TiffWriter(path) as writer:
@@ -326,7 +317,7 @@ def slices(folder: Path, *names: str) -> list[str]:
         ["007.tif", "08.tif", "7b.tif", "10.tif", "x1.5.tif", "x1.50.tif", "x1.9.tif"],
     ],
 )
-def test_slices_come_in_the_order_that_tifffile_has(tmp_path: Path, names: list[str], whole: Any) -> None:
+def test_slices_come_in_the_order_that_tifffile_has(tmp_path: Path, names: list[str]) -> None:
     slices(tmp_path / "x", *names)
     expected = tifffile.imread(f"{tmp_path}/x/*.tif")
     volume = open_volume(tmp_path / "x")
@@ -335,7 +326,7 @@ def test_slices_come_in_the_order_that_tifffile_has(tmp_path: Path, names: list[
     assert f"{len(names)} files in natural order ({first} … {last})" in volume.how
 
 
-def test_a_list_of_slices_keeps_its_order(tmp_path: Path, whole: Any) -> None:
+def test_a_list_of_slices_keeps_its_order(tmp_path: Path) -> None:
     paths = sorted(slices(tmp_path / "x", *(f"slice_{number}.tif" for number in range(12))))
     volume = open_volume([Path(paths[0]), *paths[1:]])
     np.testing.assert_array_equal(whole(volume), tifffile.imread(paths))
@@ -345,7 +336,7 @@ def test_a_list_of_slices_keeps_its_order(tmp_path: Path, whole: Any) -> None:
     assert volume.state()[1] != open_volume(tmp_path / "x").state()[1]
 
 
-def test_hidden_files_are_no_slices(tmp_path: Path, whole: Any) -> None:
+def test_hidden_files_are_no_slices(tmp_path: Path) -> None:
     """As no pattern matches them: a Mac puts ``._slice_1.tif`` beside each file."""
     slices(tmp_path / "x", "1.tif", "2.tif")
     (tmp_path / "x" / "._1.tif").write_bytes(bytes.fromhex("0005160700020000") + bytes(200))
@@ -355,7 +346,7 @@ def test_hidden_files_are_no_slices(tmp_path: Path, whole: Any) -> None:
 @pytest.mark.parametrize(
     "other", [np.zeros((2, 16, 16), "u2"), np.zeros((16, 17), "u2"), np.zeros((16, 16), "f4")]
 )
-def test_a_slice_of_another_kind_is_an_error(tmp_path: Path, other: Any, whole: Any) -> None:
+def test_a_slice_of_another_kind_is_an_error(tmp_path: Path, other: Any) -> None:
     paths = slices(tmp_path / "x", "1.tif", "2.tif")
     tifffile.imwrite(paths[1], other, photometric="minisblack")
     with pytest.raises(VolumeError, match=r"2\.tif is not like .*1\.tif"):

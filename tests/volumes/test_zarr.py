@@ -16,6 +16,7 @@ import pytest
 import zarr
 from hypothesis import Phase, event, given, settings
 from hypothesis import strategies as st
+from volume_kit import boxes_equal, random_array, reader_of, same_bits, whole
 from zarr.codecs import BloscCodec, BytesCodec, GzipCodec, ZstdCodec
 
 from fastpipe.errors import VolumeError
@@ -116,9 +117,7 @@ def change(path: Path, **values: Any) -> Path:
 
 @settings(max_examples=170)
 @given(case=arrays())
-def test_any_array_is_that_of_zarr_python(
-    case: dict[str, Any], whole: Any, reader_of: Any, boxes_equal: Any, memory_for: Any, random_array: Any, same_bits: Any
-) -> None:  # fmt: skip
+def test_any_array_is_that_of_zarr_python(case: dict[str, Any], memory_for: Any) -> None:
     data = random_array(case["shape"], case["kind"], case["seed"])
     with tempfile.TemporaryDirectory() as path:
         write(path, case, data)
@@ -145,9 +144,8 @@ def test_any_array_is_that_of_zarr_python(
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 @pytest.mark.parametrize("cname", CNAMES)
 def test_parts_of_large_chunks_are_decoded_alone(
-    tmp_path: Path, cname: str, shuffle: str, version: int, whole: Any, reader_of: Any, boxes_equal: Any, memory_for: Any,
-    random_array: Any, same_bits: Any,
-) -> None:  # fmt: skip
+    tmp_path: Path, cname: str, shuffle: str, version: int, memory_for: Any
+) -> None:
     """Chunks of which a unit is a slab; the second is of nothing but zeros and the last one is not there."""
     shape, chunks = (150, 65, 64), (64, 64, 64)
     data = random_array(shape, "u2", 1)
@@ -174,7 +172,7 @@ def test_parts_of_large_chunks_are_decoded_alone(
 )  # fmt: skip
 @pytest.mark.parametrize("codec", [("none",), ("blosc", "lz4", 3, "noshuffle", 1 << 15)])
 def test_slabs_are_along_the_first_dimension_that_a_chunk_has(
-    tmp_path: Path, chunk: tuple[int, ...], unit: tuple[int, ...], codec: Any, whole: Any, random_array: Any
+    tmp_path: Path, chunk: tuple[int, ...], unit: tuple[int, ...], codec: Any
 ) -> None:
     shape = tuple(side + 1 if side < 1 << 17 else side for side in chunk)
     data = random_array(shape, "u1", 3)
@@ -203,9 +201,7 @@ def test_a_chunk_of_a_large_prime_number_of_elements_is_opened_at_once(tmp_path:
     assert open_volume(tmp_path / "x").unit_nbytes <= 1 << 32
 
 
-def test_parts_whose_elements_the_compressor_did_not_know_are_right(
-    tmp_path: Path, whole: Any, random_array: Any
-) -> None:
+def test_parts_whose_elements_the_compressor_did_not_know_are_right(tmp_path: Path) -> None:
     """The chunk whose header is looked at first has elements of one byte, another one of 12, another 7."""
     data = random_array((192, 64, 64), "u2", 4)
     case = {"version": 2, "shape": data.shape, "chunks": (64, 64, 64), "kind": "u2"}
@@ -222,9 +218,7 @@ def test_parts_whose_elements_the_compressor_did_not_know_are_right(
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("codec", [("none",), ("blosc", "lz4", 1, "shuffle", 0), ("zstd", 1)])
 @pytest.mark.parametrize("keys", ["default", "v2"])
-def test_arrays_without_dimensions(
-    tmp_path: Path, version: int, codec: Any, keys: str, whole: Any, reader_of: Any
-) -> None:
+def test_arrays_without_dimensions(tmp_path: Path, version: int, codec: Any, keys: str) -> None:
     case = {"version": version, "shape": (), "chunks": (), "kind": "f8", "codec": codec, "keys": keys}
     create(tmp_path / "x", **case)[...] = 2.5
     volume = open_volume(tmp_path / "x")
@@ -235,7 +229,7 @@ def test_arrays_without_dimensions(
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_arrays_without_elements(tmp_path: Path, version: int, whole: Any) -> None:
+def test_arrays_without_elements(tmp_path: Path, version: int) -> None:
     create(tmp_path / "x", version=version, shape=(0, 4), chunks=(1, 2), kind="f8")
     volume = open_volume(tmp_path / "x")
     assert whole(volume).shape == (0, 4)
@@ -248,7 +242,7 @@ def test_arrays_without_elements(tmp_path: Path, version: int, whole: Any) -> No
 )  # fmt: skip
 @pytest.mark.parametrize("order", ["<", ">"])
 def test_a_missing_chunk_is_the_fill_value_to_its_last_bit(
-    tmp_path: Path, kind: str, fill: str, bits: str, order: str, whole: Any
+    tmp_path: Path, kind: str, fill: str, bits: str, order: str
 ) -> None:
     create(tmp_path / "x", shape=(6, 5), chunks=(4, 4), kind=kind, order=order)
     change(tmp_path / "x", fill_value=fill)
@@ -258,7 +252,7 @@ def test_a_missing_chunk_is_the_fill_value_to_its_last_bit(
     assert (made.astype(kind).view(bits) == value).all()
 
 
-def test_complex_fill_values_may_be_bits(tmp_path: Path, whole: Any) -> None:
+def test_complex_fill_values_may_be_bits(tmp_path: Path) -> None:
     create(tmp_path / "x", shape=(3,), chunks=(2,), kind="c8")
     change(tmp_path / "x", fill_value=["0x7fc00001", "-Infinity"])
     made = whole(open_volume(tmp_path / "x")).view("f4").reshape(3, 2)
@@ -266,13 +260,13 @@ def test_complex_fill_values_may_be_bits(tmp_path: Path, whole: Any) -> None:
     assert (made[:, 1] == -np.inf).all()
 
 
-def test_without_a_fill_value_there_are_zeros(tmp_path: Path, whole: Any) -> None:
+def test_without_a_fill_value_there_are_zeros(tmp_path: Path) -> None:
     create(tmp_path / "x", version=2, shape=(3,), chunks=(2,), kind="f4", fill=9)
     change(tmp_path / "x", fill_value=None)
     assert whole(open_volume(tmp_path / "x")).tolist() == [0, 0, 0]
 
 
-def test_an_array_within_a_group_is_named_behind_a_slash(tmp_path: Path, whole: Any) -> None:
+def test_an_array_within_a_group_is_named_behind_a_slash(tmp_path: Path) -> None:
     for version in (2, 3):
         group = zarr.open_group(tmp_path / f"{version}.zarr", mode="w", zarr_format=version)  # type: ignore[arg-type]
         array = group.create_array("a/b", shape=(3, 3), chunks=(2, 2), dtype="i4")
@@ -326,9 +320,8 @@ def test_what_is_not_there_is_not_found(tmp_path: Path, name: str) -> None:
     ],
 )
 def test_other_codecs_are_tensorstore_s_and_equal(
-    tmp_path: Path, options: dict[str, Any], why: str, whole: Any, reader_of: Any, boxes_equal: Any, memory_for: Any,
-    random_array: Any,
-) -> None:  # fmt: skip
+    tmp_path: Path, options: dict[str, Any], why: str, memory_for: Any
+) -> None:
     data = random_array((11, 9, 13), "i4", 5)
     zarr.create_array(
         os.fspath(tmp_path / "x"), shape=data.shape, chunks=(4, 4, 4), dtype="i4", fill_value=3, **options
@@ -358,9 +351,7 @@ def damaged(volume: Any, reads: Any) -> str:
 @pytest.mark.parametrize(
     "codec", [("blosc", "lz4", 3, "shuffle", 0), ("zstd", 1), ("gzip", 1), ("zlib", 1), ("none",)]
 )
-def test_a_damaged_chunk_is_named_with_its_file_and_place(
-    tmp_path: Path, codec: Any, version: int, whole: Any, random_array: Any
-) -> None:
+def test_a_damaged_chunk_is_named_with_its_file_and_place(tmp_path: Path, codec: Any, version: int) -> None:
     """Cut off at every length, and emptied; in units of a chunk, and in larger ones."""
     data = random_array((6, 10), "i2", 6)
     case = {"version": version, "shape": data.shape, "chunks": (4, 5), "kind": "i2", "codec": codec}
@@ -385,7 +376,7 @@ def test_a_damaged_chunk_is_named_with_its_file_and_place(
 
 
 @pytest.mark.parametrize("codec", [("zstd", 1), ("gzip", 1), ("zlib", 1)])
-def test_a_chunk_of_another_size_is_damaged(tmp_path: Path, codec: Any, whole: Any) -> None:
+def test_a_chunk_of_another_size_is_damaged(tmp_path: Path, codec: Any) -> None:
     case = {"version": 2, "shape": (8,), "chunks": (8,), "kind": "u1", "codec": codec}
     write(tmp_path / "x", case, np.arange(8, dtype="u1"))
     compressor = compressor_of(2, codec)
@@ -395,7 +386,7 @@ def test_a_chunk_of_another_size_is_damaged(tmp_path: Path, codec: Any, whole: A
 
 
 @pytest.mark.parametrize("codec", [("zstd", 1), ("gzip", 1)])
-def test_any_change_of_a_chunk_with_a_checksum_is_noticed(tmp_path: Path, codec: Any, whole: Any) -> None:
+def test_any_change_of_a_chunk_with_a_checksum_is_noticed(tmp_path: Path, codec: Any) -> None:
     """But for those parts that say nothing about its content: gzip's header has a time and a name."""
     data = np.random.default_rng(0).integers(0, 4, (8, 8)).astype("u1")
     write(tmp_path / "x", {"shape": (8, 8), "chunks": (8, 8), "kind": "u1", "codec": codec}, data)
@@ -414,7 +405,7 @@ def test_any_change_of_a_chunk_with_a_checksum_is_noticed(tmp_path: Path, codec:
                 np.testing.assert_array_equal(made, data)
 
 
-def test_several_members_of_gzip_are_one_chunk(tmp_path: Path, whole: Any) -> None:
+def test_several_members_of_gzip_are_one_chunk(tmp_path: Path) -> None:
     data = np.arange(64, dtype="u1")
     write(tmp_path / "x", {"shape": (64,), "chunks": (64,), "kind": "u1", "codec": ("gzip", 1)}, data)
     (file,) = files_of(tmp_path / "x")
@@ -424,7 +415,7 @@ def test_several_members_of_gzip_are_one_chunk(tmp_path: Path, whole: Any) -> No
 
 
 @pytest.mark.parametrize("codec", [("zstd", 1), ("blosc", "lz4", 1, "shuffle", 0)])
-def test_a_chunk_that_cannot_be_read_is_named(tmp_path: Path, codec: Any, whole: Any) -> None:
+def test_a_chunk_that_cannot_be_read_is_named(tmp_path: Path, codec: Any) -> None:
     """A folder in its place is what a test can have of a disk's errors."""
     case = {"shape": (4,), "chunks": (2,), "kind": "u1", "codec": codec}
     write(tmp_path / "x", case, np.ones(4, "u1"))
@@ -436,7 +427,7 @@ def test_a_chunk_that_cannot_be_read_is_named(tmp_path: Path, codec: Any, whole:
 
 
 @pytest.mark.hang_after(20)
-def test_a_chunk_that_is_a_fifo_is_an_error_at_once(tmp_path: Path, whole: Any) -> None:
+def test_a_chunk_that_is_a_fifo_is_an_error_at_once(tmp_path: Path) -> None:
     write(tmp_path / "x", {"shape": (4,), "chunks": (2,), "kind": "u1"}, np.ones(4, "u1"))
     volume, file = open_volume(tmp_path / "x"), files_of(tmp_path / "x")[0]
     file.unlink()
@@ -445,7 +436,7 @@ def test_a_chunk_that_is_a_fifo_is_an_error_at_once(tmp_path: Path, whole: Any) 
         whole(volume)
 
 
-def test_a_volume_that_is_gone_is_not_taken_for_one_never_written(tmp_path: Path, whole: Any) -> None:
+def test_a_volume_that_is_gone_is_not_taken_for_one_never_written(tmp_path: Path) -> None:
     write(tmp_path / "x", {"shape": (4,), "chunks": (2,), "kind": "u1"}, np.ones(4, "u1"))
     volume = open_volume(tmp_path / "x")
     shutil.rmtree(tmp_path / "x")
@@ -519,9 +510,7 @@ def test_metadata_cut_off_anywhere_are_damaged(tmp_path: Path) -> None:
         [None, True, -1, 0, 3, 10, 0.5, "", "x", "i4", [], [1], [2, 2], {}, {"name": "x"}, {"id": "x"}]
     ),
 )
-def test_metadata_with_anything_in_the_place_of_anything(
-    version: int, place: int, value: Any, whole: Any
-) -> None:
+def test_metadata_with_anything_in_the_place_of_anything(version: int, place: int, value: Any) -> None:
     """Opened, they are an error of ours or an array that can be read, or is an error of ours when it is."""
     with tempfile.TemporaryDirectory() as path:
         case = {"version": version, "shape": (4, 4), "chunks": (2, 2), "kind": "i4", "codec": ("gzip", 1)}
@@ -554,7 +543,7 @@ def test_extension_types_are_not_called_damaged(tmp_path: Path) -> None:
     assert "numpy.datetime64" in str(zarr_array(os.fspath(tmp_path / "x")))
 
 
-def test_a_damaged_small_chunk_spoils_no_box_beside_it(tmp_path: Path, reader_of: Any) -> None:
+def test_a_damaged_small_chunk_spoils_no_box_beside_it(tmp_path: Path) -> None:
     data = np.random.default_rng(0).integers(0, 9, (64, 64, 64)).astype(">u2")
     zarr.create_array(tmp_path / "x", shape=data.shape, chunks=(8, 8, 8), dtype=">u2", zarr_format=2)[...] = (
         data

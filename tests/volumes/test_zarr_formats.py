@@ -17,6 +17,7 @@ import numcodecs
 import numpy as np
 import pytest
 import zarr
+from volume_kit import same_bits, whole
 from zarr.codecs import BytesCodec, Crc32cCodec, GzipCodec, TransposeCodec, ZstdCodec
 
 from fastpipe.errors import FastpipeError, OptionError, VolumeError
@@ -42,7 +43,7 @@ def edit(path: Path, version: int, **values: Any) -> None:
     file.write_text(json.dumps({name: value for name, value in found.items() if value is not ...}))
 
 
-def is_zarr_python_s(path: Path, whole: Any, same_bits: Any) -> None:
+def is_zarr_python_s(path: Path) -> None:
     assert same_bits(whole(open_volume(path)), zarr.open_array(path, mode="r")[...])
 
 
@@ -60,15 +61,13 @@ CODECS: list[tuple[int, str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("version", "kind", "options"), CODECS)
-def test_orders_codecs_and_keys(
-    tmp_path: Path, version: int, kind: str, options: dict[str, Any], whole: Any, same_bits: Any
-) -> None:
+def test_orders_codecs_and_keys(tmp_path: Path, version: int, kind: str, options: dict[str, Any]) -> None:
     write(tmp_path / "x", version, kind, **options)
     is_zarr_python_s(tmp_path / "x", whole, same_bits)
 
 
 @pytest.mark.parametrize("place", ["start", "end"])
-def test_shards(tmp_path: Path, place: Any, whole: Any, same_bits: Any) -> None:
+def test_shards(tmp_path: Path, place: Any) -> None:
     array = zarr.create_array(
         tmp_path / "x", shape=(7, 9), chunks=(3, 3), shards={"shape": (6, 6), "index_location": place},
         dtype="i4", fill_value=5,
@@ -104,7 +103,7 @@ def with_fill(path: Path, kind: str, value: Any, version: int) -> None:
 
 
 @pytest.mark.parametrize(("kind", "value", "version"), cases(FILLS))
-def test_fill_values(tmp_path: Path, kind: str, value: Any, version: int, whole: Any, same_bits: Any) -> None:
+def test_fill_values(tmp_path: Path, kind: str, value: Any, version: int) -> None:
     with_fill(tmp_path / "x", kind, value, version)
     is_zarr_python_s(tmp_path / "x", whole, same_bits)
 
@@ -149,9 +148,7 @@ REFUSED: list[tuple[int, dict[str, Any]]] = [
 
 @pytest.mark.filterwarnings("ignore:Found an empty list of filters")
 @pytest.mark.parametrize(("version", "values"), READ)
-def test_what_may_be_said_besides(
-    tmp_path: Path, version: int, values: dict[str, Any], whole: Any, same_bits: Any
-) -> None:
+def test_what_may_be_said_besides(tmp_path: Path, version: int, values: dict[str, Any]) -> None:
     write(tmp_path / "x", version)
     edit(tmp_path / "x", version, **values)
     is_zarr_python_s(tmp_path / "x", whole, same_bits)
@@ -191,16 +188,14 @@ def of_numcodecs(**settings: Any) -> list[tuple[int, str, dict[str, Any]]]:
 
 @pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3")
 @pytest.mark.parametrize(("version", "kind", "options"), of_numcodecs())
-def test_codecs_of_numcodecs(
-    tmp_path: Path, version: int, kind: str, options: Any, whole: Any, same_bits: Any
-) -> None:
+def test_codecs_of_numcodecs(tmp_path: Path, version: int, kind: str, options: Any) -> None:
     write(tmp_path / "x", version, kind, **options)
     is_zarr_python_s(tmp_path / "x", whole, same_bits)
 
 
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("inside", ["", "a/b"])
-def test_arrays_in_a_zip_file(tmp_path: Path, version: Any, inside: str, whole: Any, same_bits: Any) -> None:
+def test_arrays_in_a_zip_file(tmp_path: Path, version: Any, inside: str) -> None:
     path = tmp_path / "x.zarr.zip"
     with zarr.storage.ZipStore(path, mode="w") as store:
         array = zarr.create_array(
@@ -235,7 +230,7 @@ def test_codecs_that_run_code_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-def test_of_two_versions_in_one_folder_the_third_is_taken(tmp_path: Path, whole: Any, same_bits: Any) -> None:
+def test_of_two_versions_in_one_folder_the_third_is_taken(tmp_path: Path) -> None:
     write(tmp_path / "x", 2)
     write(tmp_path / "y", 3, fill_value=7)
     os.link(tmp_path / "y" / "zarr.json", tmp_path / "x" / "zarr.json")
@@ -247,7 +242,7 @@ def test_of_two_versions_in_one_folder_the_third_is_taken(tmp_path: Path, whole:
         open_volume(tmp_path / "x")
 
 
-def test_an_array_says_itself_what_it_is(tmp_path: Path, whole: Any, same_bits: Any) -> None:
+def test_an_array_says_itself_what_it_is(tmp_path: Path) -> None:
     """Consolidated metadata of its group may be older; its children are named in natural order."""
     group = zarr.open_group(tmp_path / "x", mode="w")
     for name in ("10", "2"):
@@ -261,9 +256,7 @@ def test_an_array_says_itself_what_it_is(tmp_path: Path, whole: Any, same_bits: 
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_chunks_that_no_longer_are_in_the_array_are_passed_over(
-    tmp_path: Path, version: Any, whole: Any, same_bits: Any
-) -> None:
+def test_chunks_that_no_longer_are_in_the_array_are_passed_over(tmp_path: Path, version: Any) -> None:
     array = zarr.create_array(tmp_path / "x", data=DATA, chunks=(3, 4), zarr_format=version)
     edit(tmp_path / "x", version, shape=[4, 5])
     is_zarr_python_s(tmp_path / "x", whole, same_bits)
@@ -298,7 +291,7 @@ def write_n5(path: Path, data: Any, mode: int, packed: Any, is_whole: bool, **va
     [({"type": "raw"}, bytes), ({"type": "gzip"}, gzip.compress), ({"type": "gzip", "useZlib": True}, zlib.compress)],
 )  # fmt: skip
 def test_n5_by_its_specification(
-    tmp_path: Path, compression: Any, packed: Any, kind: str, is_whole: bool, whole: Any, same_bits: Any
+    tmp_path: Path, compression: Any, packed: Any, kind: str, is_whole: bool
 ) -> None:
     """Big-endian, the first index fastest."""
     data = DATA.astype(kind)
@@ -316,9 +309,7 @@ def test_n5_by_its_specification(
 
 
 @pytest.mark.parametrize("mode", [1, 2])
-def test_blocks_of_n5_that_are_not_supported_are_not_called_damaged(
-    tmp_path: Path, mode: int, whole: Any
-) -> None:
+def test_blocks_of_n5_that_are_not_supported_are_not_called_damaged(tmp_path: Path, mode: int) -> None:
     """Else a policy for bad samples would leave out all of them."""
     write_n5(tmp_path / "x", DATA, mode, bytes, False, compression={"type": "raw"})
     with pytest.raises(
