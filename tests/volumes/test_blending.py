@@ -44,9 +44,9 @@ def cases(draw: st.DrawFn) -> Any:
     return shape, patch, part, np.array(starts), lead, draw(st.sampled_from([0, 100, 400, 1 << 20]))
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(case=cases(), seed=st.integers(0, 99))
-def test_parts_are_those_of_numpy(tmp_path: Path, case: Any, seed: int) -> None:
+def test_blended_parts_are_those_of_numpy(tmp_path: Path, case: Any, seed: int) -> None:
     shape, patch, part, starts, lead, max_bytes = case
     random = np.random.default_rng(seed)
     weights = random.uniform(0.1, 1, patch).astype(np.float32)
@@ -99,7 +99,7 @@ def test_sums_that_wait_in_a_file_take_its_places_again(tmp_path: Path) -> None:
     assert np.array_equal(made, expected)
 
 
-def test_another_shape_than_before_is_an_error(tmp_path: Path) -> None:
+def test_a_prediction_of_another_shape_than_before_is_an_error(tmp_path: Path) -> None:
     starts = np.array([[0, 0], [0, 1]])
     with Blender((4, 4), starts, np.ones((2, 2), "f4"), (4, 4), print, 1 << 20, tmp_path) as blender:
         with pytest.raises(OptionError, match=r"a prediction has shape \(3, 2\)"):
