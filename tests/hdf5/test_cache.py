@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +17,6 @@ from hdf5_kit import layout_of, read, read_natively, reader_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastpipe.core import locks
 from fastpipe.core.cache_store import EntryStore
 from fastpipe.core.file_identity import FileIdentity
 from fastpipe.core.native import native
@@ -94,12 +92,6 @@ def places(cache: CachedChunks, *numbers: int) -> list[int]:
     return [cache.native.find(number) for number in numbers]
 
 
-def content(store: EntryStore, place: int, size: int) -> list[int]:
-    if store.mapped is not None:
-        return list(store.mapped[place : place + size].tolist())
-    return list(os.pread(store.descriptors[0], size, place))
-
-
 def test_a_batch_keeps_what_it_decodes(make: Make, path: Path) -> None:
     store = make()
     reader, cache = reader_with(path, store)
@@ -109,33 +101,6 @@ def test_a_batch_keeps_what_it_decodes(make: Make, path: Path) -> None:
     assert decoded(reader_with(path, store)[0], range(ROWS)) == 9
     assert decoded(reader, np.arange(ROWS)[::-1]) == 0
     assert decoded(reader_with(path, store, tag=b"b")[0], [0, 4]) == 2  # another file's
-
-
-def test_an_entry_of_another_size_is_not_taken(make: Make) -> None:
-    store = make()
-    chunks_of(store, size=60).keep([1], [np.ones(60, np.uint8)])
-    cache = chunks_of(store)
-    assert places(cache, 1) == [-1]
-    cache.keep([1], [np.full(NBYTES, 7, np.uint8)])
-    assert content(store, places(cache, 1)[0], NBYTES) == [7] * NBYTES
-
-
-def test_processes_that_keep_the_same_chunks_at_once_keep_them_all(
-    make: Make, forked: Callable[[Callable[[], object]], int]
-) -> None:
-    store = make()
-
-    def work() -> None:
-        locks._TRIES = 60_000  # whoever has the lock may be kept waiting for a core
-        cache = chunks_of(store, 300, 50)
-        for first in range(0, 300, 20):
-            numbers = list(range(first, first + 20))
-            cache.keep(numbers, [np.full(50, number % 256, np.uint8) for number in numbers])
-
-    pids = [forked(work) for _ in range(3)]
-    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * 3
-    found = places(chunks_of(store, 300, 50), *range(300))
-    assert all(content(store, found[number], 50) == [number % 256] * 50 for number in range(300))
 
 
 def test_a_chunk_is_kept_at_its_second_use_where_that_is_asked_for(make: Make, path: Path) -> None:
@@ -411,56 +376,3 @@ def test_a_child_of_a_process_that_is_reading_waits_for_none_of_its_slots(
         pids.append(forked(lambda seed=seed: check(sharing(files, shared), seed)))
         thread.join()
     assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * 4
-
-
-@GROUPS
-def test_a_killed_process_holds_no_slot(files: SampleFiles, groups: int, check: Any, forked: Any) -> None:
-    shared = SharedChunks(files, 0, groups)
-    ready, go = os.pipe()
-
-    def work(seed: int) -> None:
-        reader = sharing(files, shared, seed / 4)
-        check(reader, seed)
-        os.write(go, b"!")
-        while True:
-            check(reader, seed)
-
-    pids = [forked(lambda seed=seed: work(seed)) for seed in range(3)]
-    for _ in pids:
-        os.read(ready, 1)
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-        check(sharing(files, shared), pid)
-        os.waitpid(pid, 0)
-    check(sharing(files, shared), 7)
-    os.close(ready)
-    os.close(go)
-
-
-def test_each_chunk_is_decoded_once_by_all_processes(files: SampleFiles, in_child: Any) -> None:
-    """Where there is room: of three readers in turn each gets what those before it decoded."""
-    shared, every, counts = SharedChunks(files, 0, 100), np.arange(files.count), []
-
-    def work(third: int) -> None:
-        counts.append(read_natively(sharing(files, shared), every[third::3]).batch.counted[0])
-
-    in_child(lambda: work(0))
-    for third in (1, 2, 0):
-        work(third)
-    assert counts[1:] == [0, 0]
-    assert counts[0] < read_natively(RowReader(files), every).batch.counted[0] / 2
-
-
-def test_without_shared_memory_each_process_decodes_for_itself(
-    files: SampleFiles, check: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cache_module, "_LEAST_SHARED", 8 * 4 * 7 * 4)
-    assert [nbytes for nbytes, _ in SharedChunks(files, 0, 3).opened()] == [
-        8 * 4 * 7 * 4
-    ]  # not the small ones
-
-    def fail(*_: Any) -> Any:
-        raise OSError("no room")
-
-    monkeypatch.setattr(cache_module, "UnitFile", fail)
-    check(sharing(files, SharedChunks(files, 0, 3)), 1)

@@ -21,11 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import h5py
-import hdf5plugin
 import numpy as np
 import pytest
-from h5py import h5d, h5p, h5s, h5t, h5z
-from hdf5_kit import flip, layout_of, read, read_alone, read_natively, reader_of
+from hdf5_kit import COMPRESSORS, flip, layout_of, read, read_alone, read_natively, reader_of, write
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
@@ -42,65 +40,34 @@ from fastpipe.hdf5.reader import RowReader
 ROWS, IN_CHUNK = 12, 4
 MIDDLE = slice(IN_CHUNK, 2 * IN_CHUNK)  # rows of the chunk that is damaged
 
-FILTERS: dict[str, tuple[int, tuple[int, ...]] | None] = {
-    "none": None,
-    "gzip": (h5z.FILTER_DEFLATE, (4,)),
-    "lzf": (h5z.FILTER_LZF, ()),
-    **{
-        name: (int(one.filter_id), tuple(map(int, one.filter_options)))
-        for name, one in {
-            "lz4": hdf5plugin.LZ4(),
-            "lz4, small blocks": hdf5plugin.LZ4(nbytes=100),
-            "zstd": hdf5plugin.Zstd(),
-            "blosc blosclz": hdf5plugin.Blosc(cname="blosclz", shuffle=1),
-            "blosc lz4": hdf5plugin.Blosc(cname="lz4", shuffle=2),
-            "blosc zlib": hdf5plugin.Blosc(cname="zlib", shuffle=0),
-            "blosc zstd": hdf5plugin.Blosc(cname="zstd", shuffle=1),
-            "bitshuffle": hdf5plugin.Bitshuffle(cname="none"),
-            "bitshuffle lz4": hdf5plugin.Bitshuffle(cname="lz4", nelems=16),
-            "bitshuffle zstd": hdf5plugin.Bitshuffle(cname="zstd"),
-            "blosc2": hdf5plugin.Blosc2(cname="zstd"),
-        }.items()
-    },
-}
+
+def case_of(
+    compressor: Any, side: int = 400, filters: Any = ("compressor",), **others: Any
+) -> dict[str, Any]:
+    return {
+        "shape": (ROWS, side), "chunk": (IN_CHUNK, side), "dtype": "<i4", "filters": filters, "compressor": compressor,
+        "kind": "chunked", "fill": False, "written": "all", "masked": False, "libver": "latest", "userblock": 0,
+        "grows": False, "values": "few", "seed": 3,
+    } | others  # fmt: skip
 
 
 @st.composite
 def damages(draw: Any) -> dict[str, Any]:
-    return {
-        "name": draw(st.sampled_from(sorted(FILTERS))),
-        "before": draw(st.sampled_from([(), (), ("shuffle",), ("fletcher32",)])),
-        "after": draw(st.sampled_from([(), (), ("fletcher32",), ("shuffle",)])),
-        "dtype": draw(st.sampled_from(["u1", "<i2", ">f4", "<f8"])),
-        "side": draw(st.integers(1, 600)),
-        "values": draw(st.sampled_from([(0,), (0, 1, 7, 255), tuple(range(256))])),
-        "kind": draw(st.sampled_from(["flip", "flip", "range", "numbers", "cut", "longer"])),
-        "places": draw(st.lists(st.integers(0, 1 << 16), min_size=1, max_size=3)),
-        "bits": draw(st.integers(1, 255)),
-        "number": draw(st.sampled_from([0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF])),
-        "seed": draw(st.integers(0, 99)),
-    }
+    filters = draw(st.sampled_from([(), (), ("shuffle",), ("fletcher32",)])), ("compressor",)
+    return case_of(
+        draw(st.sampled_from(COMPRESSORS)), draw(st.integers(1, 600)),
+        [*filters[0], *filters[1], *draw(st.sampled_from([(), (), ("fletcher32",), ("shuffle",)]))],
+        dtype=draw(st.sampled_from(["u1", "<i2", ">f4", "<f8"])), seed=draw(st.integers(0, 99)),
+        values=draw(st.sampled_from(["noise", "few", "zeros"])),
+        damage=draw(st.sampled_from(["flip", "flip", "range", "numbers", "cut", "longer"])),
+        places=draw(st.lists(st.integers(0, 1 << 16), min_size=1, max_size=3)), bits=draw(st.integers(1, 255)),
+        number=draw(st.sampled_from([0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF])),
+    )  # fmt: skip
 
 
-def write(path: Path, case: dict[str, Any]) -> Any:
-    """The file, and what is in it; None where the library cannot read it."""
-    dtype, shape = np.dtype(case["dtype"]), (ROWS, case["side"])
-    values = np.array(case["values"], np.uint8)
-    raw = np.random.default_rng(case["seed"]).choice(values, ROWS * case["side"] * dtype.itemsize)
-    data = raw.view(dtype).reshape(shape)
-    properties = h5p.create(h5p.DATASET_CREATE)
-    properties.set_chunk((IN_CHUNK, case["side"]))
-    for name in (*case["before"], case["name"], *case["after"]):
-        if name == "shuffle":
-            properties.set_shuffle()
-        elif name == "fletcher32":
-            properties.set_fletcher32()
-        elif FILTERS[name] is not None:
-            code, options = FILTERS[name]  # type: ignore[misc]
-            properties.set_filter(code, h5z.FLAG_OPTIONAL, options)
-    with h5py.File(path, "w") as file:
-        dataset = h5d.create(file.id, b"x", h5t.py_create(dtype), h5s.create_simple(shape), properties)
-        h5py.Dataset(dataset)[...] = data
+def written(path: Path, case: dict[str, Any]) -> Any:
+    """Writes the file, and returns what is in it; None where the library cannot read it."""
+    write(path, case)
     with h5py.File(path, "r") as file:
         try:
             return file["x"][...]
@@ -115,10 +82,10 @@ def damage(path: Path, case: dict[str, Any]) -> None:
         info = dataset.get_chunk_info_by_coord((IN_CHUNK, 0))
         mask, stored = dataset.read_direct_chunk((IN_CHUNK, 0))
         raw, random = bytearray(stored), np.random.default_rng(case["seed"])
-        if case["kind"] == "cut":
+        if case["damage"] == "cut":
             del raw[max(1, case["places"][0] % len(raw)) :]
         elif (
-            case["kind"] == "longer" and dataset.get_create_plist().get_nfilters()
+            case["damage"] == "longer" and dataset.get_create_plist().get_nfilters()
         ):  # else it reaches into the next
             raw += random.integers(0, 256, 1 + case["places"][0] % 50, np.uint8).tobytes()
         if len(raw) != len(stored):
@@ -127,9 +94,9 @@ def damage(path: Path, case: dict[str, Any]) -> None:
     for number, place in enumerate(case["places"]):
         # Half of them at the beginning, where headers are.
         at = place % (len(raw) if number else min(len(raw), 40))
-        if case["kind"] == "flip":
+        if case["damage"] == "flip":
             raw[at] ^= case["bits"]
-        elif case["kind"] == "range":
+        elif case["damage"] == "range":
             end = min(len(raw), at + 1 + place % 77)
             raw[at:end] = random.integers(0, 256, end - at, np.uint8).tobytes()
         else:
@@ -194,7 +161,7 @@ def library() -> Iterator[Library]:
 def check(case: dict[str, Any], library: Library) -> str:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x.h5"
-        data = write(path, case)
+        data = written(path, case)
         if data is None:
             return "h5py cannot read what it wrote"
         damage(path, case)
@@ -218,7 +185,7 @@ def check(case: dict[str, Any], library: Library) -> str:
             alone = read_alone(reader, range(MIDDLE.start, MIDDLE.stop)).tobytes()
         except DamagedError as error:
             why = str(error)
-            assert f"x.h5, dataset /x, chunk 1 at [4:8, 0:{case['side']}]: " in why
+            assert f"x.h5, dataset /x, chunk 1 at [4:8, 0:{case['shape'][1]}]: " in why
         assert ours is None or alone == ours
         check_chunk(path, layout, alone)
         theirs = library.read(path)
@@ -264,44 +231,36 @@ def test_much_damage_is_an_error_or_read_as_h5py_reads_it(case: dict[str, Any], 
     check(case, library)
 
 
-PLAIN: dict[str, Any] = {
-    "before": (), "after": (), "dtype": "<i4", "side": 400, "values": (0, 1, 7), "seed": 3,
+SPOKEN = {
+    1: "gzip", 32000: "lzf", 32001: "blosc", 32004: "lz4", 32008: "bitshuffle", 32015: "zstd", 32026: "blosc2"
 }  # fmt: skip
 
 
-def stored_by(name: str) -> tuple[tuple[int, int, int, int], bytes, int]:
-    """A filter as the core takes it, what it made of a chunk, and the bytes of that chunk."""
-    with tempfile.TemporaryDirectory() as folder:
-        write(Path(folder) / "x.h5", {**PLAIN, "name": name})
-        with h5py.File(Path(folder) / "x.h5", "r") as file:
-            (filter_,) = read_layout(file["x"]).filters
-            mask, stored = file["x"].id.read_direct_chunk((IN_CHUNK, 0))
-    assert mask == 0
-    return described(FilterStep(*filter_)), stored, IN_CHUNK * 400 * 4
-
-
-@pytest.mark.parametrize("name", sorted(set(FILTERS) - {"none"}))
-def test_bytes_that_are_cut_off_anywhere_are_declined(name: str) -> None:
-    """Each length of what one filter stored, in memory of exactly that size."""
-    step, stored, nbytes = stored_by(name)
-    whole = native.undo_filter(step, stored, nbytes)
-    assert not isinstance(whole, int)
-    for length in range(len(stored)):
-        assert isinstance(native.undo_filter(step, stored[:length], nbytes), int)
-
-
-@pytest.mark.parametrize("name", sorted(set(FILTERS) - {"none"}))
-def test_a_filter_names_the_chunk_whose_bytes_are_none_of_its_own(name: str, tmp_path: Path) -> None:
+@pytest.mark.few(12)
+@pytest.mark.parametrize("compressor", COMPRESSORS[1:], ids=str)
+def test_bytes_that_are_no_chunk_are_declined_and_named(compressor: Any, tmp_path: Path) -> None:
+    """Each length of what one filter stored, in memory of exactly that size; and bytes of no filter at all."""
     path = tmp_path / "x.h5"
-    data = write(path, {**PLAIN, "name": name})
+    data, mask = None, 1
+    for values in ("few", "zeros"):
+        if mask:  # it was left out of the chunk, as it gained nothing
+            data = written(path, case_of(compressor, values=values))
+        with h5py.File(path) as file:
+            (step,) = read_layout(file["x"]).filters
+            mask, stored = file["x"].id.read_direct_chunk((IN_CHUNK, 0))
     with h5py.File(path, "r+") as file:
         file["x"].id.write_direct_chunk((IN_CHUNK, 0), b"\xfe" * 1000)
+    nbytes = IN_CHUNK * 400 * 4
+    assert not isinstance(native.undo_filter(described(step), stored, nbytes), int)
+    for length in range(len(stored)):
+        assert isinstance(native.undo_filter(described(step), stored[:length], nbytes), int)
     reader = reader_of(path)
     rows = read_natively(reader, np.arange(ROWS))
     assert np.flatnonzero(~rows.is_made).tolist() == [4, 5, 6, 7]
     assert rows.statuses[4, :2].tolist() == [2, 6]  # declined: damaged
-    spoken = {"bitshuffle lz4": "bitshuffle", "lz4, small blocks": "lz4"}.get(name, name.split()[0])
-    with pytest.raises(DamagedError, match=rf"x\.h5, dataset /x, chunk 1 at \[4:8, 0:400\]: {spoken}: "):
+    with pytest.raises(
+        DamagedError, match=rf"x\.h5, dataset /x, chunk 1 at \[4:8, 0:400\]: {SPOKEN[step.code]}: "
+    ):
         read(reader, [5])
     np.testing.assert_array_equal(read(reader, [0, 11]), data[[0, 11]])
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import pickle
-import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -158,49 +157,6 @@ def test_samples_of_several_files_follow_each_other(paths: list[Path]) -> None:
     # Chunks may differ.
     mixed = SampleFiles([paths[0], write(paths[0].with_name("plain.h5"), 2, 3)], ["x"])
     assert read(mixed, [4, 0, 3])[0][:, 0].tolist() == [4, 0, 3]
-
-
-def test_samples_get_the_rows_of_the_batch_that_are_theirs(paths: list[Path]) -> None:
-    reader = RowReader(SampleFiles(paths, ["x", "text"]))
-    outs = [np.full((10, 4), -1, "i4"), np.full(10, None, object)]
-    started = reader.start(np.array([8, 0, 4]), np.array([9, 1, 5]), outs)
-    assert sorted(np.concatenate([task.rows for task in started.tasks]).tolist()) == [1, 5, 9]
-    for task in started.tasks:
-        task.run()
-    native.run_here(started.batch)
-    assert outs[0][:, 0].tolist() == [-1, 0, -1, -1, -1, 4, -1, -1, -1, 8]
-    assert [int(text or -1) for text in outs[1]] == outs[0][:, 0].tolist()
-
-
-def test_groups_go_on_from_file_to_file(paths: list[Path]) -> None:
-    files = SampleFiles(paths, ["x"])
-    assert files.groups(0).tolist() == [0, 0, 1, 2, 2, 3, 3, 4, 5]
-    assert files.samples_in_group(0) == 2
-
-
-def test_files_are_opened_when_they_are_read(paths: list[Path]) -> None:
-    before = open_files()
-    reader = RowReader(SampleFiles(paths, ["x"]))
-    for samples, more in (([], 0), ([0], 1), ([0, 1, 8], 2)):
-        read(reader, samples)
-        assert open_files() == before + more
-
-
-def test_few_files_are_open_at_a_time(tmp_path: Path) -> None:
-    """Files that the core reads take no more than the lower half of the descriptors."""
-    paths = [write(tmp_path / f"{number}.h5", 1, number, chunks=(1, 4)) for number in range(150)]
-    before = open_files()
-    reader = RowReader(SampleFiles(paths, ["x"]))
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (2 * before + 100, limits[1]))
-    try:
-        for order in (np.arange(150), np.arange(150)[::-1]):
-            np.testing.assert_array_equal(read(reader, order)[0][:, 0], order)
-            assert before < open_files() <= before + 60
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    del reader
-    assert open_files() == before
 
 
 def test_the_library_has_few_files_open_at_a_time(paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:

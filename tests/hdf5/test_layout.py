@@ -276,7 +276,9 @@ def test_memory_is_not_taken_by_the_chunks_that_a_file_declares(tmp_path: Path) 
     assert out.tolist() == [0, 7, 0]
 
 
-def test_an_undefined_fill_value_does_not_matter_where_all_is_written(tmp_path: Path, properties_of: Any) -> None:
+def test_an_undefined_fill_value_does_not_matter_where_all_is_written(
+    tmp_path: Path, properties_of: Any
+) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as file:
         properties = properties_of("undefined fill")
         h5d.create(file.id, b"x", h5t.NATIVE_INT32, h5s.create_simple((5,)), properties)
@@ -296,7 +298,9 @@ class _Old:
         return getattr(self._own, name)
 
 
-def test_offsets_that_leave_out_the_user_block_are_corrected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offsets_that_leave_out_the_user_block_are_corrected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The library gave them so before 1.14.4."""
     is_old = library.leaves_out_user_block()
     assert is_old == (h5py.version.hdf5_version_tuple < (1, 14, 4))

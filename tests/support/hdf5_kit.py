@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import h5py
+import hdf5plugin
 import numpy as np
+from h5py import h5d, h5p, h5s, h5t, h5z
 
 from fastpipe.core.native import native
 from fastpipe.core.pool import Job, NativeJob
@@ -23,6 +25,19 @@ from fastpipe.hdf5.reader import RowReader
 
 UNCERTAIN = "the library does not say for certain which chunk is where"
 KINDS = ("none", "much", "little", "shared")  # of memory for decoded chunks
+PLUGINS = [
+    hdf5plugin.LZ4(), hdf5plugin.LZ4(nbytes=24), hdf5plugin.Zstd(),
+    *(hdf5plugin.Blosc(cname=name, shuffle=shuffle)
+      for name in ("blosclz", "lz4", "lz4hc", "zlib", "zstd") for shuffle in (0, 1, 2)),
+    *(hdf5plugin.Bitshuffle(cname="none", nelems=elements) for elements in (0, 8)),
+    *(hdf5plugin.Bitshuffle(cname="lz4", nelems=elements) for elements in (0, 16)),
+    hdf5plugin.Bitshuffle(cname="zstd"), hdf5plugin.Blosc2(cname="zstd"),
+    hdf5plugin.Blosc2(cname="lz4", filters=hdf5plugin.Blosc2.BITSHUFFLE),
+]  # fmt: skip
+GZIP = h5z.FILTER_DEFLATE, (1,)
+COMPRESSORS: list[tuple[int, tuple[int, ...]] | None] = [
+    None, GZIP, (h5z.FILTER_LZF, ()), *((int(one.filter_id), tuple(map(int, one.filter_options))) for one in PLUGINS)
+]  # fmt: skip
 
 
 class Rows(NamedTuple):
@@ -183,3 +198,61 @@ def check_chunks(path: Path, layout: Layout, expected: Any) -> None:
         part = expected[tuple(box)]
         inside = decoded.view(layout.dtype).reshape(layout.chunk)[tuple(map(slice, part.shape))]
         assert same_bits(inside, part)
+
+
+def content(shape: tuple[int, ...], dtype: Any, values: str, random: Any) -> Any:
+    dtype, nbytes = np.dtype(dtype), math.prod(shape) * np.dtype(dtype).itemsize
+    if dtype.kind == "b":
+        raw = random.integers(0, 2, nbytes, np.uint8)
+    elif values == "noise":
+        raw = random.integers(0, 256, nbytes, np.uint8)
+    else:
+        raw = random.choice(np.array([0, 1, 7, 255] if values == "few" else [0], np.uint8), nbytes)
+    return raw.view(dtype).reshape(shape)
+
+
+def create(file: Any, case: dict[str, Any], random: Any) -> Any:
+    """Creates the dataset, in which nothing is written."""
+    dtype, properties, most = np.dtype(case["dtype"]), h5p.create(h5p.DATASET_CREATE), case["shape"]
+    if case["kind"] == "chunked":
+        properties.set_chunk(case["chunk"])
+        most = tuple(map(max, most, case["chunk"]))
+        if case["grows"]:
+            most = (h5s.UNLIMITED,) * len(most)
+        for name in case["filters"]:
+            if name == "shuffle":
+                properties.set_shuffle()
+            elif name == "fletcher32":
+                properties.set_fletcher32()
+            elif case["compressor"] is not None:
+                code, options = case["compressor"]
+                properties.set_filter(code, h5z.FLAG_OPTIONAL, options)
+    elif case["kind"] == "compact" and math.prod(case["shape"]) * dtype.itemsize < 1 << 16:
+        properties.set_layout(h5d.COMPACT)
+    if case["fill"]:
+        properties.set_fill_value(content((), dtype, "few", random))
+    space = h5s.create_simple(case["shape"], most)
+    h5d.create(file.id, b"x", h5t.py_create(dtype, logical=True), space, properties)
+    return file["x"]
+
+
+def write(path: Path, case: dict[str, Any]) -> None:
+    random = np.random.default_rng(case["seed"])
+    with h5py.File(path, "w", libver=case["libver"], userblock_size=case["userblock"]) as file:
+        dataset = create(file, case, random)
+        if not dataset.size or case["written"] == "none":
+            return
+        data = content(case["shape"], case["dtype"], case["values"], random)
+        if case["written"] == "all":
+            dataset[...] = data
+        else:
+            box = tuple(slice(int(random.integers(size)), None) for size in case["shape"])
+            dataset[box] = data[box]
+        count = dataset.id.get_create_plist().get_nfilters()
+        if case["masked"] and case["kind"] == "chunked" and count:
+            grid = [-(-size // side) for size, side in zip(case["shape"], case["chunk"], strict=True)]
+            for _ in range(3):  # chunks without any of the filters
+                at = [int(random.integers(size)) for size in grid]
+                place = tuple(one * side for one, side in zip(at, case["chunk"], strict=True))
+                raw = content(case["chunk"], case["dtype"], case["values"], random).tobytes()
+                dataset.id.write_direct_chunk(place, raw, filter_mask=(1 << count) - 1)

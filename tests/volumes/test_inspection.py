@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import math
@@ -29,17 +28,7 @@ from fastpipe.core.machine import available_cpus
 from fastpipe.errors import OptionError, VolumeError
 from fastpipe.volumes import inspection, repack
 from fastpipe.volumes.cost import PatchModel, Stored
-from fastpipe.volumes.inspection import (
-    Cost,
-    Rates,
-    Rechunked,
-    Speed,
-    decode_speed,
-    fit_of,
-    volume_facts,
-    worthwhile,
-    worthwhile_uniform,
-)
+from fastpipe.volumes.inspection import Rates, Speed, decode_speed, fit_of, volume_facts
 from fastpipe.volumes.opening import open_volume
 from fastpipe.volumes.repack import chunk_of, stored_nbytes
 from fastpipe.volumes.volume import UnitGrid
@@ -213,31 +202,6 @@ def test_labels_are_decoded_beside_the_volume() -> None:
 # ---- what is measured -------------------------------------------------------------------------
 
 
-def test_speed_is_measured_by_units_of_one_chunk_each_in_every_thread(
-    planes: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    volume, seen = open_volume(planes), list[list[int]]()
-    real = volume.open()
-
-    class Reader:
-        def read(self, numbers: Any, outs: Any) -> None:
-            seen.append(numbers.tolist())
-            real.read(numbers, outs)
-
-    monkeypatch.setattr(volume, "open", Reader)
-    for patch, threads in ((None, 1), ((8, 8, 8), 1), ((8, 8, 8), 3)):
-        seen.clear()
-        speed = decode_speed(volume, patch, threads, 0.0)
-        assert len(seen) == speed.threads == threads
-        assert speed.units == sum(map(len, seen)) >= threads
-        assert speed.nbytes == speed.units * volume.unit_nbytes
-        assert speed.seconds > 0 and speed.nbytes_per_s == pytest.approx(speed.nbytes / speed.seconds)
-        assert all(len(set(volume.stored_in(np.array(group)).tolist())) == 1 for group in seen)
-    seen.clear()
-    decode_speed(volume, (8, 8, 8), 4, 0.0, (slice(0, 64), slice(0, 96), slice(0, 40)))  # only in a part
-    assert seen and all(volume.grid.box(number)[2].start < 40 for number in sum(seen, []))
-
-
 def test_a_damaged_chunk_is_an_error(planes: Path, inspect: Inspect) -> None:
     for path in (planes / "c").rglob("*"):
         if path.is_file():
@@ -303,22 +267,6 @@ def test_the_chunk_of_a_volume_is_what_is_stored_together(tmp_path: Path) -> Non
 
 
 # ---- the advice -------------------------------------------------------------------------------
-
-
-def _rechunked(gain: float) -> Rechunked:
-    cost = Cost(1.0, 1.0, 1.0)
-    return Rechunked((8, 8, 8), 100, "blosc-zstd", 5, 2.0, (8, 8, 8), cost, cost, cost, gain, 2 * gain)
-
-
-def test_other_chunks_are_advised_where_they_gain_enough() -> None:
-    as_it_is = dataclasses.replace(_rechunked(1.0), codec="", level=0)
-    assert worthwhile([]) is None and worthwhile([as_it_is]) is None
-    assert worthwhile([as_it_is, _rechunked(1.2), _rechunked(1.1)]) is None
-    assert worthwhile([as_it_is, _rechunked(1.3), _rechunked(1.1)]) == _rechunked(1.3)
-    assert worthwhile_uniform([as_it_is, _rechunked(0.9), _rechunked(0.5)]) is None
-    assert worthwhile_uniform([as_it_is, _rechunked(1.0), _rechunked(1.2)]) == _rechunked(1.2)
-    command = inspection.command("a b.zarr", _rechunked(2))
-    assert command == "fastpipe repack 'a b.zarr' OUT.zarr --chunks 8,8,8 --codec blosc-zstd"
 
 
 def _same_speed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from volume_kit import boxes_equal, random_array, random_box, reader_of
 
 from fastpipe.core.shared_chunks import UnitFile
 from fastpipe.errors import OptionError
-from fastpipe.volumes.reader import Counts, PatchReader, padded_indices
+from fastpipe.volumes.reader import padded_indices
 from fastpipe.volumes.volume import DamagedUnitError, UnitGrid, UnitReader, Volume, grown_unit
 
 Forked = Callable[[Callable[[], object]], int]
@@ -111,35 +111,6 @@ def test_a_remembered_unit_is_decoded_once() -> None:
             np.testing.assert_array_equal(out, array[row : row + 3])
     assert sorted(sum(volume.decoded, [])) == list(range(16))
     assert all(len({number // 4 for number in some}) == 1 for some in volume.decoded), "chunk by chunk"
-
-
-def test_two_volumes_share_one_memory() -> None:
-    one, other = (Numbers(np.full((4, 4), value), (2, 2)) for value in (1, 2))
-    memory = UnitFile(8, 8, one.unit_nbytes)
-    readers = [reader_of(volume, memory.opened(), 4 * place) for place, volume in enumerate((one, other))]
-    for value in (1, 2, 1, 2):
-        out = np.zeros((3, 3), np.int64)
-        readers[value - 1].read([0, 0], out)
-        assert (out == value).all()
-    assert [len(sum(volume.decoded, [])) for volume in (one, other)] == [4, 4]
-    memory.close()
-
-
-def test_decoded_and_used_bytes_are_counted() -> None:
-    stages: dict[str, int] = {}
-
-    class Clock:
-        def add(self, stage: str, nanoseconds: int) -> None:
-            stages[stage] = stages.get(stage, 0) + nanoseconds
-
-    volume, counts = Numbers(np.zeros((8, 8), np.int16), (4, 4)), Counts()
-    memory = UnitFile(4, 4, volume.unit_nbytes)
-    reader = PatchReader(volume, Clock(), counts, memory.opened())
-    for _ in range(2):
-        reader.read([0, 0], np.empty((2, 5), np.int16))
-    assert counts.nbytes == (2 * 32, 2 * 20)
-    assert set(stages) == {"decode", "copy"}
-    memory.close()
 
 
 def test_a_box_without_elements_needs_nothing() -> None:

@@ -15,7 +15,7 @@ from scipy import stats
 from fastpipe.core.keys import sample_seed, uniforms
 from fastpipe.errors import OptionError
 from fastpipe.volumes import sampling
-from fastpipe.volumes.places import ForegroundPatches, PatchSpace, Places, UniformPatches
+from fastpipe.volumes.places import PatchSpace, Places, UniformPatches
 from fastpipe.volumes.sampling import (
     BlockCounts,
     MaskDensity,
@@ -127,38 +127,6 @@ def test_every_voxel_is_as_likely() -> None:
     assert ((octants - 800) ** 2 / 800).sum() < 26  # 7: 99.95 %
 
 
-def test_patches_are_centred_on_voxels_of_the_label_that_was_drawn() -> None:
-    class Corner:
-        """Patches that are elsewhere: all at one place of volume 0 and 1 in turn."""
-
-        count, is_random = 1000, True
-
-        def places(self, seed: int, epoch: int, indices: Any) -> Places:
-            return Places(indices % 2, np.tile(np.array([7, 3]), (len(indices), 1)))
-
-    space = PatchSpace([(20, 20), (30, 10)], (4, 5), ["a", "b"], False)
-    voxels = [[np.array([20 * 10 + 10]), np.array([0, 399])], []]
-
-    def draw(seed: int, epoch: int, indices: Any, count: int) -> Any:
-        return np.random.default_rng([seed, epoch]).random((1000, count))[indices]
-
-    patches = ForegroundPatches(space, Corner(), 0.6, voxels, draw)
-    assert patches.count == 1000
-    volumes, starts = patches.places(1, 0, np.arange(1000))
-    assert (starts[volumes == 1] == [7, 3]).all()  # which has no label
-    inside = starts[volumes == 0]
-    shares = {place: (inside == place).all(axis=1).mean() for place in [(7, 3), (8, 8), (0, 0), (16, 15)]}
-    assert sum(shares.values()) == 1
-    assert shares[7, 3] == pytest.approx(0.4, abs=0.07)
-    assert shares[8, 8] == pytest.approx(0.3, abs=0.07)
-    assert shares[0, 0] == pytest.approx(0.15, abs=0.05)
-    # A patch depends on its own index only.
-    some = patches.places(1, 0, np.array([5, 900, 4]))
-    assert np.array_equal(some.starts, starts[[5, 900, 4]])
-    assert not np.array_equal(patches.places(1, 1, np.arange(1000)).starts, starts)
-    assert not len(patches.places(1, 0, np.zeros(0, np.int64)).starts)
-
-
 # ---- masks ----------------------------------------------------------------------------------------
 
 
@@ -206,17 +174,6 @@ def test_the_content_of_a_box_lies_between_its_bounds(
             for at, end, side in zip(low, high, counts.sides, strict=True)
         )
         assert least >= np.count_nonzero(mask[inner]) - 1e-6
-
-
-def test_a_full_mask_is_full_up_to_its_ends() -> None:
-    """Also where the last block is not a whole one."""
-    for shape in ((10, 9), (7, 3), (1, 30), (4, 4), (5, 5, 5)):
-        counts = counted(np.ones(shape, np.uint8))
-        density = MaskDensity(counts.counts, counts.sides, counts.shape)
-        patch = np.array([max(1, size // 2) for size in shape])
-        last = np.array(shape) - patch
-        found = density.fractions(np.array([np.zeros_like(last), last, last // 2]), patch)
-        assert (found == 1).all()
 
 
 def test_blocks_are_as_small_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:

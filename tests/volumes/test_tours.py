@@ -200,13 +200,6 @@ def test_decoded_units_are_counted_as_by_hand(case: Any, held: int, most: int) -
         assert early == expected if expected <= most else most < early <= expected
 
 
-def test_units_are_numbered_through_all_volumes() -> None:
-    table = [np.array(rows, np.int64) for rows in ([[0, 1], [1, 0]], [[1, 2], [2, 1]], [[4, 1], [3, 1]])]
-    numbers, ends = native.touched_units(np.array([0, 12]), *table)
-    assert numbers.tolist() == [1, 2, 12 + 3, 12 + 6]
-    assert ends.tolist() == [2, 4]
-
-
 @settings(max_examples=25)
 @given(case=cases(), room=st.floats(0, 1e5), fronts=st.one_of(st.none(), st.integers(1, 9)))
 def test_any_volumes_can_be_planned(case: Any, room: float, fronts: int | None) -> None:
