@@ -192,14 +192,6 @@ def test_a_chunk_is_remembered_until_all_of_it_was_taken(path: Path) -> None:
     assert units.are_there(np.arange(3)).tolist() == [True, True, False]
 
 
-def test_a_chunk_that_is_taken_as_a_whole_is_not_remembered(path: Path) -> None:
-    reader, units = reader_in_memory(path, 4)
-    for _ in range(2):
-        assert decoded(reader, [4, 5, 6, 7]) == 1
-        assert decoded(reader, [0, 1, 1, 2, 3, 3]) == 1  # samples twice
-    assert not units.are_there(np.arange(CHUNKS)).any()
-
-
 def test_the_chunk_not_used_for_longest_is_forgotten_first(path: Path) -> None:
     reader, _ = reader_in_memory(path, 3)
     assert [decoded(reader, [4 * chunk]) for chunk in (0, 1, 2, 0, 3)] == [1, 1, 1, 0, 1]

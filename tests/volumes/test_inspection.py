@@ -24,7 +24,6 @@ from hypothesis import strategies as st
 
 from fastpipe import Cache, FastLoader, FastPatchDataset, Shuffle
 from fastpipe.cli import main
-from fastpipe.core.machine import available_cpus
 from fastpipe.errors import OptionError, VolumeError
 from fastpipe.volumes import inspection, repack
 from fastpipe.volumes.cost import PatchModel, Stored
@@ -401,19 +400,6 @@ def test_the_least_budget_that_is_named_is_accepted(planes: Path, inspect: Inspe
     assert "is too little" in refused(
         inspect(planes, "--patch", "16,32,32", "--budget", f"{int(least[1]) - 1}B")
     )
-
-
-def test_the_memory_that_is_enough_has_room_for_the_threads(planes: Path, inspect: Inspect) -> None:
-    content = found(inspect(planes, "--patch", "16,32,32", "--budget", "1MiB", "--json"))
-    unit, patches = tuple(content["volumes"]["volume"]["unit"]), content["patches"]
-    model = PatchModel([Stored(VOXELS.shape, unit, 1)], (16, 32, 32), available_cpus())
-    (remembered,) = model.least_budget((2.0,))
-    assert remembered is not None
-    for budget in (patches["needed"]["2.0"], patches["needed"]["2.0"] - 1):
-        fit = found(inspect(planes, "--patch", "16,32,32", "--budget", f"{budget}B", "--json"))["patches"][
-            "fit"
-        ]
-        assert (fit["remembered"] >= remembered) == (budget == patches["needed"]["2.0"])
 
 
 def test_where_units_stick_out_no_budget_may_be_enough(tmp_path: Path, inspect: Inspect) -> None:

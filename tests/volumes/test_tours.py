@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fastpipe.core.native import native
 from fastpipe.core.order import interleaved
-from fastpipe.volumes.places import PatchSpace, Places, UniformPatches, grid_places
+from fastpipe.volumes.places import PatchSpace, Places, UniformPatches
 from fastpipe.volumes.tours import (
     Geometry,
     Stripes,
@@ -255,11 +255,3 @@ def test_units_of_patches_are_listed_patch_by_patch(case: Any, boxes: int) -> No
         visits = unit_visits(shape, unit, patch, places.starts[places.volumes == volume])
         expected.append(visits.ravel())
     np.testing.assert_array_equal(np.bincount(found, minlength=first), np.concatenate(expected))
-
-
-def test_each_patch_of_a_grid_is_visited_once() -> None:
-    geometry = geometry_of([(32, 32)], [(8, 8)], (8, 8))
-    places = grid_places(geometry.space, (8, 8))
-    assert (unit_visits((32, 32), (8, 8), (8, 8), places.starts) == 1).all()
-    ranks = tour_of(geometry, places, Stripes(1, (1, 1)), seed=0, epoch=0)
-    assert decoded(geometry, places, np.argsort(ranks), 1) == 16

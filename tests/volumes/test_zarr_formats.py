@@ -22,7 +22,6 @@ from zarr.codecs import BytesCodec, Crc32cCodec, GzipCodec, TransposeCodec, Zstd
 
 from fastpipe.errors import FastpipeError, OptionError, VolumeError
 from fastpipe.volumes.opening import open_volume
-from fastpipe.volumes.tensorstore import TensorStoreVolume
 from fastpipe.volumes.volume import DamagedUnitError
 
 DATA = np.arange(63, dtype="<i4").reshape(7, 9)
@@ -336,18 +335,3 @@ def test_a_url_of_another_format_is_refused(tmp_path: Path) -> None:
     Image.fromarray(np.arange(63, dtype="u1").reshape(7, 9)).save(tmp_path / "x.png")
     with pytest.raises(VolumeError, match=r"x\.png is png: a URL must be that of an array in Zarr"):
         open_volume(f"file://{tmp_path}/x.png")
-
-
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"shards": (8, 8)}, "sharding_indexed"), ({"filters": TransposeCodec(order=(1, 0))}, "transpose"),
-        ({"compressors": [ZstdCodec(), Crc32cCodec()]}, "crc32c"), ({"zarr_format": 2, "order": "F"}, "Fortran"),
-        ({"zarr_format": 2, "compressors": numcodecs.BZ2(1)}, "bz2"),
-    ],
-)  # fmt: skip
-def test_an_array_that_tensorstore_reads_says_why(tmp_path: Path, options: dict[str, Any], why: str) -> None:
-    zarr.create_array(tmp_path / "x", shape=(20, 20), chunks=(4, 4), dtype="i4", **options)
-    volume = open_volume(tmp_path / "x")
-    assert isinstance(volume.finer or volume, TensorStoreVolume)
-    assert why in volume.how
