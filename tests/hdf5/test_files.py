@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,23 @@ def test_samples_of_several_files_follow_each_other(paths: list[Path]) -> None:
     # Chunks may differ.
     mixed = SampleFiles([paths[0], write(paths[0].with_name("plain.h5"), 2, 3)], ["x"])
     assert read(mixed, [4, 0, 3])[0][:, 0].tolist() == [4, 0, 3]
+
+
+def test_few_files_are_open_at_a_time(tmp_path: Path) -> None:
+    """Files that the core reads take no more than the lower half of the descriptors."""
+    paths = [write(tmp_path / f"{number}.h5", 1, number, chunks=(1, 4)) for number in range(80)]
+    before = open_files()
+    reader = RowReader(SampleFiles(paths, ["x"]))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2 * before + 60, limits[1]))
+    try:
+        for order in (np.arange(80), np.arange(80)[::-1]):
+            np.testing.assert_array_equal(read(reader, order)[0][:, 0], order)
+            assert before < open_files() <= before + 40
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    del reader
+    assert open_files() == before
 
 
 def test_the_library_has_few_files_open_at_a_time(paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -182,7 +182,7 @@ def test_metadata_that_are_not_known_are_refused_and_never_passed_over(
     assert "tensorstore_spec" not in str(caught.value)
 
 
-def of_numcodecs(**settings: Any) -> list[tuple[int, str, dict[str, Any]]]:
+def arrays_of_numcodecs() -> list[tuple[int, str, dict[str, Any]]]:
     """Arrays of version 2 and 3 with each codec that only zarr-python has."""
     found: list[tuple[int, str, dict[str, Any]]] = []
     v3: Any = zarr.codecs.numcodecs
@@ -204,7 +204,7 @@ def of_numcodecs(**settings: Any) -> list[tuple[int, str, dict[str, Any]]]:
 
 
 @pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3")
-@pytest.mark.parametrize(("version", "kind", "options"), of_numcodecs())
+@pytest.mark.parametrize(("version", "kind", "options"), arrays_of_numcodecs())
 def test_codecs_of_numcodecs_are_undone(tmp_path: Path, version: int, kind: str, options: Any) -> None:
     write(tmp_path / "x", version, kind, **options)
     is_as_zarr_python_reads_it(tmp_path / "x")
@@ -247,7 +247,7 @@ def test_codecs_that_run_code_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-def test_of_two_versions_in_one_folder_the_third_is_taken(tmp_path: Path) -> None:
+def test_version_3_is_taken_where_a_folder_has_two_versions(tmp_path: Path) -> None:
     write(tmp_path / "x", 2)
     write(tmp_path / "y", 3, fill_value=7)
     os.link(tmp_path / "y" / "zarr.json", tmp_path / "x" / "zarr.json")
