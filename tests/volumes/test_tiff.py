@@ -118,12 +118,10 @@ def test_packed_bits_name_the_package_that_they_need(tmp_path: Path, bits: int) 
 @pytest.mark.parametrize(
     ("compression", "options"),
     [
-        ("lzw", {}),
-        ("jpeg", {"rowsperstrip": 16}),
-        ("jpeg", {"tile": (32, 32)}),
+        ("lzw", {}), ("jpeg", {"rowsperstrip": 16}), ("jpeg", {"tile": (32, 32)}),
         ("jpeg2000", {"tile": (32, 32)}),
     ],
-)
+)  # fmt: skip
 def test_a_file_that_imagecodecs_decodes_is_read(
     tmp_path: Path, compression: str, options: dict[str, Any]
 ) -> None:

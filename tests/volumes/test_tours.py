@@ -151,12 +151,10 @@ def test_fronts_take_turns_in_another_order_in_each_round_and_begin_elsewhere_in
     ("shapes", "unit", "patch", "held"),
     [
         ([(160, 160, 160)], (32, 32, 32), (24, 24, 24), 60),
-        ([(160, 160, 160)], (8, 160, 160), (32, 32, 32), 8),
-        ([(400, 400)], (32, 32), (48, 48), 20),
-        ([(100, 90, 80), (60, 120, 70)], (16, 16, 16), (20, 20, 20), 50),
-        ([(20_000,)], (64,), (100,), 8),
+        ([(160, 160, 160)], (8, 160, 160), (32, 32, 32), 8), ([(400, 400)], (32, 32), (48, 48), 20),
+        ([(100, 90, 80), (60, 120, 70)], (16, 16, 16), (20, 20, 20), 50), ([(20_000,)], (64,), (100,), 8),
     ],
-)
+)  # fmt: skip
 def test_a_tour_decodes_less_than_a_uniform_order(shapes: Any, unit: Any, patch: Any, held: int) -> None:
     geometry = geometry_of(shapes, [unit] * len(shapes), patch)
     places = random_places(geometry, 600)
