@@ -20,6 +20,7 @@ from fastpipe.core.native import native
 from fastpipe.core.reads import MADE
 from fastpipe.errors import HDF5Error, OptionError
 from fastpipe.hdf5 import library
+from fastpipe.hdf5.chunks import ChunkReader, FileState
 from fastpipe.hdf5.files import SampleFile, SampleFiles
 from fastpipe.hdf5.opening import DamagedError
 from fastpipe.hdf5.reader import RowReader
@@ -369,3 +370,14 @@ def test_a_batch_of_several_files_says_which_has_changed(paths: list[Path]) -> N
     with pytest.raises(HDF5Error, match=r"2\.h5 has changed"):
         read(files, [0, 4, 8])
     assert read(files, [0, 8])[0][:, 0].tolist() == [0, 8]
+
+
+def test_a_chunk_of_another_file_at_the_path_is_not_read(path: Path) -> None:
+    """Its bytes at the old offsets may well be numbers, but not those of the dataset."""
+    layout = SampleFile(path, ["chunked"]).layouts[0]
+    chunks = ChunkReader(layout, FileState.of(path.stat()))
+    assert chunks.decode_alone(0).any()
+    path.with_suffix(".new").write_bytes(path.read_bytes())
+    os.replace(path.with_suffix(".new"), path)
+    with pytest.raises(HDF5Error, match=CHANGED):
+        chunks.decode_alone(0)
