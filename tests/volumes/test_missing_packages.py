@@ -82,7 +82,7 @@ def test_a_missing_package_is_named_when_the_dataset_is_made(
     for policy in ("raise", "skip", "replace"):
         for given in (tmp_path / name, [tmp_path / "good.npy", tmp_path / name]):
             with pytest.raises(MissingDependencyError) as caught:
-                FastPatchDataset(given, (1,) * (3 if case == "spm" else 2), bad_samples=policy)  # type: ignore[arg-type]
+                FastPatchDataset(given, (1,) * (3 if case == "spm" else 2), bad_samples=policy)
             assert str(caught.value).endswith(f"pip install {command}")
 
 
@@ -137,7 +137,7 @@ def test_a_codec_of_tiff_that_is_missing_is_named_when_the_dataset_is_made(
     command = without_lzw(monkeypatch, is_installed=is_installed)
     for policy in ("raise", "skip", "replace"):
         with pytest.raises(MissingDependencyError) as caught:
-            FastPatchDataset([tmp_path / "raw.tif", tmp_path / "lzw.tif"], (32, 32), bad_samples=policy)  # type: ignore[arg-type]
+            FastPatchDataset([tmp_path / "raw.tif", tmp_path / "lzw.tif"], (32, 32), bad_samples=policy)
         assert str(caught.value).endswith(command)
 
 

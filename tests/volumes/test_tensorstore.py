@@ -108,7 +108,7 @@ def server(tmp_path: Path) -> Iterator[str]:
 def test_an_array_on_a_server_is_read_by_its_url(tmp_path: Path, server: str) -> None:
     data = np.arange(600, dtype=np.int32).reshape(20, 30)
     for version in (2, 3):
-        zarr.create_array(tmp_path / f"{version}.zarr", data=data, chunks=(7, 8), zarr_format=version)  # type: ignore[arg-type]
+        zarr.create_array(tmp_path / f"{version}.zarr", data=data, chunks=(7, 8), zarr_format=version)
         volume = open_volume(f"{server}/{version}.zarr/")
         np.testing.assert_array_equal(whole(volume), data)
         boxes_equal(reader_of(volume), data, 0, 4)
