@@ -1,148 +1,369 @@
-"""Several files as one: which sample is where, and how many files are open."""
+"""Datasets of one file and of several: any kind, in any process, and what is said of files that cannot be read."""
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import resource
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import h5py
+import hdf5_kit
 import numpy as np
 import pytest
+from hdf5_kit import flip, read_alone, read_natively
 
 from fastpipe.core.native import native
+from fastpipe.core.reads import MADE
 from fastpipe.errors import HDF5Error, OptionError
 from fastpipe.hdf5 import library
-from fastpipe.hdf5.files import SampleFiles
+from fastpipe.hdf5.chunks import ChunkReader, FileState
+from fastpipe.hdf5.files import SampleFile, SampleFiles
+from fastpipe.hdf5.opening import DamagedError
 from fastpipe.hdf5.reader import RowReader
+from fastpipe.volumes.opening import open_volume
 
+ROWS = np.random.default_rng(0).standard_normal((40, 6, 5)).astype("f4")
+NAMES = ["chunked", "contiguous", "packed", "texts", "deep/labels"]
+ORDER = np.array([39, 0, 17, 17, 3])
 COUNTS = [3, 0, 5, 1]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.create_dataset("chunked", data=ROWS, chunks=(7, 6, 3), compression="gzip", shuffle=True)
+        file["contiguous"] = ROWS[:, 0]
+        file.create_dataset("packed", data=np.arange(40), chunks=(16,), scaleoffset=0)
+        file["texts"] = [f"text {number}" for number in range(40)]
+        file["deep/labels"] = np.arange(40) % 3
+        file["short"] = np.arange(39)
+        file["one"] = 5
+        file["square"] = np.arange(40 * 6).reshape(40, 6)
+    return tmp_path / "x.h5"
 
 
 def write(path: Path, rows: int, first: int, **options: Any) -> Path:
     with h5py.File(path, "w") as file:
-        file.create_dataset(
-            "x", data=first + np.arange(rows)[:, None] * np.ones(4, "i4"), dtype="i4", **options
-        )
+        data = first + np.arange(rows)[:, None] * np.ones(4, "i4")
+        file.create_dataset("x", data=data, dtype="i4", **options)
         file.create_dataset("text", data=[str(first + row) for row in range(rows)], dtype=h5py.string_dtype())
     return path
 
 
 @pytest.fixture
 def paths(tmp_path: Path) -> list[Path]:
-    firsts = np.cumsum([0, *COUNTS])
-    return [
-        write(
-            tmp_path / f"{number}.h5",
-            rows,
-            int(firsts[number]),
-            chunks=(2, 4),
-            maxshape=(None, 4),
-            compression="gzip",
-        )
-        for number, rows in enumerate(COUNTS)
+    """Files whose samples are numbered through all of them."""
+    firsts = np.cumsum([0, *COUNTS]).tolist()
+    options = {"chunks": (2, 4), "maxshape": (None, 4), "compression": "gzip"}
+    return [write(tmp_path / f"{n}.h5", rows, firsts[n], **options) for n, rows in enumerate(COUNTS)]
+
+
+def of(path: Path, names: list[str], sample_dims: int = 1) -> SampleFiles:
+    return SampleFiles([path], names, sample_dims)
+
+
+def read(source: SampleFiles | RowReader, samples: Any = ORDER) -> list[Any]:
+    """Reads samples of files, or by the reader that is given, in three threads."""
+    reader = RowReader(source, threads=3) if isinstance(source, SampleFiles) else source
+    found = hdf5_kit.read(reader, samples, threads=3)
+    return found if isinstance(found, list) else [found]
+
+
+def check(outs: list[Any], samples: Any = ORDER) -> None:
+    np.testing.assert_array_equal(outs[0], ROWS[samples])
+    np.testing.assert_array_equal(outs[1], ROWS[samples, 0])
+    np.testing.assert_array_equal(outs[2], samples)
+    assert [text.decode() for text in outs[3]] == [f"text {number}" for number in samples]
+    np.testing.assert_array_equal(outs[4], samples % 3)
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_datasets_of_every_kind_are_read_in_every_process(
+    path: Path, in_child: Callable[[Callable[[], object]], None]
+) -> None:
+    files = of(path, NAMES)
+    in_child(lambda: check(read(files)))  # before the parent has opened anything
+    assert files.count == 40
+    assert [layout.kind for layout in files.layouts] == [
+        "chunked",
+        "contiguous",
+        "h5py",
+        "h5py",
+        "contiguous",
     ]
+    reader = RowReader(files, threads=3)
+    check(read(reader))
+    in_child(lambda: check(read(files)))
+    in_child(lambda: check(read(of(path, NAMES))))
+    check(read(reader, np.arange(40)[::-1]), np.arange(40)[::-1])
+    check(read(pickle.loads(pickle.dumps(files))))
+    check(read_alone(reader, ORDER))
+    assert [len(out) for out in read(reader, np.array([], int))] == [0] * 5
 
 
-@pytest.fixture
-def read(read: Any) -> Any:
-    def run(source: SampleFiles | RowReader, samples: Any) -> list[Any]:
-        found = read(RowReader(source) if isinstance(source, SampleFiles) else source, samples)
-        return found if isinstance(found, list) else [found]
+def test_several_dimensions_count_samples(path: Path) -> None:
+    files = of(path, ["chunked", "square"], sample_dims=2)
+    assert (files.count, files.sample_shape(0), files.sample_shape(1)) == (240, (5,), ())
+    samples = np.random.default_rng(1).permutation(240)
+    outs = read(files, samples)
+    np.testing.assert_array_equal(outs[0], ROWS.reshape(240, 5)[samples])
+    np.testing.assert_array_equal(outs[1], samples)
 
-    return run
+
+def test_files_are_closed_with_the_reader(path: Path, no_gc: None) -> None:
+    before = open_files()
+    reader = RowReader(of(path, NAMES))
+    check(read(reader))
+    assert open_files() > before
+    del reader
+    assert open_files() == before
+    for names in (["nothing"], ["chunked", "short"]):
+        with pytest.raises((KeyError, OptionError)):
+            SampleFile(path, names)
+    assert open_files() == before
 
 
-def test_samples_follow_each_other(paths: list[Path], read: Any) -> None:
+def test_a_batch_that_waits_keeps_its_file_open(path: Path, no_gc: None) -> None:
+    before = open_files()
+    reader = RowReader(of(path, ["chunked"]))
+    outs = [np.empty((5, 6, 5), "f4")]
+    started = reader.start(ORDER, np.arange(5), outs)
+    del reader
+    native.run_here(started.batch)
+    assert (started.statuses[:, 0] == MADE).all()
+    np.testing.assert_array_equal(outs[0], ROWS[ORDER])
+    assert open_files() == before + 1
+    del started
+    assert open_files() == before
+
+
+# ---- several files ----------------------------------------------------------------------------------
+
+
+def test_samples_of_several_files_follow_each_other(paths: list[Path]) -> None:
     files = SampleFiles(paths, ["x", "text"])
     assert (files.count, files.firsts.tolist()) == (9, [0, 3, 3, 8, 9])
     for source in (files, pickle.loads(pickle.dumps(files))):
         order = [8, 0, 3, 7, 2, 2, 5]
         numbers, texts = read(source, order)
-        assert numbers[:, 2].tolist() == order
-        assert [int(text) for text in texts] == order
-    assert [files.shown_of(sample) for sample in (0, 2, 3, 7, 8)] == [
-        str(paths[number]) for number in (0, 0, 2, 2, 3)
-    ]
-    assert read(files, [])[0].shape == (0, 4)
+        assert numbers[:, 2].tolist() == [int(text) for text in texts] == order
+    shown = [files.shown_of(sample) for sample in (0, 2, 3, 7, 8)]
+    assert shown == [str(paths[number]) for number in (0, 0, 2, 2, 3)]
+    # Chunks may differ.
+    mixed = SampleFiles([paths[0], write(paths[0].with_name("plain.h5"), 2, 3)], ["x"])
+    assert read(mixed, [4, 0, 3])[0][:, 0].tolist() == [4, 0, 3]
 
 
-def test_which_files_have_which_samples(paths: list[Path]) -> None:
-    files = SampleFiles(paths, ["x"])
-    found = files.located(np.array([8, 0, 4, 1]))
-    assert [(number, places.tolist()) for number, places in found if places is not None] == [
-        (0, [1, 3]),
-        (2, [2]),
-        (3, [0]),
-    ]
-    assert SampleFiles(paths[:1], ["x"]).located(np.array([2, 0])) == [(0, None)]
-    assert SampleFiles(paths[:1], ["x"]).located(np.array([], int)) == []
-
-
-def test_rows_are_the_batchs(paths: list[Path]) -> None:
-    reader = RowReader(SampleFiles(paths, ["x", "text"]))
-    outs = [np.zeros((10, 4), "i4"), np.full(10, None, object)]
-    started = reader.start(np.array([8, 0, 4]), np.array([9, 1, 5]), outs)
-    assert sorted(np.concatenate([task.rows for task in started.tasks]).tolist()) == [1, 5, 9]
-    for task in started.tasks:
-        task.run()
-    native.run_here(started.batch)
-    assert outs[0][:, 0].tolist() == [0, 0, 0, 0, 0, 4, 0, 0, 0, 8]
-    assert [None if text is None else int(text) for text in outs[1]] == [
-        None, 0, None, None, None, 4, None, None, None, 8,
-    ]  # fmt: skip
-
-
-def test_groups_go_on_from_file_to_file(paths: list[Path]) -> None:
-    files = SampleFiles(paths, ["x"])
-    assert files.groups(0).tolist() == [0, 0, 1, 2, 2, 3, 3, 4, 5]
-    assert files.samples_in_group(0) == 2
-
-
-def test_files_are_opened_when_they_are_read(paths: list[Path], read: Any) -> None:
-    before = len(os.listdir("/proc/self/fd"))
-    reader = RowReader(SampleFiles(paths, ["x"]))
-    assert len(os.listdir("/proc/self/fd")) == before
-    read(reader, [0])
-    assert len(os.listdir("/proc/self/fd")) == before + 1
-    read(reader, [0, 1, 8])
-    assert len(os.listdir("/proc/self/fd")) == before + 2
-
-
-def test_few_are_open_at_a_time(tmp_path: Path, read: Any) -> None:
+def test_few_files_are_open_at_a_time(tmp_path: Path) -> None:
     """Files that the core reads take no more than the lower half of the descriptors."""
-    paths = [write(tmp_path / f"{number}.h5", 1, number, chunks=(1, 4)) for number in range(150)]
-    before = len(os.listdir("/proc/self/fd"))
+    paths = [write(tmp_path / f"{number}.h5", 1, number, chunks=(1, 4)) for number in range(80)]
+    before = open_files()
     reader = RowReader(SampleFiles(paths, ["x"]))
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (2 * before + 100, limits[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2 * before + 60, limits[1]))
     try:
-        for order in (np.arange(150), np.arange(150)[::-1]):
+        for order in (np.arange(80), np.arange(80)[::-1]):
             np.testing.assert_array_equal(read(reader, order)[0][:, 0], order)
-            assert before < len(os.listdir("/proc/self/fd")) <= before + 60
+            assert before < open_files() <= before + 40
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     del reader
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_files() == before
 
 
-def test_the_library_has_few_open_at_a_time(
-    paths: list[Path], monkeypatch: pytest.MonkeyPatch, read: Any
-) -> None:
+def test_the_library_has_few_files_open_at_a_time(paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "_MOST_OPEN", 2)
     reader = RowReader(SampleFiles([*paths, *paths], ["text"]))
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_files()
     order = [17, 0, 9, 8, 3, 12, 1, 16]
     for samples in ([0], order, order[::-1]):
         assert [int(text) for text in read(reader, samples)[0]] == [sample % 9 for sample in samples]
-        assert len(os.listdir("/proc/self/fd")) <= before + 2
+        assert open_files() <= before + 2
 
 
-def test_a_batch_of_several_files_says_which_has_changed(
-    paths: list[Path], read: Any, read_natively: Any
+# ---- files that cannot be read ------------------------------------------------------------------
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() == 0, reason="run it as a user who is not root"
+)
+def test_a_file_that_may_not_be_read_is_named(path: Path) -> None:
+    path.chmod(0)
+    with pytest.raises(PermissionError):
+        SampleFile(path, ["chunked"])
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "said"),
+    [
+        (None, FileNotFoundError, r"x\.h5"), ("folder", IsADirectoryError, r"x\.h5"),
+        *((text, HDF5Error, r"x\.h5 is no HDF5 file") for text in (b"", b"this is text", b"\x89HDF\r\n\x1a")),
+        ("cut off", HDF5Error, r"x\.h5 cannot be opened, it may be cut off"),
+    ],
+)  # fmt: skip
+def test_a_path_without_an_hdf5_file_is_an_error(path: Path, content: Any, error: Any, said: str) -> None:
+    whole = path.read_bytes()
+    path.unlink()
+    if content == "folder":
+        path.mkdir()
+    elif content is not None:
+        path.write_bytes(whole[:4000] if content == "cut off" else content)
+    with pytest.raises(error, match=said):
+        SampleFile(path, ["chunked"])
+
+
+@pytest.mark.parametrize(
+    ("names", "sample_dims", "error", "said"),
+    [
+        (["labels"], 1, KeyError, "has no dataset 'labels'; it has chunked, contiguous, deep/labels, one"),
+        (["deep"], 1, KeyError, "no dataset 'deep'"),  # a group
+        (["chunked", "short"], 1, OptionError, r"different samples .*: 'chunked' \(40,\), 'short' \(39,\)"),
+        (["chunked"], 0, OptionError, "sample_dims must be a number from 1, got 0"),
+        ([], 1, OptionError, "no dataset was named"), (["one"], 1, OptionError, "'one' is a single value"),
+        (["chunked", "short"], 2, OptionError, "'short' has 1 dimensions, and sample_dims=2"),
+    ],
+)  # fmt: skip
+def test_datasets_that_do_not_belong_together_are_refused(
+    path: Path, names: list[str], sample_dims: int, error: Any, said: str
 ) -> None:
+    with pytest.raises(error, match=said):
+        SampleFile(path, names, sample_dims)
+
+
+def test_files_that_are_not_alike_are_refused(tmp_path: Path, paths: list[Path]) -> None:
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file["x"] = np.zeros((2, 5), "i4")
+    with pytest.raises(OptionError, match=r"'x' are \(4,\) int32 in .*0\.h5 and \(5,\) int32 in .*other\.h5"):
+        SampleFiles([paths[0], tmp_path / "other.h5"], ["x"])
+    with pytest.raises(OptionError, match="no HDF5 file was named"):
+        SampleFiles([], ["x"])
+
+
+@pytest.mark.parametrize(
+    ("libver", "signature", "behind"), [("latest", b"FADB", 20), ("earliest", b"TREE\1", 7)]
+)
+def test_damaged_records_of_chunks_are_named(
+    tmp_path: Path, libver: str, signature: bytes, behind: int
+) -> None:
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w", libver=libver) as file:
+        file.create_dataset("x", data=np.arange(60).reshape(10, 6), chunks=(3, 4), compression="gzip")
+    flip(path, path.read_bytes().index(signature) + behind)
+    files = of(path, ["x"])
+    assert "its list of chunks is damaged: " in files.layouts[0].why
+    said = r"x\.h5, dataset /x cannot be read, it may be damaged: .*; restore it from a copy"
+    with pytest.raises(DamagedError, match=said):
+        read(files, np.array([1]))
+
+
+def test_rows_that_a_damaged_list_of_chunks_still_finds_are_read(tmp_path: Path) -> None:
+    path, found = tmp_path / "x.h5", list[Any]()
+    with h5py.File(path, "w", libver="earliest") as file:
+        file.create_dataset("x", data=np.arange(400).reshape(200, 2), chunks=(1, 2))
+    flip(path, path.read_bytes().rindex(b"TREE\1"))  # one of several nodes
+    files = of(path, ["x"])
+    with h5py.File(path) as file:
+        for number in range(200):
+            try:
+                row = file["x"][number]
+            except (OSError, RuntimeError):
+                with pytest.raises(DamagedError):
+                    read(files, np.array([number]))
+            else:
+                np.testing.assert_array_equal(read(files, np.array([number]))[0][0], row)
+                found.append(row)
+    assert 0 < len(found) < 200
+
+
+def test_damaged_records_of_names_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w", libver="earliest") as file:
+        file["x"] = np.arange(5)
+    flip(path, path.read_bytes().index(b"SNOD"))
+    for name in ("x", "none"):
+        with pytest.raises(HDF5Error, match=r"x\.h5 cannot be read, it may be damaged: "):
+            SampleFile(path, [name])
+
+
+def test_a_name_that_is_no_text_is_listed(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"] = file[b"caf\xe9"] = np.arange(5)
+    with pytest.raises(KeyError, match=r"has no dataset 'none'; it has caf.*, x"):
+        SampleFile(tmp_path / "x.h5", ["none"])
+    with pytest.raises(OptionError, match=r"has no dataset 'none'; it has caf.*, x"):
+        open_volume(tmp_path / "x.h5" / "none")
+
+
+def test_damage_that_the_library_finds_is_named(path: Path) -> None:
+    with h5py.File(path, "a") as file:
+        options = {"chunks": (40,), "scaleoffset": 0, "compression": "gzip"}
+        file.create_dataset("both", data=np.arange(40), **options).id.write_direct_chunk((0,), b"no gzip")
+    with pytest.raises(DamagedError, match=r"x\.h5, dataset /both cannot .*(read|filter)"):
+        read(of(path, ["both"]))
+
+
+# ---- files that change ----------------------------------------------------------------------------
+
+CHANGED = r"x\.h5 has changed since it was opened"
+
+
+@pytest.mark.parametrize("how", ["written to", "replaced", "removed", "cut off"])
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_file_that_changes_is_noticed_unless_the_old_one_is_open(
+    path: Path, how: str, is_open: bool
+) -> None:
+    reader = RowReader(of(path, ["chunked"]))
+    if is_open:
+        read(reader)
+    if how == "written to":
+        with h5py.File(path, "a") as changed:
+            changed["chunked"][0] = 5
+            changed["more"] = np.zeros(1000)
+    elif how == "replaced":
+        path.with_suffix(".new").write_bytes(path.read_bytes())
+        os.replace(path.with_suffix(".new"), path)
+    elif how == "removed":
+        path.unlink()
+    else:
+        os.truncate(path, 4000)
+    if is_open and how in ("replaced", "removed"):  # what is open is what it was
+        np.testing.assert_array_equal(read(reader)[0], ROWS[ORDER])
+        return
+    if is_open:
+        rows = read_natively(reader, ORDER)
+        assert {tuple(status) for status in rows.statuses[:, :2].tolist()} == {(2, 1)}  # declined: unreadable
+        assert set(rows.statuses[:, 4:].copy().view("i4")[:, 0].tolist()) == {errno.ESTALE}
+    error, said = (FileNotFoundError, r"x\.h5") if how == "removed" else (HDF5Error, CHANGED)
+    with pytest.raises(error, match=said):
+        read(reader)
+
+
+@pytest.mark.parametrize("how", ["written to", "replaced"])
+def test_a_file_that_changes_while_the_library_has_it_open_is_noticed(path: Path, how: str) -> None:
+    reader = RowReader(of(path, ["packed"]))
+    read(reader)
+    other = path.with_suffix(".new")
+    other.write_bytes(path.read_bytes())
+    with h5py.File(other, "a") as file:
+        file["packed"][...] = 0
+    if how == "replaced":
+        os.replace(other, path)
+    else:
+        before = path.stat()
+        path.write_bytes(other.read_bytes())
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    with pytest.raises(HDF5Error, match=CHANGED):
+        read(reader)
+
+
+def test_a_batch_of_several_files_says_which_has_changed(paths: list[Path]) -> None:
     files = SampleFiles(paths, ["x"])
     write(paths[2], 5, 100)
     assert read_natively(RowReader(files), [0, 4, 8]).is_made.tolist() == [True, False, True]
@@ -151,13 +372,12 @@ def test_a_batch_of_several_files_says_which_has_changed(
     assert read(files, [0, 8])[0][:, 0].tolist() == [0, 8]
 
 
-def test_files_that_are_not_alike(tmp_path: Path, paths: list[Path], read: Any) -> None:
-    with h5py.File(tmp_path / "other.h5", "w") as file:
-        file["x"] = np.zeros((2, 5), "i4")
-    with pytest.raises(OptionError, match=r"'x' are \(4,\) int32 in .*0\.h5 and \(5,\) int32 in .*other\.h5"):
-        SampleFiles([paths[0], tmp_path / "other.h5"], ["x"])
-    with pytest.raises(OptionError, match="no HDF5 file was named"):
-        SampleFiles([], ["x"])
-    # Chunks may differ.
-    mixed = SampleFiles([paths[0], write(tmp_path / "plain.h5", 2, 3)], ["x"])
-    assert read(mixed, [4, 0, 3])[0][:, 0].tolist() == [4, 0, 3]
+def test_a_chunk_of_another_file_at_the_path_is_not_read(path: Path) -> None:
+    """Its bytes at the old offsets may well be numbers, but not those of the dataset."""
+    layout = SampleFile(path, ["chunked"]).layouts[0]
+    chunks = ChunkReader(layout, FileState.of(path.stat()))
+    assert chunks.decode_alone(0).any()
+    path.with_suffix(".new").write_bytes(path.read_bytes())
+    os.replace(path.with_suffix(".new"), path)
+    with pytest.raises(HDF5Error, match=CHANGED):
+        chunks.decode_alone(0)

@@ -14,7 +14,6 @@ from scipy import stats
 from fastpipe.errors import OptionError
 from fastpipe.volumes.places import (
     FixedPatches,
-    ForegroundPatches,
     PatchSpace,
     Places,
     UniformPatches,
@@ -61,7 +60,7 @@ def assert_within(space: PatchSpace, places: Places) -> None:
     assert np.where(fits, inside, around).all()
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(space=spaces(), by_size=st.booleans(), seed=st.integers(0, 1 << 40), epoch=st.integers(0, 99))
 def test_uniform_places_are_within_bounds(space: PatchSpace, by_size: bool, seed: int, epoch: int) -> None:
     patches = UniformPatches(space, 50, by_size, in_order)
@@ -69,7 +68,7 @@ def test_uniform_places_are_within_bounds(space: PatchSpace, by_size: bool, seed
     assert (patches.count, patches.is_random) == (50, True)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(space=spaces(), by_size=st.booleans(), indices=st.lists(st.integers(0, 99), max_size=12))
 def test_a_place_depends_on_its_own_index_only(space: PatchSpace, by_size: bool, indices: list[int]) -> None:
     patches = UniformPatches(space, 100, by_size, draw)
@@ -86,7 +85,7 @@ def test_another_seed_or_epoch_has_other_places() -> None:
         assert (patches.places(seed, epoch, np.arange(20)).starts != first).any()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_places_are_uniform(seed: int) -> None:
     """By a chi-square of all places of a volume, and of their volumes."""
     space, count = space_of((9, 7), (5, 4), (12, 3), patch=(4, 3)), 60_000
@@ -102,14 +101,14 @@ def test_places_are_uniform(seed: int) -> None:
             assert stats.chisquare(np.bincount(places, minlength=int(sizes[volume]))).pvalue > 1e-3
 
 
-def test_numbers_at_the_ends_of_their_range_are_within_bounds() -> None:
+def test_places_of_numbers_at_the_ends_of_their_range_are_within_bounds() -> None:
     space = space_of((1 << 40, 10), (3, 10), patch=(3, 10))
     for value in (0.0, np.nextafter(1.0, 0.0)):
         ends = UniformPatches(space, 4, True, lambda seed, epoch, indices, count: np.full((4, count), value))
         assert_within(space, ends.places(0, 0, np.arange(4)))
 
 
-def test_more_places_than_a_float_tells_apart() -> None:
+def test_places_are_drawn_where_a_float_cannot_tell_them_apart() -> None:
     space = space_of((1 << 30,) * 3, (1,) * 3, (1 << 30,) * 3, patch=(1, 1, 1))
     assert sum(math.prod(counts) for counts in space.counts.tolist()) == 2 * (1 << 90) + 1
     found = UniformPatches(space, 100, True, in_order).places(0, 0, np.arange(100))
@@ -127,7 +126,7 @@ def test_fixed_patches_are_the_same_in_each_epoch() -> None:
         assert found.starts.tolist() == [[3], [2]]
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(space=spaces(), data=st.data())
 def test_a_grid_covers_every_voxel(space: PatchSpace, data: Any) -> None:
     stride = [data.draw(st.integers(1, side)) for side in space.patch.tolist()]
@@ -148,12 +147,6 @@ def test_a_grid_covers_every_voxel(space: PatchSpace, data: Any) -> None:
         ]
         assert len(starts) == math.prod(counts), "no more than it takes"
     assert (np.diff(found.volumes) >= 0).all()
-
-
-@pytest.mark.parametrize("stride", [1, 2, 5, 100])
-def test_the_last_patch_of_a_grid_ends_with_the_volume(stride: int) -> None:
-    found = grid_places(space_of((10,), patch=(3,)), [stride])
-    assert found.starts[:, 0].tolist() == [*range(0, 7, stride), 7]
 
 
 def test_a_patch_that_does_not_fit_is_refused() -> None:
@@ -181,19 +174,16 @@ def test_given_places_are_those_given() -> None:
 @pytest.mark.parametrize(
     ("array", "pads", "message"),
     [
-        (
-            [[0, 7, 0]],
-            False,
-            r"patch 0, of \(3, 3\) at \(7, 0\), is not within volume 0, which has \(9, 9\); padding=",
-        ),
+        ([[0, 7, 0]], False, r"patch 0, of \(3, 3\) at \(7, 0\), is not within volume 0, which has \(9, 9\); padding="),
         ([[0, 0, 0], [1, 0, -1]], False, r"patch 1, of \(3, 3\) at \(0, -1\), is not within volume 1"),
         ([[0, 9, 0]], True, r"at \(9, 0\), is not within volume 0, which has \(9, 9\)$"),
         ([[0, 0, -3]], True, r"at \(0, -3\), is not within"),
-        ([[2, 0, 0]], False, "names volume 2 of 2, counted from 0"),
+        ([[2, 0, 0]], False, "names volume 2 of 2, counted from 0"), ([[-1, 0, 0], [1, 0, 0]], False, "names volume -1 of 2"),
+        ([[0, np.iinfo(np.int64).max, 0]], False, "is not within"),
         ([[0, 0]], False, "3 numbers, the volume's in front for each patch, got 2"),
     ],
-)
-def test_given_places_that_cannot_be_are_refused(array: Any, pads: bool, message: str) -> None:
+)  # fmt: skip
+def test_impossible_given_places_are_refused(array: Any, pads: bool, message: str) -> None:
     space = space_of((9, 9), (4, 4), patch=(3, 3), pads=pads)
     with pytest.raises(OptionError, match=message):
         given_places(space, np.array(array), pads)
@@ -203,59 +193,3 @@ def test_with_padding_a_given_place_may_be_partly_outside() -> None:
     space = space_of((9, 9), patch=(3, 3), pads=True)
     array = np.array([[-2, 8], [8, -2]])
     np.testing.assert_array_equal(given_places(space, array, True).starts, array)
-
-
-def test_a_given_place_near_the_end_of_all_integers_is_refused() -> None:
-    with pytest.raises(OptionError, match="is not within"):
-        given_places(space_of((9,), patch=(3,)), np.array([[np.iinfo(np.int64).max]]), False)
-
-
-def test_a_given_volume_below_0_is_named() -> None:
-    space = space_of((9,), (9,), patch=(3,))
-    with pytest.raises(OptionError, match="names volume -1 of 2"):
-        given_places(space, np.array([[-1, 0], [1, 0]]), False)
-
-
-# -- patches that a mask or a foreground decides about -----------------------------------------------------------
-
-
-def foreground(fraction: float, count: int = 4000) -> tuple[PatchSpace, ForegroundPatches, list[Any]]:
-    """Two volumes: one with two labels, of which one is in a corner, and one without any."""
-    space = space_of((20, 30), (20, 30), patch=(5, 4))
-    labels = np.zeros((20, 30), int)
-    labels[:2, :2], labels[10:14, 15:22] = 1, 2
-    voxels = [[np.flatnonzero(labels == 1), np.flatnonzero(labels == 2)], []]
-    elsewhere = UniformPatches(space, count, False, in_order)
-    made = ForegroundPatches(
-        space, elsewhere, fraction, voxels, lambda seed, *some: in_order(seed + 1, *some)
-    )
-    return space, made, [labels, np.zeros_like(labels)]
-
-
-@pytest.mark.parametrize("fraction", [0.0, 0.3, 1.0])
-def test_patches_around_the_foreground_hold_some_of_it(fraction: float) -> None:
-    space, patches, labels = foreground(fraction)
-    volumes, starts = patches.places(0, 0, np.arange(patches.count))
-    assert_within(space, Places(volumes, starts))
-    plain = UniformPatches(space, patches.count, False, in_order).places(0, 0, np.arange(patches.count))
-    np.testing.assert_array_equal(volumes, plain.volumes)
-    moved = (starts != plain.starts).any(axis=1)
-    assert not moved[volumes == 1].any(), "there is no foreground"
-    seen = [set(np.unique(labels[0][a : a + 5, b : b + 4]).tolist()) for a, b in starts[moved].tolist()]
-    assert all(one & {1, 2} for one in seen)
-    share = moved[volumes == 0].mean()
-    assert abs(share - fraction) < 0.05
-    if fraction:
-        assert stats.binomtest(sum(1 in one for one in seen), len(seen), 0.5).pvalue > 1e-3, "labels alike"
-
-
-def test_a_patch_is_around_its_voxel() -> None:
-    space, patches, labels = foreground(1.0)
-    volumes, starts = patches.places(3, 1, np.arange(patches.count))
-    centres = starts[volumes == 0] + space.patch // 2
-    at_two = centres[labels[0][tuple(centres.T)] == 2]
-    # Each voxel of a label as often, where no end of the volume is near.
-    where = np.ravel_multi_index(tuple(at_two.T), (20, 30))
-    counts = np.unique(where, return_counts=True)[1]
-    assert len(counts) == 28
-    assert stats.chisquare(counts).pvalue > 1e-3

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fastpipe.core.native import native
 from fastpipe.core.order import interleaved
-from fastpipe.volumes.places import PatchSpace, Places, UniformPatches, grid_places
+from fastpipe.volumes.places import PatchSpace, Places, UniformPatches
 from fastpipe.volumes.tours import (
     Geometry,
     Stripes,
@@ -55,8 +55,8 @@ def cases(draw: Any) -> tuple[Geometry, Places, Stripes]:
 
 
 def decoded(geometry: Geometry, places: Places, order: Any, held: int) -> int:
-    """Units that are decoded, where those are forgotten first which nobody will use again, and then those that
-    were not used for the longest time."""
+    """Counts units that are decoded, where those are forgotten first that are not used again, and then those
+    that were not used for the longest time."""
     touched = []
     for volume, start in zip(places.volumes[order].tolist(), places.starts[order].tolist(), strict=True):
         shape, unit = geometry.space.shapes[volume], geometry.units[volume]
@@ -79,33 +79,20 @@ def decoded(geometry: Geometry, places: Places, order: Any, held: int) -> int:
     return count
 
 
-@settings(max_examples=120)
+@settings(max_examples=100)
 @given(case=cases(), seed=st.integers(-(1 << 70), 1 << 70), epoch=st.integers(0, 1 << 63))
-def test_a_tour_is_a_permutation_and_a_pure_function(case: Any, seed: int, epoch: int) -> None:
+def test_a_tour_goes_through_volumes_and_along_their_stripes(case: Any, seed: int, epoch: int) -> None:
+    """It is a permutation and a pure function.  Of the patches of one stripe, the places along the axis only
+    rise, or only fall."""
     geometry, places, stripes = case
     ranks = tour_of(geometry, places, stripes, seed=seed, epoch=epoch)
     assert ranks.dtype == np.int64
     assert sorted(ranks.tolist()) == list(range(len(places.volumes)))
-    np.random.default_rng(0).random(5)  # no generator has part in it
     np.testing.assert_array_equal(ranks, tour_of(geometry, places, stripes, seed=seed, epoch=epoch))
-
-
-@settings(max_examples=80)
-@given(case=cases(), seed=st.integers(0, 99))
-def test_a_tour_goes_through_volumes_one_after_the_other(case: Any, seed: int) -> None:
-    geometry, places, stripes = case
-    tour = np.argsort(tour_of(geometry, places, stripes, seed=seed, epoch=0))
+    tour = np.argsort(ranks)
     volumes = [key for key, _ in itertools.groupby(places.volumes[tour].tolist())]
     assert len(volumes) == len(set(volumes))
-
-
-@settings(max_examples=80)
-@given(case=cases(), seed=st.integers(0, 99))
-def test_within_a_stripe_a_tour_goes_along_its_axis(case: Any, seed: int) -> None:
-    """Stripes of one volume: of the patches of one, the places along the axis only rise, or only fall."""
-    geometry, places, stripes = case
-    tour = np.argsort(tour_of(geometry, places, stripes, seed=seed, epoch=3))
-    for volume in np.unique(places.volumes).tolist():
+    for volume in volumes:
         along = places.starts[tour[places.volumes[tour] == volume], stripes.axis]
         turns = np.sign(np.diff(along))
         changes = len([key for key, _ in itertools.groupby(turns[turns != 0].tolist())])
@@ -127,7 +114,7 @@ def test_another_epoch_has_another_tour() -> None:
     assert len(tours) == 9
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(
     count=st.integers(0, 200), fronts=st.integers(1, 70), seed=st.integers(0, 99), epoch=st.integers(0, 99)
 )
@@ -152,13 +139,10 @@ def test_an_interleaved_order_is_a_permutation_of_parts_in_turn(
         assert sorted((before + 1) % count) == sorted(after.tolist()), "each goes on where it was"
 
 
-def test_fronts_do_not_follow_each_other_in_the_same_order() -> None:
+def test_fronts_take_turns_in_another_order_in_each_round_and_begin_elsewhere_in_each_epoch() -> None:
     order = interleaved(np.arange(800), 8, seed=0, epoch=0)
     rounds = [tuple(np.argsort(some)) for some in order.reshape(100, 8)[:90]]
     assert len(set(rounds)) > 60
-
-
-def test_an_interleaved_order_begins_elsewhere_in_each_epoch() -> None:
     firsts = {int(interleaved(np.arange(1000), 1, seed=0, epoch=epoch)[0]) for epoch in range(20)}
     assert len(firsts) > 15
 
@@ -167,12 +151,10 @@ def test_an_interleaved_order_begins_elsewhere_in_each_epoch() -> None:
     ("shapes", "unit", "patch", "held"),
     [
         ([(160, 160, 160)], (32, 32, 32), (24, 24, 24), 60),
-        ([(160, 160, 160)], (8, 160, 160), (32, 32, 32), 8),
-        ([(400, 400)], (32, 32), (48, 48), 20),
-        ([(100, 90, 80), (60, 120, 70)], (16, 16, 16), (20, 20, 20), 50),
-        ([(20_000,)], (64,), (100,), 8),
+        ([(160, 160, 160)], (8, 160, 160), (32, 32, 32), 8), ([(400, 400)], (32, 32), (48, 48), 20),
+        ([(100, 90, 80), (60, 120, 70)], (16, 16, 16), (20, 20, 20), 50), ([(20_000,)], (64,), (100,), 8),
     ],
-)
+)  # fmt: skip
 def test_a_tour_decodes_less_than_a_uniform_order(shapes: Any, unit: Any, patch: Any, held: int) -> None:
     geometry = geometry_of(shapes, [unit] * len(shapes), patch)
     places = random_places(geometry, 600)
@@ -184,15 +166,6 @@ def test_a_tour_decodes_less_than_a_uniform_order(shapes: Any, unit: Any, patch:
     assert decoded(geometry, places, order, held) < 0.7 * uniform
     one = decoded(geometry, places, interleaved(ranks, 1, seed=5, epoch=1), held)
     assert one < 0.7 * uniform
-
-
-@pytest.mark.parametrize("fronts", [1, 3, 16])
-def test_so_many_fronts_are_planned_as_are_asked_for(fronts: int) -> None:
-    geometry = geometry_of([(100, 100)], [(16, 16)], (20, 20))
-    found, stripes, times = planned(geometry, random_places(geometry, 300), 1e4, fronts)
-    assert found == fronts
-    assert 0 <= stripes.axis < 2
-    assert times > 0
 
 
 def test_more_room_is_never_used_for_fewer_fronts() -> None:
@@ -211,15 +184,9 @@ def test_where_nothing_can_be_remembered_places_cost_nothing() -> None:
     assert fronts > 1 and times <= 1.15 * alone
 
 
-def test_a_plan_is_a_pure_function() -> None:
-    geometry = geometry_of([(100, 100), (50, 200)], [(16, 16), (8, 32)], (20, 20))
-    places = random_places(geometry, 300)
-    assert planned(geometry, places, 1e4) == planned(geometry, places, 1e4)
-
-
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(case=cases(), held=st.integers(1, 60), most=st.integers(0, 100))
-def test_what_is_decoded_is_counted_as_by_hand(case: Any, held: int, most: int) -> None:
+def test_decoded_units_are_counted_as_by_hand(case: Any, held: int, most: int) -> None:
     geometry, places, _ = case
     if not len(places.volumes):
         return
@@ -231,37 +198,18 @@ def test_what_is_decoded_is_counted_as_by_hand(case: Any, held: int, most: int) 
         assert early == expected if expected <= most else most < early <= expected
 
 
-def test_units_are_numbered_through_all_volumes() -> None:
-    table = [np.array(rows, np.int64) for rows in ([[0, 1], [1, 0]], [[1, 2], [2, 1]], [[4, 1], [3, 1]])]
-    numbers, ends = native.touched_units(np.array([0, 12]), *table)
-    assert numbers.tolist() == [1, 2, 12 + 3, 12 + 6]
-    assert ends.tolist() == [2, 4]
-
-
-@pytest.mark.parametrize("count", [1, 2, 7])
-def test_few_patches_are_planned_too(count: int) -> None:
-    geometry = geometry_of([(100, 100)], [(16, 16)], (20, 20))
-    fronts, _, _ = planned(geometry, random_places(geometry, count), 1e4)
-    assert fronts >= 1
-
-
 @settings(max_examples=25)
 @given(case=cases(), room=st.floats(0, 1e5), fronts=st.one_of(st.none(), st.integers(1, 9)))
 def test_any_volumes_can_be_planned(case: Any, room: float, fronts: int | None) -> None:
     geometry, places, _ = case
-    if len(places.volumes):
-        found, stripes, times = planned(geometry, places, room, fronts)
-        assert found == fronts if fronts else found >= 1
-        assert len(stripes.widths) == geometry.units.shape[1]
-        assert times > 0
+    found, stripes, times = plan = planned(geometry, places, room, fronts)
+    assert found == fronts if fronts else found >= 1
+    assert len(stripes.widths) == geometry.units.shape[1]
+    assert times > 0 or not len(places.volumes)
+    assert planned(geometry, places, room, fronts) == plan
 
 
-def test_no_patches_are_planned_as_well() -> None:
-    geometry = geometry_of([(100, 100)], [(16, 16)], (20, 20))
-    assert planned(geometry, random_places(geometry, 0), 1e4)[0] >= 1
-
-
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(case=cases())
 def test_visits_are_counted_as_by_hand(case: Any) -> None:
     geometry, places, _ = case
@@ -281,7 +229,7 @@ def test_visits_are_counted_as_by_hand(case: Any) -> None:
         np.testing.assert_array_equal(found, expected)
 
 
-@settings(max_examples=120)
+@settings(max_examples=50)
 @given(case=cases(), boxes=st.integers(1, 3))
 def test_units_of_patches_are_listed_patch_by_patch(case: Any, boxes: int) -> None:
     """Of volumes with several arrays, of some more than of others."""
@@ -305,11 +253,3 @@ def test_units_of_patches_are_listed_patch_by_patch(case: Any, boxes: int) -> No
         visits = unit_visits(shape, unit, patch, places.starts[places.volumes == volume])
         expected.append(visits.ravel())
     np.testing.assert_array_equal(np.bincount(found, minlength=first), np.concatenate(expected))
-
-
-def test_each_patch_of_a_grid_is_visited_once() -> None:
-    geometry = geometry_of([(32, 32)], [(8, 8)], (8, 8))
-    places = grid_places(geometry.space, (8, 8))
-    assert (unit_visits((32, 32), (8, 8), (8, 8), places.starts) == 1).all()
-    ranks = tour_of(geometry, places, Stripes(1, (1, 1)), seed=0, epoch=0)
-    assert decoded(geometry, places, np.argsort(ranks), 1) == 16

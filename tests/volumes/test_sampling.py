@@ -1,4 +1,4 @@
-"""How much of a box is in a mask, by the counts of blocks; and patches of which enough is."""
+"""Places of patches by labels and masks: voxels of each label are drawn alike, and each patch has enough of a mask."""
 
 from __future__ import annotations
 
@@ -14,9 +14,120 @@ from scipy import stats
 
 from fastpipe.core.keys import sample_seed, uniforms
 from fastpipe.errors import OptionError
-from fastpipe.volumes import sampling as masks
+from fastpipe.volumes import sampling
 from fastpipe.volumes.places import PatchSpace, Places, UniformPatches
-from fastpipe.volumes.sampling import BlockCounts, MaskDensity, MaskedPatches, PatchCells, block_sides
+from fastpipe.volumes.sampling import (
+    BlockCounts,
+    MaskDensity,
+    MaskedPatches,
+    PatchCells,
+    VoxelSketch,
+    block_sides,
+)
+
+
+def parts_of(array: Any, side: int, seed: int) -> list[tuple[Any, list[int]]]:
+    """Boxes that are the array together, in any order."""
+    found = []
+    for start in itertools.product(*(range(0, size, side) for size in array.shape)):
+        found.append((array[tuple(slice(at, at + side) for at in start)], list(start)))
+    order = np.random.default_rng(seed).permutation(len(found))
+    return [found[number] for number in order.tolist()]
+
+
+def sketched(array: Any, most: int, labels: Any = None, side: int = 100, seed: int = 0) -> Any:
+    sketch = VoxelSketch(array.shape, most, labels)
+    for part, start in parts_of(array, side, seed):
+        sketch.add(part, start)
+    return sketch.found()
+
+
+@settings(max_examples=40)
+@given(
+    shape=st.lists(st.integers(1, 9), min_size=1, max_size=3), most=st.integers(1, 30), side=st.integers(1, 5),
+    seed=st.integers(0, 99), dtype=st.sampled_from(["u1", "u2", "i2", "i8", "f4", "b"]),
+)  # fmt: skip
+def test_the_order_of_parts_makes_no_difference(
+    shape: list[int], most: int, side: int, seed: int, dtype: str
+) -> None:
+    array = np.random.default_rng(seed).integers(0, 2 if dtype == "b" else 4, shape).astype(dtype)
+    whole = sketched(array, most)
+    for found in (sketched(array, most, None, side, seed), sketched(array, most, None, side, seed + 1)):
+        assert all(np.array_equal(one, other) for one, other in zip(whole, found, strict=True))
+    labels, counts = np.unique(array[array > 0].astype(int), return_counts=True)
+    assert whole.labels.tolist() == labels.tolist()
+    for label, count, voxels in zip(labels.tolist(), counts.tolist(), whole.each(), strict=True):
+        assert len(voxels) == len(set(voxels.tolist())) == min(count, most)
+        assert (array.reshape(-1)[voxels] == label).all()
+
+
+ODD: list[tuple[str, list[Any]]] = [
+    ("f8", [0, 0.5, 1, 2, np.nan, np.inf, -np.inf, -3, -0.5, 1.0000000196078431, 0.9882, 1e-300]),
+    ("f4", [0, 0.7, 1, 0.7, 2.5, np.nan, 16777216, 1e30, -0.0]), ("f2", [0.1, 0.5, 1, 0, 6e-8]), ("?", [0, 1, 1, 0]),
+    ("u8", [0, 1, 2**53 + 1, 2**53, 2**63, 2**63 + 1, 2**64 - 1]), ("i8", [0, -1, 2**53 + 1, 2**53, -(2**63), 2**63 - 1]),
+    ("u4", [0, 2**32 - 1, 7]), ("i1", [-128, -1, 0, 1, 127]), (">f4", [0.25, 3, 0]), (">i2", [-2, 300, 1]), ("u2", [0, 65535]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "values"), ODD)
+def test_all_labels_above_0_are_foreground(kind: str, values: list[Any]) -> None:
+    """As NumPy finds them: ``labels > 0``."""
+    array = np.tile(np.array(values, kind), 5)
+    expected = np.unique(array[array > 0])
+    for side in (1, 3, 100):
+        found = sketched(array, 99, None, side)
+        assert found.labels.tolist() == expected.tolist()
+        for label, voxels in zip(expected.tolist(), found.each(), strict=True):
+            assert voxels.tolist() == np.flatnonzero(array == label).tolist()
+
+
+@pytest.mark.parametrize(("kind", "values"), ODD)
+def test_classes_are_compared_as_numpy_compares(kind: str, values: list[Any]) -> None:
+    array = np.array(values, kind)
+    asked = [0, 1, -1, 0.5, 0.7, 2.5, 1.5, 300, 2**53 + 1, 2**63 + 1, -(2**63), 1.0000000196078431]
+    plain = array.astype("i1") if kind == "?" else array  # NumPy compares bool with no large number
+    with np.errstate(over="ignore"):
+        places = {label: np.flatnonzero(plain == label).tolist() for label in asked}
+    expected = {label: some for label, some in places.items() if some}
+    found = sketched(array, 99, asked, 2)
+    made = dict(zip(found.labels.tolist(), (voxels.tolist() for voxels in found.each()), strict=True))
+    assert made == {
+        float(label) if np.dtype(kind).kind == "f" else label: some for label, some in expected.items()
+    }
+
+
+def test_many_labels_that_are_no_whole_numbers_are_one_class() -> None:
+    """As those of a soft segmentation: whole numbers stay classes, and the order of parts makes no difference."""
+    random = np.random.default_rng(0)
+    array = random.random((30, 70)).astype("f4")
+    array[:3], array[3, :5], array[4, :5] = 0, 1, 2
+    is_soft = array != np.floor(array)
+    whole = sketched(array, 5000)
+    assert str(whole.labels.tolist()) == "[1.0, 2.0, nan]"
+    assert whole.each()[2].tolist() == np.flatnonzero(is_soft).tolist()
+    for most in (7, 5000):
+        found = [sketched(array, most, None, side, side) for side in (3, 11, 100)]
+        for one in found[1:]:
+            assert all(
+                np.array_equal(part, other, equal_nan=True) for part, other in zip(one, found[0], strict=True)
+            )
+    few = sketched(np.round(array, 2), 9, None, 11)
+    assert len(few.labels) == len(np.unique(np.round(array, 2))) - 1  # up to 1,000 are classes of their own
+
+
+def test_every_voxel_is_as_likely() -> None:
+    """A tenth of a label's voxels: in each eighth of the volume about as many, and along each dimension."""
+    array = np.ones((40, 40, 40), np.uint8)
+    voxels = sketched(array, 6400).each()[0]
+    at = np.stack(np.unravel_index(voxels, array.shape))
+    for dim in range(3):
+        counts = np.bincount(at[dim], minlength=40)
+        assert ((counts - 160) ** 2 / 160).sum() < 75  # 39 degrees of freedom: 99.95 % are below
+    octants = np.bincount((at >= 20).T @ np.array([1, 2, 4]), minlength=8)
+    assert ((octants - 800) ** 2 / 800).sum() < 26  # 7: 99.95 %
+
+
+# ---- masks ----------------------------------------------------------------------------------------
 
 
 def counted(mask: Any, side: int = 1000, seed: int = 0, patch: Any = (16,) * 3) -> BlockCounts:
@@ -30,30 +141,17 @@ def counted(mask: Any, side: int = 1000, seed: int = 0, patch: Any = (16,) * 3) 
 
 @settings(max_examples=60)
 @given(
-    shape=st.lists(st.integers(1, 17), min_size=1, max_size=3), side=st.integers(1, 9), seed=st.integers(0, 99),
-    dtype=st.sampled_from(["u1", "f4", "b", "i2"]),
-)  # fmt: skip
-def test_counts_do_not_depend_on_the_parts(shape: list[int], side: int, seed: int, dtype: str) -> None:
-    mask = np.random.default_rng(seed).integers(-1 if dtype == "i2" else 0, 2, shape).astype(dtype)
-    found = counted(mask, side, seed)
-    assert found.counts.sum() == np.count_nonzero(mask)
-    for at in np.ndindex(*found.counts.shape):
-        box = tuple(
-            slice(place * step, (place + 1) * step) for place, step in zip(at, found.sides, strict=True)
-        )
-        assert found.counts[at] == np.count_nonzero(mask[box])
-
-
-@settings(max_examples=100)
-@given(
     shape=st.lists(st.integers(1, 24), min_size=1, max_size=3), seed=st.integers(0, 99),
     patch=st.lists(st.integers(1, 30), min_size=3, max_size=3), density=st.sampled_from([0.02, 0.4, 0.98, 1.0]),
 )  # fmt: skip
-def test_bounds_of_boxes(shape: list[int], seed: int, patch: list[int], density: float) -> None:
-    """What a box has lies between them, and they are the same where it ends with blocks."""
+def test_the_content_of_a_box_lies_between_its_bounds(
+    shape: list[int], seed: int, patch: list[int], density: float
+) -> None:
+    """They are the same where it ends with blocks."""
     random = np.random.default_rng(seed)
     mask = random.random(shape) < density
-    counts = counted(mask, patch=patch[: len(shape)])
+    counts = counted(mask, 1 + seed % 9, seed, patch[: len(shape)])
+    assert counts.counts.sum() == np.count_nonzero(mask)
     found = MaskDensity(counts.counts, counts.sides, counts.shape)
     for number in range(10):
         low = np.array([random.integers(-size, size) for size in shape])
@@ -78,29 +176,15 @@ def test_bounds_of_boxes(shape: list[int], seed: int, patch: list[int], density:
         assert least >= np.count_nonzero(mask[inner]) - 1e-6
 
 
-def test_a_full_mask_is_full_up_to_its_ends() -> None:
-    """Also where the last block is not a whole one."""
-    for shape in ((10, 9), (7, 3), (1, 30), (4, 4), (5, 5, 5)):
-        counts = counted(np.ones(shape, np.uint8))
-        density = MaskDensity(counts.counts, counts.sides, counts.shape)
-        patch = np.array([max(1, size // 2) for size in shape])
-        last = np.array(shape) - patch
-        found = density.fractions(np.array([np.zeros_like(last), last, last // 2]), patch)
-        assert (found == 1).all()
-
-
 def test_blocks_are_as_small_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert block_sides((100, 3, 50), (16, 99, 99)) == [4, 3, 4]
     assert block_sides((100, 30, 50), (1, 9, 13)) == [1, 2, 3]
-    monkeypatch.setattr(masks, "_MOST_BLOCKS", 100)
+    monkeypatch.setattr(sampling, "_MOST_BLOCKS", 100)
     sides = block_sides((100, 100, 100), (16, 16, 16))
     assert sides == [32, 32, 32]
     assert np.prod([-(-100 // side) for side in sides]) <= 100
-    monkeypatch.setattr(masks, "_MOST_BLOCKS", 1000)
+    monkeypatch.setattr(sampling, "_MOST_BLOCKS", 1000)
     assert block_sides((100, 100, 100), (1, 64, 64)) == [1, 64, 32]
-
-
-# ---- patches of which enough is in a mask -------------------------------------------------------
 
 
 def draws(number: int, seed: int, epoch: int, indices: Any, count: int) -> Any:
@@ -199,7 +283,7 @@ def test_patches_are_functions_of_seed_epoch_and_index(case: str) -> None:
         assert same.sum() <= 400 / count + 5 * (400 / count) ** 0.5 + 5
 
 
-def test_where_attempts_find_none_one_that_is_known_is_drawn() -> None:
+def test_a_patch_that_is_known_is_drawn_where_attempts_find_none() -> None:
     """Cells that promise more than they hold: by another seed it is another one nevertheless."""
     made = Masked([np.ones(4000, bool)], (1,), 0.5, count=50)
 
