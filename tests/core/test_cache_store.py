@@ -1,0 +1,556 @@
+"""One data file and its log, and the hash table over the log's records."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import gc
+import hashlib
+import itertools
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastpipe.core import cache_store as store
+from fastpipe.core import locks
+from fastpipe.core.cache_store import RECORD_SIZE, DamagedStoreError, Entry, EntryStore
+from fastpipe.core.native import native
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="run it where processes can fork")
+
+MIB = 1 << 20
+Forked = Callable[[Callable[[], object]], int]
+InChild = Callable[[Callable[[], object]], None]
+
+
+def _digest(number: int) -> bytes:
+    return hashlib.blake2b(str(number).encode(), digest_size=16).digest()
+
+
+# The table over the log.
+
+
+def _entry(number: int, place: int | None = None) -> Entry:
+    """Entry ``number``, all of whose fields differ from other entries', at a place of the log."""
+    shape = number, number + 1, 3
+    at = number if place is None else place
+    return Entry(at, 64 * number, 3 * number, shape, number % 7, 2**63 + number, number % 11)
+
+
+def _packed(digest: bytes, entry: Entry) -> bytes:
+    return native.pack_records(
+        digest, entry.offset, 0, entry.nbytes, entry.shape, entry.flags, [entry.sum], entry.note
+    )
+
+
+def _record(number: int, digest: bytes | None = None) -> bytes:
+    return _packed(digest or _digest(number), _entry(number))
+
+
+def test_a_record_comes_back_with_all_its_fields() -> None:
+    table = native.EntryTable()
+    assert (len(table), table.extend(b""), table.find(_digest(0)), table.entries()) == (0, 0, None, [])
+    assert table.extend(_record(5)) == 64 * 5 + 3 * 5 + 5
+    assert table.find(_digest(5)) == _entry(5, 0)
+    assert table.entries() == [_entry(5, 0)]
+    largest = (2**64 - 1) // 2
+    entry = Entry(1, largest, largest - 9, (2**32 - 1,) * 3, 2**32 - 1, 2**64 - 1, 9)
+    table.extend(_packed(b"\xff" * 16, entry))
+    assert table.find(b"\xff" * 16) == entry
+
+
+@pytest.mark.parametrize("step", [1, 513, 5000])
+def test_many_entries_are_found_however_they_came(step: int) -> None:
+    records = [_record(number) for number in range(5000)]
+    table, left = native.EntryTable(), set(range(5000))
+    for start in range(0, len(records), step):
+        table.extend(b"".join(records[start : start + step]))
+        for number in {0, start} & left:  # and stay forgotten when the table grows
+            table.forget(number)
+            left.remove(number)
+    assert len(table) == 5000
+    for number in range(6000):
+        assert table.find(_digest(number)) == (_entry(number) if number in left else None)
+    assert table.entries() == [_entry(number) for number in sorted(left)]
+
+
+def test_entries_of_one_chain_and_of_many_copies_are_found() -> None:
+    # They begin alike, so that all are in one chain, which goes over the end of the table.
+    digests = [b"\xff" * 8 + number.to_bytes(8, "little") for number in range(300)]
+    table = native.EntryTable()
+    table.extend(b"".join(_record(number, digest) for number, digest in enumerate(digests)))
+    assert [table.find(digest) for digest in digests] == [_entry(number) for number in range(300)]
+    assert table.find(b"\xff" * 8 + (300).to_bytes(8, "little")) is None
+    records = np.frombuffer(b"".join(_record(n) for n in range(1000)), np.uint8).reshape(1000, -1)
+    table = native.EntryTable()
+    for seed in range(20):
+        table.extend(records[np.random.default_rng(seed).permutation(1000)].tobytes())
+    assert len(table) == 20_000
+    assert [found[1] for n in range(1000) if (found := table.find(_digest(n)))] == list(range(0, 64_000, 64))
+
+
+@given(
+    numbers=st.lists(st.integers(0, 40), max_size=60),
+    pieces=st.lists(st.integers(0, 9), max_size=30),
+    forgotten=st.sets(st.integers(0, 59), max_size=8),
+    damaged=st.dictionaries(st.integers(0, 59), st.integers(0, RECORD_SIZE - 1), max_size=8),
+)
+def test_any_log_in_any_pieces(
+    numbers: list[int], pieces: list[int], forgotten: set[int], damaged: dict[int, int]
+) -> None:
+    """The same digest may come more than once, records may be damaged, entries are forgotten."""
+    records = [bytearray(_record(number, _digest(number % 13))) for number in numbers]
+    for place, at in damaged.items():
+        if place < len(records):
+            records[place][at] ^= 0x40
+    table, done = native.EntryTable(), 0
+    for piece in [*pieces, len(records)]:
+        part = records[done : done + piece]
+        whole = [number for n, number in enumerate(numbers[done : done + piece], done) if n not in damaged]
+        end = max((64 * n + 3 * n + n % 11 for n in whole), default=0)
+        assert table.extend(b"".join(part)) == end
+        done = min(len(records), done + piece)
+        for number in forgotten:
+            if number < done:
+                table.forget(number)
+                table.forget(number)  # as two threads may
+    left = {n for n in range(len(records)) if n not in forgotten and n not in damaged}
+    assert len(table) == len(records)
+    assert [entry[0] for entry in table.entries()] == sorted(left)
+    for digest in range(14):
+        found = table.find(_digest(digest))
+        possible = [_entry(numbers[n], n) for n in sorted(left) if numbers[n] % 13 == digest]
+        assert found in possible if possible else found is None
+
+
+def test_a_damaged_record_is_no_entry() -> None:
+    record = _record(3)
+    changed = [bytearray(record) for _ in range(8 * len(record))]
+    for number, one in enumerate(changed):
+        one[number // 8] ^= 1 << number % 8
+    for content in (*changed, bytes(64), b"\xff" * 64, record[32:] + record[:32]):
+        table = native.EntryTable()
+        assert table.extend(bytes(content) + _record(1)) == 64 + 3 + 1
+        assert table.entries() == [_entry(1, 1)], content
+        assert table.find(bytes(16)) is None
+
+
+# The two files.
+
+
+def _open(folder: Path, max_bytes: int = 8 * MIB, **options: Any) -> EntryStore:
+    """A store over the two files of a folder."""
+    data, log = (os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC) for name in ("data", "log"))
+    return EntryStore(data, log, max_bytes, **{"verify": True, **options})
+
+
+def _pixels(number: int) -> npt.NDArray[np.uint8]:
+    """An image that only this number has, of a size of its own."""
+    random = np.random.default_rng(number)
+    return random.integers(0, 256, (number % 7 + 1, number % 5 + 2, 3), np.uint8)
+
+
+def _put(one: EntryStore, number: int, note: bytes = b"") -> bool:
+    return one.put(_digest(number), _pixels(number), number, note)
+
+
+def _put_in_the_end(one: EntryStore, number: int) -> None:
+    while not _put(one, number):  # another process has the lock
+        one._not_before = 0
+
+
+def _found(one: EntryStore, numbers: range | list[int]) -> list[int]:
+    """The numbers of the entries that are found; and then they must be right."""
+    found = []
+    for number in numbers:
+        entry = one.find(_digest(number))
+        if entry is not None:
+            assert entry.flags == number
+            assert np.array_equal(one.read(entry, 0, entry.shape[0]), _pixels(number))
+            found.append(number)
+    return found
+
+
+@pytest.fixture
+def warnings(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    caplog.set_level(logging.WARNING, "fastpipe.cache")
+    return lambda: [record.getMessage() for record in caplog.records]
+
+
+@pytest.mark.parametrize(("verify", "marks"), [(False, 0), (True, 1000)])
+def test_an_entry_is_found_with_its_note_and_its_place(tmp_path: Path, verify: bool, marks: int) -> None:
+    one = _open(tmp_path, verify=verify, marks=marks)
+    for number in range(300):
+        assert _put(one, number, b"note %d" % number)
+    allocated = one.allocated
+    assert _put(one, 1)
+    assert (one.allocated, len(one)) == (allocated, 300)
+    assert _found(one, range(400)) == list(range(300))
+    for number, entry in enumerate(one.entries()):
+        assert one.note(entry) == b"note %d" % number
+        assert entry.shape == _pixels(number).shape
+        assert entry.offset >= marks and entry.offset % 64 == 0
+        for first, count in itertools.combinations(range(entry.shape[0] + 1), 2):
+            rows = one.read(entry, first, count - first)
+            assert np.array_equal(rows, _pixels(number)[first:count])
+            assert rows.flags.c_contiguous and rows.flags.writeable
+
+
+def test_entries_in_memory_are_read_without_a_copy() -> None:
+    data, log = (os.memfd_create(name) for name in ("data", "log"))
+    os.truncate(data, 100 + MIB)
+    one = EntryStore(data, log, MIB, marks=100, is_in_memory=True)
+    assert all(_put(one, number) for number in range(50))
+    assert _found(one, range(50)) == list(range(50))
+    rows = one.read(one.entries()[3], 0, 1)
+    assert not rows.flags.writeable and not rows.flags.owndata
+    del rows, one
+    gc.collect()
+
+
+def test_a_full_store_keeps_its_entries_and_logs_it_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "fastpipe.cache")
+    one = _open(tmp_path, max_bytes=4096)
+    kept = [number for number in range(200) if _put(one, number)]
+    assert 10 < len(kept) < 100
+    assert not one.has_room(4096)
+    for _ in range(2):
+        assert _found(one, range(200)) == kept
+        assert not any(_put(one, number) for number in range(200) if number not in kept)
+    assert os.stat(tmp_path / "data").st_size <= 4096
+    assert [text for text in caplog.messages if "full" in text] == [
+        f"a cache is full ({len(one)} entries, 0.0 GB): what is in it stays, all else is decoded each time"
+    ]
+
+
+def test_all_processes_share_the_room(tmp_path: Path, in_child: InChild) -> None:
+    one = _open(tmp_path, max_bytes=1000)
+    in_child(lambda: _open(tmp_path, max_bytes=1000).put(_digest(0), np.zeros((300, 1, 3), np.uint8)))
+    assert one.has_room(900), "it has not looked"
+    assert not one.put(_digest(1), np.ones((300, 1, 3), np.uint8))
+    assert not one.has_room(900)
+    assert os.stat(tmp_path / "data").st_size == 900
+
+
+def test_little_entries_leave_most_of_the_room(tmp_path: Path) -> None:
+    used = 0
+    for number in range(40):
+        one = _open(tmp_path, max_bytes=1 << 26)
+        assert _put(one, number)
+        used += _pixels(number).nbytes
+        assert one.allocated <= used + 64 * (number + 1)
+        del one
+
+
+def test_a_store_stops_taking_at_the_first_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warnings: Any
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for number, (name, act) in enumerate(
+        {
+            "pwritev": lambda one: _put(one, 2, b"a note"),
+            "pwrite": lambda one: one.mark(_digest(2)),
+            "fstat": lambda one: one.find(_digest(2)),
+        }.items()
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        one = _open(folder, marks=100)
+        assert _put(one, 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(store.os, name, fail)
+            assert not act(one)
+            assert _found(one, range(4)) == [1]
+            assert not _put(one, 3)
+        assert not _put(one, 4), "it does not try again and again"
+        assert not one.has_room(1)
+        assert _found(one, range(4)) == [1]
+        assert len(warnings()) == number + 1 and "No space left" in warnings()[number]
+
+
+@pytest.mark.parametrize("most", [1, 7, 1000])
+def test_a_short_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """In the pixels, in the note, and between the two."""
+    one, real, note = _open(tmp_path), os.pwritev, bytes(range(200))
+
+    def pwritev(descriptor: int, parts: Any, offset: int) -> int:
+        return real(descriptor, [b"".join(parts)[:most]], offset)
+
+    monkeypatch.setattr(os, "pwritev", pwritev)
+    for number in range(5):
+        assert _put(one, number, note[: 40 * number])
+    assert _found(one, range(5)) == list(range(5))
+    assert [one.note(entry) for entry in one.entries()] == [note[: 40 * number] for number in range(5)]
+
+
+def test_a_machine_short_of_room_ends_it(tmp_path: Path, warnings: Any) -> None:
+    is_short, asked = False, 0
+
+    def look() -> bool:
+        nonlocal asked
+        asked += 1
+        return is_short
+
+    def fail() -> bool:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    one = _open(tmp_path, 100 * MIB, is_short=look)
+    pixels = np.zeros((1024, 1024, 3), np.uint8)
+    assert all(one.put(_digest(number), pixels) for number in range(10))
+    assert asked == 2, "once in 16 MiB"
+    is_short = True
+    assert sum(one.put(_digest(number), pixels) for number in range(10, 30)) < 8
+    assert (asked, len(warnings())) == (3, 1)
+    assert one.find(_digest(3)) is not None
+    (tmp_path / "other").mkdir()
+    assert not _put(_open(tmp_path / "other", is_short=fail), 100)
+    assert len(warnings()) == 2
+
+
+def test_all_users_see_marks(tmp_path: Path, in_child: InChild) -> None:
+    one, other = _open(tmp_path, marks=1 << 16), _open(tmp_path, marks=1 << 16)
+    assert not one.mark(_digest(1))
+    assert one.mark(_digest(1)) and other.mark(_digest(1))
+    in_child(lambda: other.mark(_digest(2)) and os._exit(1))
+    assert one.mark(_digest(2))
+    assert _put(one, 3)
+    assert not one.mark(_digest(3))
+    assert _found(one, [3]) == [3]
+
+
+def test_an_incomplete_record_is_overwritten(tmp_path: Path) -> None:
+    one = _open(tmp_path)
+    assert _put(one, 1) and _put(one, 2)
+    size = os.stat(tmp_path / "log").st_size
+    os.truncate(tmp_path / "log", size - 1)
+    other = _open(tmp_path)
+    assert _found(other, range(5)) == [1]
+    assert _put(other, 3)
+    assert os.stat(tmp_path / "log").st_size == size
+    assert _found(_open(tmp_path), range(5)) == [1, 3]
+
+
+def test_one_changed_byte_makes_one_entry_missing(tmp_path: Path) -> None:
+    one = _open(tmp_path)
+    for number in range(20):
+        assert _put(one, number)
+    entry = one.entries()[7]
+    content = bytearray((tmp_path / "data").read_bytes())
+    content[entry.offset + entry.nbytes - 1] ^= 1
+    (tmp_path / "data").write_bytes(content)
+    other = _open(tmp_path)
+    assert _found(other, range(20)) == [number for number in range(20) if number != 7]
+    assert _put(other, 7)
+    for reader in (other, _open(tmp_path)):
+        assert _found(reader, range(20)) == list(range(20))
+
+
+def test_every_single_byte_counts_in_a_sum() -> None:
+    for size in (1, 7, 8, 9, 64, 75):
+        pixels = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+        changed = [pixels ^ (0x10 * (np.arange(size) == at)).astype(np.uint8) for at in range(size)]
+        assert native.sum_of(pixels) not in {native.sum_of(one) for one in changed}
+    assert native.sum_of(np.zeros(8, np.uint8)) != native.sum_of(np.zeros(9, np.uint8))
+
+
+def test_a_shorter_data_file_loses_entries_only(tmp_path: Path) -> None:
+    one = _open(tmp_path)
+    for number in range(20):
+        assert _put(one, number)
+    opened, entry = _open(tmp_path), one.entries()[10]
+    assert _found(opened, [10]) == [10]
+    os.truncate(tmp_path / "data", entry.offset + entry.nbytes - 1)
+    with pytest.raises(OSError, match="shorter"):
+        opened.read(entry, 0, entry.shape[0])
+    other = _open(tmp_path)
+    assert _found(other, range(20)) == list(range(10))
+    assert _put(other, 11)
+    assert _found(other, [11]) == [11]
+
+
+def test_a_log_that_is_cut_off_while_it_is_used_is_left_alone(tmp_path: Path, warnings: Any) -> None:
+    one = _open(tmp_path)
+    for number in range(5):
+        assert _put(one, number)
+    os.truncate(tmp_path / "log", 0)
+    assert _found(one, range(6)) == list(range(5))
+    assert not _put(one, 5)
+    assert len(warnings()) == 1
+    assert os.stat(tmp_path / "log").st_size == 0, "nothing is written where it does not belong"
+
+
+@pytest.mark.parametrize(
+    "content", [b"something else entirely".ljust(200, b"."), bytes(128), b"", b"half a header"]
+)
+def test_a_foreign_or_lost_log_is_damage_and_leaves_no_descriptor(tmp_path: Path, content: bytes) -> None:
+    old = _open(tmp_path)
+    assert _put(old, 1)
+    before = set(os.listdir("/proc/self/fd"))
+    (tmp_path / "log").unlink()
+    (tmp_path / "log").write_bytes(content)
+    with pytest.raises(DamagedStoreError):
+        _open(tmp_path)
+    gc.collect()  # the error's traceback
+    assert (tmp_path / "log").read_bytes() == content
+    assert set(os.listdir("/proc/self/fd")) == before
+    assert _found(old, [1]) == [1]
+
+
+def test_a_crash_leaves_a_usable_store(tmp_path: Path) -> None:
+    (tmp_path / "data").touch()
+    (tmp_path / "log").write_bytes(b"half a header")  # killed while it began
+    one = _open(tmp_path)
+    header = (tmp_path / "log").read_bytes()
+    for number in range(10):
+        assert _put(one, number)
+    with open(tmp_path / "log", "r+b") as file:
+        file.write(header)  # older than the records, as a crash of the machine may leave it
+    assert _put(_open(tmp_path), 10)
+    assert _found(_open(tmp_path), range(11)) == list(range(11))
+
+
+# Users at once.
+
+
+def test_processes_and_their_children_write_at_once(tmp_path: Path, forked: Forked) -> None:
+    one = _open(tmp_path)
+    assert all(_put(one, number) for number in range(20))  # in a part of the file where still is room
+
+    def fill(own: EntryStore, numbers: range) -> None:
+        for number in numbers:
+            _put_in_the_end(own, number)
+            assert _found(own, [number])
+
+    ranges = [range(300), range(200, 500)]
+    pids = [forked(lambda numbers=numbers: fill(_open(tmp_path), numbers)) for numbers in ranges]  # type: ignore[misc]
+    pids.append(forked(lambda: fill(one, range(0, 500, 3))))
+    fill(one, range(400, 500))
+    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0, 0, 0]
+    for reader in (one, _open(tmp_path)):
+        assert _found(reader, range(500)) == list(range(500))
+    spans = sorted((entry.offset, entry.offset + entry.nbytes + entry.note) for entry in one.entries())
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
+
+
+def test_stores_and_threads_of_one_process_write_at_once(tmp_path: Path) -> None:
+    """A lock of a file does not keep them apart, and would end with the first store that is closed."""
+    failed: list[BaseException] = []
+
+    def work(one: EntryStore, numbers: range) -> None:
+        try:
+            for number in numbers:
+                assert _put(one, number)
+                assert _found(one, [number])
+                _open(tmp_path)  # and closed at once
+        except BaseException as error:
+            failed.append(error)
+
+    shared = _open(tmp_path)
+    stores = [shared, shared, _open(tmp_path, 7 * MIB), _open(tmp_path, 6 * MIB)]
+    threads = [
+        threading.Thread(target=work, args=(one, range(n * 25, n * 25 + 50))) for n, one in enumerate(stores)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    spans = sorted((entry.offset, entry.nbytes) for entry in shared.entries())
+    assert all(offset + nbytes <= after for (offset, nbytes), (after, _) in itertools.pairwise(spans))
+    for one in (*stores, _open(tmp_path)):
+        assert _found(one, range(125)) == list(range(125))
+
+
+@pytest.mark.usefixtures("no_gc")
+def test_a_store_that_is_closed_leaves_the_lock_to_the_others(tmp_path: Path, in_child: InChild) -> None:
+    one, other = _open(tmp_path), _open(tmp_path)
+    descriptors = other.descriptors
+
+    def is_free() -> None:
+        assert locks.try_to_lock(os.open(tmp_path / "log", os.O_RDWR))
+
+    with one._lock.alone(one._log):
+        del other
+        with pytest.raises(AssertionError):
+            in_child(is_free)
+    in_child(is_free)
+    for descriptor in descriptors:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
+
+
+@pytest.mark.hang_after(60)
+def test_a_stopped_process_with_the_lock_is_not_waited_for(tmp_path: Path) -> None:
+    one = _open(tmp_path)
+    assert _put(one, 1)
+    child = os.fork()
+    if child == 0:
+        fcntl.lockf(os.open(tmp_path / "log", os.O_RDWR), fcntl.LOCK_EX)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        os._exit(0)
+    os.waitpid(child, os.WUNTRACED)
+    try:
+        assert not _put(one, 2)
+        assert not one.has_room(1), "for a while it does not even try"
+        assert _found(one, [1, 2]) == [1]
+        with pytest.raises(locks.FileLockedError):
+            _open(tmp_path)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    one._not_before = 0.0
+    assert _put(one, 2)
+    assert _found(_open(tmp_path), [2]) == [2]
+
+
+def test_a_child_forked_while_threads_hold_the_locks_does_not_hang(tmp_path: Path, in_child: InChild) -> None:
+    one = _open(tmp_path)
+    inside, leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with one._lock.alone(one._log):
+            inside.set()
+            leave.wait()
+
+    def look() -> None:
+        # The parent has the file's lock; everything else goes on.
+        assert not _put(one, 1) and not _found(one, [1])
+        descriptor = os.open(tmp_path / "new", os.O_RDWR | os.O_CREAT)
+        with locks.lock_of(descriptor).alone(descriptor):
+            pass
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    inside.wait()
+    try:
+        with locks._making:
+            in_child(look)
+    finally:
+        leave.set()
+        thread.join()
+    assert _put(one, 1)
+    in_child(lambda: _put(one, 2) or os._exit(1))
+    assert _found(one, [1, 2]) == [1, 2]
+
+
+def test_a_file_system_without_locks_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lockf(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "lockf", lockf)
+    with pytest.raises(OSError, match="No locks"):
+        _open(tmp_path)

@@ -1,0 +1,513 @@
+"""Decoded units that threads and processes share: a unit is found as it was put there."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from shared_units import CONTENTS, NBYTES, obtained, put, take
+
+from fastpipe.core import shared_chunks
+from fastpipe.core.shared_chunks import UnitFile, joined_memory, private_units
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "memfd_create"), reason="run it where files have locks and no names: on Linux"
+)
+
+KEYS = len(CONTENTS)
+Forked = Callable[[Callable[[], object]], int]
+
+# For a process that was not forked.
+ELSEWHERE = """
+import numpy as np
+slots = memory.opened()
+assert slots.are_there(np.array([1, 2])).tolist() == [True, False]
+found = slots.find(1)
+assert found.memory.tobytes() == expected and found.release()
+slot = slots.claim(2)
+slot.memory[:] = 7
+slot.publish()
+"""
+
+
+@pytest.fixture
+def memory() -> Iterator[UnitFile]:
+    memory = UnitFile(KEYS, 3, NBYTES)
+    yield memory
+    memory.close()
+
+
+@pytest.fixture
+def other_process(forked: Forked) -> Callable[..., Any]:
+    """A block with the pipe to a forked process, which does some work with its end."""
+
+    @contextmanager
+    def begin(work: Callable[[Connection], object]) -> Iterator[Connection]:
+        ours, theirs = multiprocessing.Pipe()
+        pid = forked(lambda: work(theirs))
+        theirs.close()
+        try:
+            yield ours
+        except BaseException:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
+        finally:
+            ours.close()
+        assert os.waitpid(pid, 0)[1] == 0
+
+    return begin
+
+
+def test_the_least_recently_used_unit_makes_room(memory: UnitFile) -> None:
+    slots = memory.opened()
+    assert not slots.are_there(np.array([0, 1, KEYS - 1])).any()
+    assert [slots.find(key) for key in (0, KEYS - 1, -1, KEYS)] == [None] * 4
+    assert not slots.is_coming(0)
+    slots.wait(0)  # for nothing
+    for key in range(3):
+        assert put(slots, key)
+    assert take(slots, 0)  # which is a use
+    assert put(slots, 3)
+    assert [take(slots, key) for key in range(4)] == [True, False, True, True]
+
+
+def test_units_in_use_stay_among_many() -> None:
+    """The oldest is looked for among some of the slots only."""
+    memory = UnitFile(4000, 600, 16)
+    slots, hot = memory.opened(), range(40)
+    for key in range(3000):
+        slot = slots.claim(key)
+        assert slot is not None
+        slot.memory[:] = key % 251
+        slot.publish()
+        if key >= len(hot) and key % 10 == 0:
+            assert all(slots.find(one) is not None for one in hot)
+    there = np.flatnonzero(slots.are_there(np.arange(4000)))
+    assert len(there) == 600, "every slot is in use"
+    for key in there.tolist():
+        assert slots.find(key).memory.tobytes() == bytes([key % 251] * 64)
+    memory.close()
+
+
+def test_units_that_will_not_be_used_again_make_room_first(memory: UnitFile) -> None:
+    slots = memory.opened()
+    slots.expect(1, np.repeat(np.arange(4), [1, 3, 3, 3]))
+    for key in (2, 1, 0):
+        assert put(slots, key)
+    slots.used(np.array([0, 1]))
+    assert put(slots, 3)  # replaces the one used last
+    assert [take(slots, key) for key in range(4)] == [False, True, True, True]
+    slots.used(np.array([1, 2]))
+    slots.used(np.array([1]))
+    assert put(slots, 4)
+    assert [take(slots, key) for key in range(5)] == [False, False, True, True, True]
+
+
+def test_all_processes_know_the_uses_that_are_expected(memory: UnitFile, in_child: Any) -> None:
+    slots = memory.opened()
+    slots.used(np.array([1]))  # nothing is expected yet
+    assert (slots.expected, put(slots, 1)) == (0, True)
+    slots.expect(7, np.arange(KEYS))
+    assert not slots.is_over
+
+    def work() -> None:
+        own = memory.opened()
+        assert own.expected == 7 and not own.is_over
+        own.used(np.arange(KEYS))
+
+    in_child(work)
+    assert slots.is_over
+
+
+def test_a_unit_is_claimed_once_and_again_when_it_failed(memory: UnitFile) -> None:
+    slots = memory.opened()
+    slot = slots.claim(4)
+    slot.memory[:] = 99
+    assert slots.claim(4) is None, "somebody is decoding it"
+    assert slots.is_coming(4)
+    assert slots.find(4) is None
+    slot.abandon()
+    assert not slots.is_coming(4) and not take(slots, 4)
+    assert put(slots, 4)
+    assert slots.claim(4) is None, "somebody has just done so"
+    assert not slots.is_coming(4) and take(slots, 4)
+
+
+def test_without_room_there_is_no_slot(memory: UnitFile) -> None:
+    slots = memory.opened()
+    claims = [slots.claim(key) for key in range(5)]
+    assert [claim is not None for claim in claims] == [True] * 3 + [False] * 2
+    assert slots.claim(5) is None
+    for claim in claims[:3]:
+        claim.abandon()
+    assert put(slots, 5)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_waiting_ends_with_the_unit_or_with_its_failure(memory: UnitFile, fails: bool) -> None:
+    slots = memory.opened()
+    slot = slots.claim(4)
+    refused, found = threading.Event(), list[bool]()
+
+    def want() -> None:
+        assert slots.claim(4) is None
+        refused.set()
+        found.append(obtained(slots, 4))
+
+    thread = threading.Thread(target=want)
+    thread.start()
+    refused.wait()
+    slot.memory[:] = 99 if fails else CONTENTS[4]
+    slot.abandon() if fails else slot.publish()
+    thread.join()
+    assert found == [fails], "whether it decoded"
+
+
+def test_one_of_many_threads_decodes(memory: UnitFile) -> None:
+    slots, count = memory.opened(), 8
+    barrier = threading.Barrier(count)
+
+    def work(_: int) -> int:
+        decoded = 0
+        for key in range(KEYS):
+            barrier.wait()  # all are done with the one before: it is not needed any more
+            decoded += obtained(slots, key)
+        return decoded
+
+    with ThreadPoolExecutor(count) as pool:
+        assert sum(pool.map(work, range(count))) == KEYS
+
+
+def test_a_process_that_was_spawned_sees_it(memory: UnitFile) -> None:
+    slots = memory.opened()
+    assert put(slots, 1)
+    names = {"memory": memory, "expected": CONTENTS[1].tobytes()}
+    process = multiprocessing.get_context("spawn").Process(target=exec, args=(ELSEWHERE, names))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    process.close()
+    found = slots.find(2)
+    assert found.memory.tobytes() == bytes([7] * NBYTES)
+    assert found.release()
+
+
+def test_waiting_for_another_process_leaves_no_lock(memory: UnitFile, other_process: Any) -> None:
+    """Waiting is having the slot's lock for a moment."""
+    slots, found = memory.opened(), list[bool]()
+
+    def work(pipe: Connection) -> None:
+        own = memory.opened()
+        slot = own.claim(9)
+        assert slot is not None
+        pipe.send("claimed")
+        pipe.recv()
+        slot.memory[:] = CONTENTS[9]
+        slot.publish()
+        pipe.recv()  # the other one has waited
+        claims = [own.claim(key) for key in (10, 11, 12)]
+        assert None not in claims, "each slot can be had"
+
+    with other_process(work) as pipe:
+        pipe.recv()
+        assert slots.find(9) is None
+        assert slots.is_coming(9)
+        thread = threading.Thread(target=lambda: found.append(obtained(slots, 9)))
+        thread.start()
+        pipe.send("publish")
+        thread.join()
+        pipe.send("done")
+    assert found == [False]
+
+
+def test_two_processes_that_wait_for_each_other_s_units_continue(
+    memory: UnitFile, other_process: Any
+) -> None:
+    """To the system that looks like a deadlock: locks are of processes, not of threads."""
+
+    def work(mine: int, pipe: Connection) -> None:
+        """Both have a unit, and a thread that wants the other's, before they publish theirs."""
+        slots, found = memory.opened(), list[bool]()
+        slot = slots.claim(mine)
+        assert slot is not None
+        thread = threading.Thread(target=lambda: found.append(obtained(slots, 1 - mine)))
+        for step in range(2):
+            pipe.send(step)
+            pipe.recv()
+            if not step:
+                thread.start()
+        slot.memory[:] = CONTENTS[mine]
+        slot.publish()
+        thread.join()
+        assert found == [False]
+
+    with other_process(lambda pipe: work(1, pipe)) as pipe:
+        work(0, pipe)
+
+
+def _is_refused_elsewhere(memory: UnitFile, in_child: Any) -> bool:
+    """Whether another process gets no slot, where each is being written here."""
+
+    def work() -> None:
+        assert memory.opened().claim(1) is None
+
+    try:
+        in_child(work)
+    except AssertionError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("made", ["pickled", "copied", "opened", "joined"])
+def test_a_copy_in_this_process_is_the_memory_itself(made: str, in_child: Any) -> None:
+    """The system forgets a process's locks of a file as soon as it closes any descriptor of that file."""
+    memory = joined_memory("again", KEYS, 1, NBYTES) if made == "joined" else UnitFile(KEYS, 1, NBYTES)
+    slot = memory.opened().claim(0)
+    assert slot is not None
+    copies: dict[str, Callable[[], Any]] = {
+        "pickled": lambda: pickle.loads(pickle.dumps(memory)),
+        "copied": lambda: copy.deepcopy(memory),
+        "opened": memory.opened,
+        "joined": lambda: joined_memory("again", KEYS, 1, NBYTES),
+    }
+    other = copies[made]()
+    assert other is (memory.opened() if made == "opened" else memory)
+    del other
+    gc.collect()
+    assert _is_refused_elsewhere(memory, in_child)
+    slot.publish()
+    memory.close()
+
+
+def test_a_copy_elsewhere_is_of_the_same_memory_and_outlives_its_maker(other_process: Any) -> None:
+    def work(pipe: Connection) -> None:
+        made = UnitFile(KEYS, 3, NBYTES)
+        slots = made.opened()
+        assert put(slots, 6)
+        pipe.send(pickle.dumps(made))
+        pipe.recv()
+        assert take(slots, 2)
+
+    with other_process(work) as pipe:
+        memory = pickle.loads(pipe.recv())
+        slots = memory.opened()
+        assert (memory.slots, slots.slot_nbytes) == (3, NBYTES)
+        assert take(slots, 6)
+        assert put(slots, 2)
+        pipe.send("done")
+    assert put(slots, 4)
+    assert all(take(slots, key) for key in (2, 4, 6))
+    del slots
+    memory.close()
+
+
+@pytest.mark.parametrize("made", ["closed", "another memory", "a file", "ended"])
+def test_there_is_no_copy_of_memory_that_is_gone(tmp_path: Path, other_process: Any, made: str) -> None:
+    """Another memory may have its number, or any file."""
+
+    def work(pipe: Connection) -> None:
+        memory, other = UnitFile(KEYS, 3, NBYTES), UnitFile(1, 1, 16)
+        pickled, number = pickle.dumps(memory), memory.descriptor
+        if made == "closed":
+            memory.close()
+        elif made != "ended":
+            with open(tmp_path / "x", "w") as file:
+                os.dup2(other.descriptor if made == "another memory" else file.fileno(), number)
+        pipe.send(pickled)
+        if made != "ended":
+            pipe.recv()
+
+    with other_process(work) as pipe:
+        pickled = pipe.recv()
+        if made != "ended":
+            assert pickle.loads(pickled) is None
+            pipe.send("done")
+    assert pickle.loads(pickled) is None
+
+
+def test_it_goes_with_the_last_reference(memory: UnitFile) -> None:
+    own = UnitFile(KEYS, 2, NBYTES)
+    descriptor, slots = own.descriptor, own.opened()
+    del own
+    gc.collect()
+    os.fstat(descriptor)
+    assert put(slots, 1)
+    del slots
+    gc.collect()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+    memory.close()
+    with open(os.devnull, "rb") as file:
+        memory.close()  # not another file with its number
+        os.fstat(file.fileno())
+
+
+def test_memory_that_cannot_be_had_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OSError, match=r"."):
+        UnitFile(1, 1 << 20, 1 << 42).opened()
+    with pytest.raises((OSError, ValueError)):
+        UnitFile(1, 1 << 30, 1 << 42)
+    gc.collect()
+    monkeypatch.setattr(shared_chunks, "locks_are_possible", lambda: False)
+    with pytest.raises(OSError, match="no locks"):
+        UnitFile(1, 1, 16)
+
+
+def test_memory_is_taken_when_it_is_written() -> None:
+    large = UnitFile(1 << 10, 1 << 10, 1 << 30)  # a terabyte
+    slot = large.opened().claim(1)
+    slot.memory[:16] = 1
+    slot.publish()
+    assert os.fstat(large.descriptor).st_blocks * 512 < 1 << 20
+    large.close()
+
+
+@settings(max_examples=60)
+@given(
+    count=st.integers(1, 5),
+    steps=st.lists(st.tuples(st.sampled_from(["put", "take", "fail", "hold", "end"]), st.integers(0, 7))),
+)
+def test_any_sequence_of_uses_gives_right_units(count: int, steps: list[tuple[str, int]]) -> None:
+    """Beside a list that says what can be there: the most recently used, as many as slots that nobody writes."""
+    memory = UnitFile(KEYS, count, NBYTES)
+    slots, there, held = memory.opened(), list[int](), dict[int, Any]()
+
+    def claimed(key: int) -> Any:
+        slot = slots.claim(key)
+        # A slot is had by nobody twice, and not for what is there or is coming.
+        assert (slot is None) == (key in there or key in held or len(held) == count)
+        if slot is not None and len(there) + len(held) == count:
+            there.pop(0)
+        return slot
+
+    for step, key in steps:
+        if step == "take":
+            assert take(slots, key) == (key in there)
+            if key in there:
+                there.append(there.pop(there.index(key)))
+        elif step == "end" and key in held:
+            slot = held.pop(key)
+            slot.memory[:] = CONTENTS[key]
+            slot.publish()
+            there.append(key)
+        elif step in ("put", "fail", "hold") and (slot := claimed(key)) is not None:
+            held[key] = slot
+            slot.memory[:] = 1
+            if step == "put":
+                slot.memory[:] = CONTENTS[key]
+                slot.publish()
+                there.append(key)
+            if step == "fail":
+                slot.abandon()
+            if step != "hold":
+                del held[key]
+        assert [slots.is_coming(key) for key in range(8)] == [key in held for key in range(8)]
+    for slot in held.values():
+        slot.abandon()
+    memory.close()
+
+
+def _read_at_random(memory: UnitFile, seed: int, steps: int) -> None:
+    """Two threads that read any units, each of which must be as it was put; some decodings fail."""
+    slots = memory.opened()
+
+    def work(number: int) -> None:
+        random = np.random.default_rng([seed, number])
+        for step in range(steps):
+            key = int(random.integers(8))
+            if step % 7 == 0 and (slot := slots.claim(key)) is not None:
+                slot.memory[:] = 99
+                slot.abandon()
+            obtained(slots, key)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(work, range(2)))
+
+
+@pytest.mark.parametrize(
+    ("count", "processes", "steps"),
+    [(1, 2, 700), (5, 2, 700), *(pytest.param(n, 5, 5000, marks=pytest.mark.slow) for n in (1, 2, 3, 7))],
+)
+def test_threads_of_processes_read_right_units(
+    count: int, processes: int, steps: int, forked: Forked
+) -> None:
+    """They want more units than there are slots, in orders of their own."""
+    memory = UnitFile(KEYS, count, NBYTES)
+    seeds = range(processes)
+    pids = [forked(lambda seed=seed: _read_at_random(memory, seed, steps)) for seed in seeds]  # type: ignore[misc]
+    _read_at_random(memory, 9, steps)
+    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * processes
+    slots = memory.opened()
+    for key in range(count):
+        obtained(slots, key)
+    assert all(take(slots, key) for key in range(count)), "no slot is lost"
+    memory.close()
+
+
+def test_an_inherited_runtime_goes_without_a_child_s_locks(other_process: Any) -> None:
+    """A worker has the parent's runtime until it has made its own."""
+    memory = UnitFile(KEYS, 1, NBYTES)
+    inherited = [memory.opened()]
+
+    def work(pipe: Connection) -> None:
+        slot = memory.opened().claim(0)
+        assert slot is not None
+        inherited.clear()
+        gc.collect()
+        pipe.send("claimed")
+        pipe.recv()
+        slot.publish()
+
+    with other_process(work) as pipe:
+        pipe.recv()
+        refused = inherited[0].claim(1)
+        pipe.send("done")
+        assert refused is None
+    inherited.clear()
+    memory.close()
+
+
+def test_processes_that_ask_for_the_same_share_it(other_process: Any) -> None:
+    """As ranks of a job do, which one another have not started."""
+
+    def work(pipe: Connection) -> None:
+        slots = joined_memory("x", KEYS, 3, NBYTES).opened()
+        assert put(slots, 5)
+        pipe.send("put")
+        pipe.recv()
+        assert take(slots, 6)
+
+    with other_process(work) as pipe:
+        pipe.recv()
+        memory = joined_memory("x", KEYS, 7, NBYTES)
+        assert memory.slots == 3, "as many as its maker asked for"
+        slots = memory.opened()
+        assert take(slots, 5)
+        assert put(slots, 6)
+        for some in (("y", KEYS, 3, NBYTES), ("x", KEYS, 3, 16), ("x", 9, 3, NBYTES)):
+            assert not take(joined_memory(*some).opened(), 5)
+        pipe.send("done")
+    memory.close()
+
+
+def test_memory_of_one_process_is_like_that_of_many() -> None:
+    units = private_units(KEYS, 2, NBYTES - 3)
+    assert (units.slots, units.slot_nbytes) == (2, NBYTES)
+    assert [put(units, key) for key in range(3)] == [True] * 3
+    assert [take(units, key) for key in range(3)] == [False, True, True]
