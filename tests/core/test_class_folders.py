@@ -1,0 +1,587 @@
+"""Finding classes and samples, against torchvision; the walk through folders, and what it logs."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from clock import ManualClock
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torchvision.datasets import folder as reference
+
+from fastpipe.core import class_folders
+from fastpipe.core.class_folders import (
+    TORCHVISION_EXTENSIONS,
+    Folder,
+    ScanProgress,
+    Walker,
+    find_classes,
+    scan_folder,
+    waits,
+)
+from fastpipe.core.file_identity import FileSystems
+from fastpipe.core.sample_tables import SampleTable
+from fastpipe.core.text import printable
+from fastpipe.errors import OptionError
+
+posix_only = pytest.mark.skipif(os.name != "posix", reason="makes fifos and links: run it on Linux or macOS")
+LATER = 10**20  # nanoseconds since 1970: all times in this file are long past
+IMAGES: dict[str, Any] = {"extensions": TORCHVISION_EXTENSIONS}
+
+# Names in which sorting by path string and sorting by components disagree ("a-b" < "a/b"
+# < "aXb"), folders that look like files, upper case, other scripts, bytes that are not UTF-8.
+FOLDERS = ["a", "a-b", "a b", "a.b", "a.jpg", "ab", "A", "_", "é", "日本", "Σ", "ﬃ", "a\udcffb", "\U0001f40d"]
+STEMS = ["1", "10", "2", "a", "A", "-", "a.b", "é", "é", "Σ", "new\nline", "\udc80", "\ue000", ".hidden"]
+ENDINGS = [".jpg", ".JPG", ".jPeG", ".png", ".txt", "", ".", ".jpg.txt", ".jpgx", ".webp", "jpg", ".tıff"]
+
+folders = st.lists(st.sampled_from(FOLDERS), max_size=4).map(tuple)
+names = st.builds(str.__add__, st.sampled_from(STEMS), st.sampled_from(ENDINGS))
+entries = st.lists(
+    st.tuples(folders, st.sampled_from(["file", "file", "file", "folder", "link"]), names, folders),
+    max_size=25,
+)
+
+
+def _make(root: str, where: tuple[str, ...], kind: str, name: str, to: tuple[str, ...]) -> None:
+    """Make a file, a folder or a link, unless the name is in use."""
+    folder = os.path.join(root, *where)
+    path = os.path.join(folder, name)
+    try:
+        os.makedirs(folder, exist_ok=True)
+        if kind == "folder":
+            os.mkdir(path)
+        elif kind == "link":
+            os.symlink(os.path.join(root, *to), path)
+        else:
+            open(path, "xb").close()
+    except OSError:
+        return
+
+
+def _outcome(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What a function returns, or the type and message of what it raises, in which names are escaped."""
+    try:
+        result = function(*args, **kwargs)
+    except (OSError, ValueError) as error:
+        return type(error), printable(str(error))
+    return list(result) if isinstance(result, SampleTable) else result
+
+
+def assert_same(root: Any, class_to_idx: dict[str, Any], **options: Any) -> None:
+    options = options or IMAGES
+    ours = _outcome(scan_folder, root, class_to_idx, **options)
+    assert ours == _outcome(reference.make_dataset, root, class_to_idx, **options)
+
+
+def test_extensions_are_torchvisions() -> None:
+    assert TORCHVISION_EXTENSIONS == reference.IMG_EXTENSIONS
+
+
+@posix_only
+@given(entries, st.booleans())
+@example([(("a-b",), "file", "1.jpg", ()), (("a", "b"), "file", "1.jpg", ())], False)
+@example([(("a", "a", "b"), "file", "1.jpg", ()), (("a", "a-b"), "file", "1.jpg", ())], False)
+@settings(max_examples=100, deadline=None)
+def test_random_trees(made: list[Any], allow_empty: bool) -> None:
+    root = tempfile.mkdtemp()
+    for entry in made:
+        # Links lead to folders in the tree or to nowhere.  Those that lead to a folder
+        # above themselves make a scan grow exponentially and have a test of their own.
+        where, kind, _, to = entry
+        if kind != "link" or where[: len(to)] != to:
+            _make(root, *entry)
+    # A tree in which two links point into each other still loops: leave such trees out.
+    if not _has_link_cycle(root):
+        assert _outcome(find_classes, root) == _outcome(reference.find_classes, root)
+        classes = [*sorted(os.listdir(root)), "not there"]
+        class_to_idx = {name: len(classes) - i for i, name in enumerate(classes)}
+        for options in (IMAGES, {"extensions": ".jpg"}, {"is_valid_file": lambda path: "a" in path}):
+            assert_same(root, class_to_idx, **options, allow_empty=allow_empty)
+    shutil.rmtree(root)
+
+
+def _has_link_cycle(root: str) -> bool:
+    """Whether following links from ``root`` comes to a folder that holds the way to it."""
+
+    def visit(folder: str, above: frozenset[str]) -> bool:
+        real = os.path.realpath(folder)
+        if real in above:
+            return True
+        below = [os.path.join(folder, name) for name in os.listdir(folder)]
+        return any(visit(path, above | {real}) for path in below if os.path.isdir(path))
+
+    return visit(root, frozenset())
+
+
+@posix_only
+def test_links_in_a_loop_end_where_the_system_stops_following(tmp_path: Path) -> None:
+    (tmp_path / "cat" / "deep").mkdir(parents=True)
+    (tmp_path / "cat" / "1.jpg").touch()
+    (tmp_path / "cat" / "deep" / "up.jpg").symlink_to(tmp_path / "cat")
+    assert_same(tmp_path, {"cat": 0})
+    found = scan_folder(tmp_path, {"cat": 0}, **IMAGES)
+    assert len(found) > 10
+    assert found[-1][0].endswith("up.jpg")  # the last link is no folder any more: a file
+
+
+@posix_only
+def test_everything_that_is_no_folder_is_a_file(tmp_path: Path) -> None:
+    cat = tmp_path / "cat"
+    (cat / "folder.jpg").mkdir(parents=True)
+    (cat / "folder.jpg" / "inner.jpg").touch()
+    (cat / "broken.jpg").symlink_to(tmp_path / "nowhere")
+    (cat / "itself.jpg").symlink_to(cat / "itself.jpg")
+    (cat / "linked.jpg").symlink_to(cat / "folder.jpg" / "inner.jpg")
+    os.mkfifo(cat / "fifo.jpg")
+    assert_same(tmp_path, {"cat": 0})
+    names = [os.path.relpath(path, cat) for path, _ in scan_folder(tmp_path, {"cat": 0}, extensions=".jpg")]
+    assert names == ["broken.jpg", "fifo.jpg", "itself.jpg", "linked.jpg", "folder.jpg/inner.jpg"]
+
+
+@posix_only
+def test_class_folders_may_be_links_and_a_broken_one_is_no_class(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "1.jpg").touch()
+    (root / "cat").symlink_to(tmp_path / "store")
+    (root / "dog").symlink_to(tmp_path / "nowhere")
+    (root / "file").touch()
+    assert find_classes(root) == reference.find_classes(root) == (["cat"], {"cat": 0})
+    for allow_empty in (True, False):
+        assert_same(str(root), {"cat": 0, "dog": 1, "file": 2}, **IMAGES, allow_empty=allow_empty)
+
+
+class FailingScan:
+    """``os.scandir`` that fails for one folder, at once or after its first entry."""
+
+    def __init__(self, folder: str, at_once: bool) -> None:
+        self.folder, self.at_once, self.real = folder, at_once, os.scandir
+
+    def __call__(self, folder: Any) -> Any:
+        if os.fspath(folder) != self.folder:
+            return self.real(folder)
+        if self.at_once:
+            raise PermissionError(13, "Permission denied", folder)
+        self.entries = self.real(folder)
+        return self
+
+    def __enter__(self) -> Iterator[Any]:
+        yield next(self.entries)
+        raise OSError(5, "Input/output error")
+
+    def __exit__(self, *_: object) -> None:
+        self.entries.close()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.__enter__()
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_folders_that_fail_are_left_out_with_all_below(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: bool
+) -> None:
+    bad = tmp_path / "cat" / "bad"
+    for folder in (bad / "below", bad / "beside"):
+        folder.mkdir(parents=True)
+        (folder / "1.jpg").touch()
+    (tmp_path / "cat" / "1.jpg").touch()
+    monkeypatch.setattr(os, "scandir", FailingScan(str(bad), at_once))
+    assert list(scan_folder(tmp_path, {"cat": 0}, extensions=".jpg")) == [(str(tmp_path / "cat/1.jpg"), 0)]
+    if at_once:
+        assert_same(str(tmp_path), {"cat": 0})
+
+
+@pytest.fixture
+def two_classes(tmp_path: Path) -> Path:
+    for name in ("cat/1.jpg", "cat/sub/2.PNG", "dog/3.jpeg", "dog/notes.txt", "empty/notes.txt"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize("allow_empty", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {}, {"extensions": ".jpg", "is_valid_file": bool}, IMAGES, {"extensions": list(TORCHVISION_EXTENSIONS)},
+        {"extensions": ".jpg"}, {"extensions": ""}, {"extensions": ()}, {"extensions": ".JPG"},
+        {"extensions": ("cat/1.jpg", "sub/2.png")}, {"extensions": "/1.jpg"},
+        pytest.param({"is_valid_file": lambda path: path.endswith(".txt")}, id="texts"),
+        pytest.param({"is_valid_file": lambda path: 1 if "cat" in path else None}, id="no bool"),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_options_and_errors_are_torchvisions(
+    two_classes: Path, options: dict[str, Any], allow_empty: bool
+) -> None:
+    for classes in ({"cat": 0, "dog": 1, "empty": 2}, {"dog": 7}, {}, {"none": 0, "cat": 1}):
+        assert_same(str(two_classes), classes, allow_empty=allow_empty, **options)
+
+
+def test_odd_class_names_and_directories_are_torchvisions(
+    two_classes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("", ".", "cat/sub", "../cat", "cat\0dog", "\ud800"):
+        assert_same(str(two_classes / "dog"), {name: 0})
+        assert_same(str(two_classes), {name: 0})
+    monkeypatch.setenv("HOME", str(two_classes))
+    monkeypatch.chdir(two_classes)
+    root = two_classes
+    spellings = [f"{root}/", f"{root}//", f"{root}/../{root.name}", "~", ".", "", "cat/..", root / "none"]
+    for directory in (*spellings, root, two_classes / "cat" / "1.jpg"):
+        assert_same(directory, {"cat": 0, "dog": 1})
+        if directory not in ("~", ""):
+            assert _outcome(find_classes, directory) == _outcome(reference.find_classes, directory)
+
+
+def test_is_valid_file_is_called_as_torchvision_calls_it(two_classes: Path) -> None:
+    calls: list[list[str]] = [[], []]
+    classes = {"dog": 0, "cat": 1, "empty": 2}
+    for noted, scan in zip(calls, (scan_folder, reference.make_dataset), strict=True):
+        scan(two_classes, classes, is_valid_file=lambda path, noted=noted: noted.append(path) or True)
+    assert calls[0] == calls[1]
+    assert len(calls[0]) == 5
+
+
+def test_selected_classes_keep_the_users_order(two_classes: Path) -> None:
+    names, class_to_idx = find_classes(two_classes, ["dog", "cat"])
+    assert (names, class_to_idx) == (["dog", "cat"], {"dog": 0, "cat": 1})
+    found = scan_folder(two_classes, class_to_idx, **IMAGES)
+    assert [target for _, target in found] == [1, 1, 0]  # sorted by class name all the same
+    classes: dict[str, Any] = {"cat": True, "dog": 2**70}
+    assert_same(two_classes, classes)
+    assert [type(target) for _, target in scan_folder(two_classes, classes, **IMAGES)] == [bool, bool, int]
+
+
+@pytest.mark.parametrize(
+    ("classes", "error", "message"),
+    [
+        (["cat", "cow", "elk"], OptionError, r"not in '.*': 'cow', 'elk'\. .*'cat', 'dog', 'empty'$"),
+        (["cat", "dog", "cat"], OptionError, r"more than once: 'cat'$"),
+        ([], OptionError, r"at least one folder"),
+        (["cat/sub"], OptionError, r"'cat/sub'"),
+        ("cat", TypeError, r"sequence of folder names, got the string 'cat'"),
+        ([0], TypeError, r"must hold strings, got 0 of type int"),
+    ],
+)
+def test_bad_selections(two_classes: Path, classes: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        find_classes(two_classes, classes)
+
+
+def test_messages_stay_short_with_many_classes(tmp_path: Path) -> None:
+    for i in range(50):
+        (tmp_path / f"class{i:02}").mkdir()
+    with pytest.raises(OptionError, match=r"'class19' and 30 more$"):
+        find_classes(tmp_path, ["other"])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs names that are not UTF-8: run it on Linux")
+def test_files_whose_names_are_not_utf8_can_be_opened(tmp_path: Path) -> None:
+    folder = os.fsencode(tmp_path) + b"/c\xe9"
+    os.mkdir(folder)
+    with open(folder + b"/\xff\xfe.jpg", "wb") as file:
+        file.write(b"content")
+    names, class_to_idx = find_classes(tmp_path)
+    (path, target), *_ = scan_folder(tmp_path, class_to_idx, **IMAGES)
+    assert (names, target) == ([os.fsdecode(b"c\xe9")], 0)
+    assert Path(path).read_bytes() == b"content"
+
+
+# The walk: threads where listing waits, stamps where times can be relied on.
+
+
+class Systems(FileSystems):
+    """File systems of one kind."""
+
+    def __init__(self, *, local: bool = True, remote: bool = False) -> None:
+        super().__init__("")
+        self.local, self.remote = local, remote
+
+    def is_local(self, device: int, folder: str) -> bool:
+        return self.local
+
+    def is_remote(self, device: int, folder: str) -> bool:
+        return self.remote
+
+
+def take(folder: str, names: list[str]) -> tuple[int, list[str]]:
+    return len(names), sorted(names)
+
+
+def walker(root: Path, take: Any = take, **options: Any) -> Walker[list[str]]:
+    usual = {"now": lambda: LATER, "file_systems": Systems(), "is_waiting": lambda: False}
+    return Walker(f"{root}/", take, **{**usual, **options})
+
+
+def plain(found: list[list[Folder[list[str]]]]) -> list[Any]:
+    return [[(folder.path, folder.content) for folder in folders] for folders in found]
+
+
+TOPS = list("abcdefgh")
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for top in TOPS:
+        for below in ("", "1", "1-2", "1/2", "links"):
+            (tmp_path / "root" / top / below).mkdir(parents=True, exist_ok=True)
+            (tmp_path / "root" / top / below / f"{top}.jpg").touch()
+        (tmp_path / "root" / top / "links" / "up").symlink_to("../1")
+    return tmp_path / "root"
+
+
+def walked(root: Path) -> list[Any]:
+    return [
+        [
+            (os.path.relpath(folder, root), sorted(files))
+            for folder, _, files in sorted(os.walk(root / top, followlinks=True))
+        ]
+        for top in sorted(os.listdir(root))
+    ]
+
+
+@pytest.mark.parametrize("systems", ["local and busy", "local and waiting", "remote"])
+def test_folders_are_listed_in_parallel_where_one_thread_would_wait(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, systems: str
+) -> None:
+    expected, real, calls = walked(tree), os.scandir, list[int]()
+    numbers = itertools.count()  # atomic, unlike the length of a list that threads append to
+    barrier = threading.Barrier(4)
+
+    def scandir(folder: Any) -> Any:
+        number = next(numbers)
+        calls.append(threading.get_ident())
+        # The first shows what kind it is; the last ones need not come in fours.
+        if systems != "local and busy" and 1 <= number <= 8:
+            barrier.wait(60)
+        return real(folder)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    kind = Systems(local=systems != "remote", remote=systems == "remote")
+    one = walker(tree, file_systems=kind, is_waiting=lambda: systems == "local and waiting")
+    assert plain(one.walk(TOPS)) == expected
+    here = [thread == threading.get_ident() for thread in calls]
+    if systems == "local and busy":
+        assert all(here)
+    else:
+        assert not any(here[1:]) and here[0] == (systems == "remote")
+
+
+@pytest.mark.parametrize("after", range(0, 40, 7))
+def test_changing_to_threads_at_any_folder_finds_the_same(tree: Path, after: int) -> None:
+    answers = iter([*[False] * after, *[True] * 100])
+    assert plain(walker(tree, is_waiting=lambda: next(answers)).walk(TOPS)) == walked(tree)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("where", ["a thread", "the caller"])
+def test_an_error_ends_the_threads(tree: Path, error: type[BaseException], where: str) -> None:
+    def fail(folder: str, names: list[str]) -> tuple[int, list[str]]:
+        if where == "a thread" and folder == "c/1":
+            raise error("here")
+        return take(folder, names)
+
+    def interrupt(folders: int, files: int) -> None:
+        if where == "the caller":
+            raise error("here")
+
+    ticks = itertools.count()
+    clock: Any = lambda: float(next(ticks))  # noqa: E731
+    one = walker(tree, fail, is_waiting=lambda: True, on_progress=interrupt, clock=clock)
+    with pytest.raises(error, match="here"):
+        one.walk(TOPS)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("fastpipe-scan")]
+
+
+@pytest.mark.parametrize(
+    ("passed", "ran", "expected"),
+    [(0.04, 0.0, False), (0.06, 0.05, False), (0.06, 0.02, True), (0.1, 0.05, False), (0.1, 0.04, True)],
+)
+def test_waiting_is_more_than_half_of_at_least_50_ms(
+    passed: float, ran: float, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "perf_counter", lambda: 10.0 + passed)
+    monkeypatch.setattr(time, "thread_time", lambda: 3.0 + ran)
+    assert waits((10.0, 3.0)) is expected
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_progress_is_reported_a_few_times_a_second(tree: Path, threads: bool) -> None:
+    reports: list[tuple[float, int, int]] = []
+    clock = ManualClock(0.0)
+
+    def tick() -> float:
+        clock.now += 0.1
+        return clock.now
+
+    one = walker(
+        tree, is_waiting=lambda: threads, clock=tick,
+        on_progress=lambda folders, files: reports.append((clock.now, folders, files)),
+    )  # fmt: skip
+    one.walk(TOPS)
+    assert reports == sorted(reports)
+    assert all(later[0] - earlier[0] > 0.25 for earlier, later in itertools.pairwise(reports))
+    assert reports[0][0] < 0.45
+    assert clock.now - reports[-1][0] < 0.35
+    if not threads:  # else the thread that waits may look at the clock more often
+        assert [folders for _, folders, _ in reports] == list(range(3, 57, 3))
+    assert all(folders == files for _, folders, files in reports)
+
+
+def stamp_of(root: Path, **options: Any) -> Any:
+    ((folder, *_),) = walker(root, **options).walk(["cat"])
+    return folder.stamp
+
+
+def test_a_folder_gets_a_stamp_if_its_times_will_show_a_change(tmp_path: Path) -> None:
+    cat = tmp_path / "cat"
+    cat.mkdir()
+    status = os.stat(cat)
+    changed = max(status.st_mtime_ns, status.st_ctime_ns)
+    stamp = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
+    assert stamp_of(tmp_path) == stamp
+    assert stamp_of(tmp_path, now=lambda: changed + 2_100_000_001) == stamp
+    assert stamp_of(tmp_path, now=lambda: changed + 2_100_000_000) is None
+    assert stamp_of(tmp_path, now=lambda: changed - 10**15) is None  # a clock that was set back
+    assert stamp_of(tmp_path, file_systems=Systems(local=False)) is None
+    os.utime(cat, (0, 0))  # the other time still tells when it was
+    assert stamp_of(tmp_path, now=lambda: changed + 1) is None
+    (cat / "folder").mkdir()
+    (cat / "1.jpg").touch()
+    (cat / "link").symlink_to("folder")
+    for target in ("1.jpg", "nowhere", "itself"):  # which may become something else
+        assert stamp_of(tmp_path) is not None
+        (cat / "itself").symlink_to(target)
+        assert stamp_of(tmp_path) is None
+        (cat / "itself").unlink()
+
+
+def test_a_folder_of_unknown_entries_or_that_changes_meanwhile_gets_no_stamp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "1.jpg").touch()
+    real = os.scandir
+
+    class Entry:
+        name = "odd"
+
+        def is_dir(self) -> bool:
+            raise OSError(5, "Input/output error")
+
+    class Entries:
+        def __enter__(self) -> Any:
+            return iter([Entry()])
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    def swapped(path: Any) -> Any:
+        os.rename(tmp_path / "cat", tmp_path / "before")
+        os.rename(tmp_path / "other", tmp_path / "cat")
+        return real(path)
+
+    for scandir, content in ((lambda path: Entries(), ["odd"]), (swapped, ["1.jpg"])):
+        monkeypatch.setattr(os, "scandir", scandir)
+        ((folder,),) = walker(tmp_path).walk(["cat"])
+        assert (folder.content, folder.stamp) == (content, None)
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_a_known_folder_is_listed_only_if_it_may_have_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: bool
+) -> None:
+    for name in ("a/x", "b/y"):
+        (tmp_path / name).mkdir(parents=True)
+    options: dict[str, Any] = {"is_waiting": lambda: threads}
+    first = walker(tmp_path, **options).walk(["a", "b"])
+    known = {folder.path: folder for folders in first for folder in folders}
+    listed, real = list[str](), os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: listed.append(os.path.basename(path)) or real(path))
+    assert walker(tmp_path, known=known, **options).walk(["a", "b"]) == first
+    assert listed == []
+    old = known["a/x"]
+    other = Folder(old.path, (1, 2, 3, 4), old.folders, old.count, old.content)
+    assert walker(tmp_path, known={**known, "a/x": other}, **options).walk(["a", "b"]) == first
+    assert listed == ["x"]
+    walker(tmp_path, known=known, file_systems=Systems(local=False), **options).walk(["a", "b"])
+    assert sorted(listed) == ["a", "b", "x", "x", "y"]
+    listed.clear()
+    monkeypatch.setattr(os, "access", lambda *_, **__: False)  # it may not be read any more
+    walker(tmp_path, known=known, **options).walk(["a"])
+    assert sorted(listed) == ["a", "x"]
+
+
+# What a scan that takes long writes.
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO, "fastpipe.index")
+    return caplog
+
+
+@pytest.mark.parametrize("has_stderr", [True, False])
+def test_the_log_has_a_line_after_two_seconds_and_each_ten(
+    log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, has_stderr: bool
+) -> None:
+    if not has_stderr:
+        monkeypatch.setattr(sys, "stderr", None)
+    clock = ManualClock()
+    with ScanProgress(Path("/data/train"), clock=clock) as progress:
+        for second in range(1, 25):
+            clock.now = 100.0 + second
+            progress(second, 1000 * second)
+    assert log.messages == [
+        "Scanning /data/train: 2,000 files in 2 folders so far, 2 s",
+        "Scanning /data/train: 12,000 files in 12 folders so far, 12 s",
+        "Scanning /data/train: 22,000 files in 22 folders so far, 22 s",
+        "Scanned /data/train in 24 s",
+    ]
+    assert {record.levelno for record in log.records} == {logging.INFO}
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt])
+def test_a_terminal_has_a_line_that_is_erased_when_the_scan_ends(
+    log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, error: type[BaseException] | None
+) -> None:
+    clock, terminal = ManualClock(), Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", terminal)
+    try:
+        with ScanProgress("/data/[odd]", clock=clock) as progress:
+            clock.now += 1.99
+            progress(1, 1)
+            assert terminal.getvalue() == "", "a short scan writes nothing"
+            clock.now += 3
+            progress(10, 12345)
+            progress(11, 23456)
+            if error is not None:
+                raise error
+    except KeyboardInterrupt:
+        assert error is KeyboardInterrupt
+    assert "Scanning /data/[odd]: " in terminal.getvalue()
+    assert "23,456 files" in terminal.getvalue()
+    assert terminal.getvalue().endswith(class_folders._ERASE)
+    assert log.messages == []
