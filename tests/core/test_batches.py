@@ -329,20 +329,6 @@ def test_one_call_decodes_all_between_opening_and_making(pool: ThreadPool | None
     assert all(job.done() for job in jobs)
 
 
-def test_images_that_are_declined_or_cannot_be_opened_are_given_nothing(pool: ThreadPool | None) -> None:
-    images, made = [Part("a"), Part("b"), Part("c")], list[int]()
-
-    def asked(number: int) -> Any:
-        return [] if number == 1 else [(images[number], Box(0, 0, 1, 1))]
-
-    _wait(_begin(pool, images, lambda parts: [None, "C"], made.append, asked))
-    assert sorted(made) == [0, 1, 2]
-    assert [image.given for image in images] == [None, None, (Box(0, 0, 1, 1), "C")]
-    _wait(_begin(pool, images[:1], lambda parts: 1 / 0, made.append, lambda number: []))
-    _wait(_begin(pool, [], lambda parts: 1 / 0, made.append))
-    assert sorted(made) == [0, 0, 1, 2], "the decoder is not called without images"
-
-
 @pytest.mark.parametrize("where", ["decoder", "asked"])
 def test_an_error_is_raised_and_nothing_is_made(pool: ThreadPool | None, where: str) -> None:
     made: list[int] = []
@@ -401,13 +387,3 @@ def test_an_open_batch_goes_before_the_next_one_unless_it_is_given_up(ends: str)
     assert order == {
         "made": ["decode", "first 0", "first 1", "second"], "closed": ["decode"], "cancelled": ["second"]
     }[ends]  # fmt: skip
-
-
-@pytest.mark.usefixtures("no_gc")
-def test_images_are_freed_without_the_garbage_collector() -> None:
-    image = Part("a")
-    gone = weakref.ref(image)
-    jobs = _begin(None, [image], lambda parts: [None], lambda number: None)
-    _wait(jobs)
-    del image, jobs
-    assert gone() is None

@@ -9,7 +9,6 @@ import hashlib
 import itertools
 import logging
 import os
-import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -57,48 +56,6 @@ def _record(number: int, digest: bytes | None = None) -> bytes:
     return _packed(digest or _digest(number), _entry(number))
 
 
-def test_a_record_comes_back_with_all_its_fields() -> None:
-    table = native.EntryTable()
-    assert (len(table), table.extend(b""), table.find(_digest(0)), table.entries()) == (0, 0, None, [])
-    assert table.extend(_record(5)) == 64 * 5 + 3 * 5 + 5
-    assert table.find(_digest(5)) == _entry(5, 0)
-    assert table.entries() == [_entry(5, 0)]
-    largest = (2**64 - 1) // 2
-    entry = Entry(1, largest, largest - 9, (2**32 - 1,) * 3, 2**32 - 1, 2**64 - 1, 9)
-    table.extend(_packed(b"\xff" * 16, entry))
-    assert table.find(b"\xff" * 16) == entry
-
-
-@pytest.mark.parametrize("step", [1, 513, 5000])
-def test_many_entries_are_found_however_they_came(step: int) -> None:
-    records = [_record(number) for number in range(5000)]
-    table, left = native.EntryTable(), set(range(5000))
-    for start in range(0, len(records), step):
-        table.extend(b"".join(records[start : start + step]))
-        for number in {0, start} & left:  # and stay forgotten when the table grows
-            table.forget(number)
-            left.remove(number)
-    assert len(table) == 5000
-    for number in range(6000):
-        assert table.find(_digest(number)) == (_entry(number) if number in left else None)
-    assert table.entries() == [_entry(number) for number in sorted(left)]
-
-
-def test_entries_of_one_chain_and_of_many_copies_are_found() -> None:
-    # They begin alike, so that all are in one chain, which goes over the end of the table.
-    digests = [b"\xff" * 8 + number.to_bytes(8, "little") for number in range(300)]
-    table = native.EntryTable()
-    table.extend(b"".join(_record(number, digest) for number, digest in enumerate(digests)))
-    assert [table.find(digest) for digest in digests] == [_entry(number) for number in range(300)]
-    assert table.find(b"\xff" * 8 + (300).to_bytes(8, "little")) is None
-    records = np.frombuffer(b"".join(_record(n) for n in range(1000)), np.uint8).reshape(1000, -1)
-    table = native.EntryTable()
-    for seed in range(20):
-        table.extend(records[np.random.default_rng(seed).permutation(1000)].tobytes())
-    assert len(table) == 20_000
-    assert [found[1] for n in range(1000) if (found := table.find(_digest(n)))] == list(range(0, 64_000, 64))
-
-
 @given(
     numbers=st.lists(st.integers(0, 40), max_size=60),
     pieces=st.lists(st.integers(0, 9), max_size=30),
@@ -131,18 +88,6 @@ def test_any_log_in_any_pieces(
         found = table.find(_digest(digest))
         possible = [_entry(numbers[n], n) for n in sorted(left) if numbers[n] % 13 == digest]
         assert found in possible if possible else found is None
-
-
-def test_a_damaged_record_is_no_entry() -> None:
-    record = _record(3)
-    changed = [bytearray(record) for _ in range(8 * len(record))]
-    for number, one in enumerate(changed):
-        one[number // 8] ^= 1 << number % 8
-    for content in (*changed, bytes(64), b"\xff" * 64, record[32:] + record[:32]):
-        table = native.EntryTable()
-        assert table.extend(bytes(content) + _record(1)) == 64 + 3 + 1
-        assert table.entries() == [_entry(1, 1)], content
-        assert table.find(bytes(16)) is None
 
 
 # The two files.
@@ -204,18 +149,6 @@ def test_an_entry_is_found_with_its_note_and_its_place(tmp_path: Path, verify: b
             rows = one.read(entry, first, count - first)
             assert np.array_equal(rows, _pixels(number)[first:count])
             assert rows.flags.c_contiguous and rows.flags.writeable
-
-
-def test_entries_in_memory_are_read_without_a_copy() -> None:
-    data, log = (os.memfd_create(name) for name in ("data", "log"))
-    os.truncate(data, 100 + MIB)
-    one = EntryStore(data, log, MIB, marks=100, is_in_memory=True)
-    assert all(_put(one, number) for number in range(50))
-    assert _found(one, range(50)) == list(range(50))
-    rows = one.read(one.entries()[3], 0, 1)
-    assert not rows.flags.writeable and not rows.flags.owndata
-    del rows, one
-    gc.collect()
 
 
 def test_a_full_store_keeps_its_entries_and_logs_it_once(
@@ -319,52 +252,6 @@ def test_a_machine_short_of_room_ends_it(tmp_path: Path, warnings: Any) -> None:
     (tmp_path / "other").mkdir()
     assert not _put(_open(tmp_path / "other", is_short=fail), 100)
     assert len(warnings()) == 2
-
-
-def test_all_users_see_marks(tmp_path: Path, in_child: InChild) -> None:
-    one, other = _open(tmp_path, marks=1 << 16), _open(tmp_path, marks=1 << 16)
-    assert not one.mark(_digest(1))
-    assert one.mark(_digest(1)) and other.mark(_digest(1))
-    in_child(lambda: other.mark(_digest(2)) and os._exit(1))
-    assert one.mark(_digest(2))
-    assert _put(one, 3)
-    assert not one.mark(_digest(3))
-    assert _found(one, [3]) == [3]
-
-
-def test_an_incomplete_record_is_overwritten(tmp_path: Path) -> None:
-    one = _open(tmp_path)
-    assert _put(one, 1) and _put(one, 2)
-    size = os.stat(tmp_path / "log").st_size
-    os.truncate(tmp_path / "log", size - 1)
-    other = _open(tmp_path)
-    assert _found(other, range(5)) == [1]
-    assert _put(other, 3)
-    assert os.stat(tmp_path / "log").st_size == size
-    assert _found(_open(tmp_path), range(5)) == [1, 3]
-
-
-def test_one_changed_byte_makes_one_entry_missing(tmp_path: Path) -> None:
-    one = _open(tmp_path)
-    for number in range(20):
-        assert _put(one, number)
-    entry = one.entries()[7]
-    content = bytearray((tmp_path / "data").read_bytes())
-    content[entry.offset + entry.nbytes - 1] ^= 1
-    (tmp_path / "data").write_bytes(content)
-    other = _open(tmp_path)
-    assert _found(other, range(20)) == [number for number in range(20) if number != 7]
-    assert _put(other, 7)
-    for reader in (other, _open(tmp_path)):
-        assert _found(reader, range(20)) == list(range(20))
-
-
-def test_every_single_byte_counts_in_a_sum() -> None:
-    for size in (1, 7, 8, 9, 64, 75):
-        pixels = np.random.default_rng(size).integers(0, 256, size, np.uint8)
-        changed = [pixels ^ (0x10 * (np.arange(size) == at)).astype(np.uint8) for at in range(size)]
-        assert native.sum_of(pixels) not in {native.sum_of(one) for one in changed}
-    assert native.sum_of(np.zeros(8, np.uint8)) != native.sum_of(np.zeros(9, np.uint8))
 
 
 def test_a_shorter_data_file_loses_entries_only(tmp_path: Path) -> None:
@@ -491,30 +378,6 @@ def test_a_store_that_is_closed_leaves_the_lock_to_the_others(tmp_path: Path, in
     for descriptor in descriptors:
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(descriptor)
-
-
-@pytest.mark.hang_after(60)
-def test_a_stopped_process_with_the_lock_is_not_waited_for(tmp_path: Path) -> None:
-    one = _open(tmp_path)
-    assert _put(one, 1)
-    child = os.fork()
-    if child == 0:
-        fcntl.lockf(os.open(tmp_path / "log", os.O_RDWR), fcntl.LOCK_EX)
-        os.kill(os.getpid(), signal.SIGSTOP)
-        os._exit(0)
-    os.waitpid(child, os.WUNTRACED)
-    try:
-        assert not _put(one, 2)
-        assert not one.has_room(1), "for a while it does not even try"
-        assert _found(one, [1, 2]) == [1]
-        with pytest.raises(locks.FileLockedError):
-            _open(tmp_path)
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    one._not_before = 0.0
-    assert _put(one, 2)
-    assert _found(_open(tmp_path), [2]) == [2]
 
 
 def test_a_child_forked_while_threads_hold_the_locks_does_not_hang(tmp_path: Path, in_child: InChild) -> None:

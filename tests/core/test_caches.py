@@ -155,14 +155,6 @@ def test_a_cache_takes_a_share_of_what_is_free(tmp_path: Path, monkeypatch: pyte
     assert 100 * MIB <= _opened(disk).max_bytes < 101 * MIB
 
 
-def test_a_cache_takes_no_more_when_memory_runs_out(monkeypatch: pytest.MonkeyPatch, warnings: Any) -> None:
-    option = Cache("ram", RAM)
-    store = _opened(option)
-    monkeypatch.setattr(caches, "free_memory", lambda: 100 * MIB)
-    assert not _put(store, 1)
-    assert len(warnings()) == 1
-
-
 @pytest.mark.usefixtures("no_gc")
 def test_a_store_lives_as_long_as_an_option_and_leaves_nothing() -> None:
     before = set(os.listdir("/proc/self/fd"))
@@ -202,14 +194,6 @@ def test_processes_share_a_store_until_the_last_one_ends(other: Any) -> None:
     del store, option
     gc.collect()
     assert other()("found") == []
-
-
-def test_processes_that_ask_for_another_size_do_not_share(other: Any) -> None:
-    # One number being the beginning of the other must not matter.
-    others = [other("ram", RAM + 1), other("ram", int(f"{RAM}0"))]
-    option = Cache("ram", RAM)
-    assert _put(_opened(option), 1)
-    assert [one("found") for one in others] == [[], []]
 
 
 def test_notes_of_killed_processes_and_old_ones_of_other_machines_are_removed(other: Any) -> None:
@@ -390,18 +374,6 @@ def test_a_default_folder_that_cannot_be_used_is_a_warning(warnings: Any) -> Non
     user_cache_folder().unlink()
     assert _put(_opened(option), 1), "it is tried anew"
     assert _files(user_cache_folder()) == FILES
-
-
-def test_an_error_of_the_disk_leaves_no_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(descriptor: int) -> int:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(caches, "free_disk", fail)
-    before = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(CacheError, match="Input/output"):
-        open_cache_store(Cache("disk", dir=tmp_path))
-    gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.fixture

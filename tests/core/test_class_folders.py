@@ -10,7 +10,6 @@ import shutil
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,6 @@ from fastpipe.core.class_folders import (
     Walker,
     find_classes,
     scan_folder,
-    waits,
 )
 from fastpipe.core.file_identity import FileSystems
 from fastpipe.core.sample_tables import SampleTable
@@ -283,13 +281,6 @@ def test_bad_selections(two_classes: Path, classes: Any, error: type[Exception],
         find_classes(two_classes, classes)
 
 
-def test_messages_stay_short_with_many_classes(tmp_path: Path) -> None:
-    for i in range(50):
-        (tmp_path / f"class{i:02}").mkdir()
-    with pytest.raises(OptionError, match=r"'class19' and 30 more$"):
-        find_classes(tmp_path, ["other"])
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="needs names that are not UTF-8: run it on Linux")
 def test_files_whose_names_are_not_utf8_can_be_opened(tmp_path: Path) -> None:
     folder = os.fsencode(tmp_path) + b"/c\xe9"
@@ -382,12 +373,6 @@ def test_folders_are_listed_in_parallel_where_one_thread_would_wait(
         assert not any(here[1:]) and here[0] == (systems == "remote")
 
 
-@pytest.mark.parametrize("after", range(0, 40, 7))
-def test_changing_to_threads_at_any_folder_finds_the_same(tree: Path, after: int) -> None:
-    answers = iter([*[False] * after, *[True] * 100])
-    assert plain(walker(tree, is_waiting=lambda: next(answers)).walk(TOPS)) == walked(tree)
-
-
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 @pytest.mark.parametrize("where", ["a thread", "the caller"])
 def test_an_error_ends_the_threads(tree: Path, error: type[BaseException], where: str) -> None:
@@ -406,41 +391,6 @@ def test_an_error_ends_the_threads(tree: Path, error: type[BaseException], where
     with pytest.raises(error, match="here"):
         one.walk(TOPS)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("fastpipe-scan")]
-
-
-@pytest.mark.parametrize(
-    ("passed", "ran", "expected"),
-    [(0.04, 0.0, False), (0.06, 0.05, False), (0.06, 0.02, True), (0.1, 0.05, False), (0.1, 0.04, True)],
-)
-def test_waiting_is_more_than_half_of_at_least_50_ms(
-    passed: float, ran: float, expected: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(time, "perf_counter", lambda: 10.0 + passed)
-    monkeypatch.setattr(time, "thread_time", lambda: 3.0 + ran)
-    assert waits((10.0, 3.0)) is expected
-
-
-@pytest.mark.parametrize("threads", [False, True])
-def test_progress_is_reported_a_few_times_a_second(tree: Path, threads: bool) -> None:
-    reports: list[tuple[float, int, int]] = []
-    clock = ManualClock(0.0)
-
-    def tick() -> float:
-        clock.now += 0.1
-        return clock.now
-
-    one = walker(
-        tree, is_waiting=lambda: threads, clock=tick,
-        on_progress=lambda folders, files: reports.append((clock.now, folders, files)),
-    )  # fmt: skip
-    one.walk(TOPS)
-    assert reports == sorted(reports)
-    assert all(later[0] - earlier[0] > 0.25 for earlier, later in itertools.pairwise(reports))
-    assert reports[0][0] < 0.45
-    assert clock.now - reports[-1][0] < 0.35
-    if not threads:  # else the thread that waits may look at the clock more often
-        assert [folders for _, folders, _ in reports] == list(range(3, 57, 3))
-    assert all(folders == files for _, folders, files in reports)
 
 
 def stamp_of(root: Path, **options: Any) -> Any:

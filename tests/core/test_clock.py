@@ -46,25 +46,6 @@ def test_a_clock_adds_up_in_all_threads_until_it_is_reset() -> None:
     assert clock.totals() == {"read": 3e-9}
 
 
-def test_totals_may_be_asked_for_while_threads_add() -> None:
-    clock, stop = StageClock(), threading.Event()
-
-    def work() -> None:
-        number = 0
-        while not stop.is_set():
-            clock.add(f"stage {number % 500}", 1)
-            number += 1
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        seen = [sum(clock.totals().values()) for _ in range(200)]
-    finally:
-        stop.set()
-        thread.join()
-    assert seen == sorted(seen)
-
-
 _FAKE = """
 import threading
 calls = []

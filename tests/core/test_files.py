@@ -229,17 +229,3 @@ def test_without_a_descriptor_nothing_is_damaged(folder: Path, in_child: InChild
         assert len(dataset.__getitems__([3, 4])) == 2
 
     in_child(with_none)
-
-
-@pytest.mark.parametrize("name", ["rows", "patches of NumPy"])
-def test_files_that_are_idle_make_room_for_others(folder: Path, in_child: InChild, name: str) -> None:
-    def with_idle() -> None:
-        dataset = MADE[name](folder)
-        wanted = _values(FastLoader(dataset, 16))  # its files stay open
-        images = MADE["images"](folder)
-        images.__getitems__([3, 4])
-        with _nothing_left():
-            assert len(images.__getitems__([3, 4])) == 2
-        assert torch.equal(_values(FastLoader(dataset, 16)), wanted)
-
-    in_child(with_idle)

@@ -9,8 +9,6 @@ import json
 import logging
 import os
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -156,29 +154,6 @@ def test_only_changed_folders_are_listed_again(
     assert found == expected(root)
 
 
-def test_links_are_followed_anew(tmp_path: Path, root: Path, cache: IndexCache, listed: list[str]) -> None:
-    store = tmp_path / "store"
-    for name in ("a", "b"):
-        (store / name).mkdir(parents=True)
-        (store / name / f"{name}.jpg").touch()
-    (store / "current.jpg").symlink_to("a")
-    (root / "elk" / "link.jpg").symlink_to(store / "current.jpg")
-    (root / "cat" / "file.jpg").symlink_to(store / "a" / "a.jpg")
-    for target in ("a", "b", "a/a.jpg", "nowhere", "b"):
-        (store / "current.jpg").unlink()
-        (store / "current.jpg").symlink_to(target)
-        assert scan(root, cache) == expected(root)
-    listed.clear()
-    scan(root, cache)
-    assert listed == ["cat"]  # a link's target may become a folder, without any change of "cat"
-    (store / "a" / "a.jpg").unlink()
-    (store / "a" / "a.jpg").mkdir()
-    (store / "a" / "a.jpg" / "inner.jpg").touch()
-    found = scan(root, cache)
-    assert found == expected(root)
-    assert str(root / "cat/file.jpg/inner.jpg") in [path for path, _ in found]
-
-
 @pytest.mark.parametrize(
     "how", ["just changed", "another file system", "short", "is_valid_file", "an ending with a separator"]
 )
@@ -252,20 +227,6 @@ def test_a_moved_or_differently_spelled_root_is_known(
     (root / "cat").mkdir(parents=True)
     (root / "cat" / "other.jpg").touch()
     assert scan(root, cache) == expected(root), "another root at the same place"
-
-
-def test_odd_classes_and_errors_are_torchvisions(root: Path, cache: IndexCache) -> None:
-    for name in ("", "..", str(root / "dog"), "cat/deep", "cat/", "cat\0dog", "\ud800"):
-        for _ in range(2):
-            assert scan(root, cache, {name: 0, "elk": 1}) == expected(root, {name: 0, "elk": 1})
-    assert list(scan(root / "none", cache)) == []
-    (root / "elk" / "5.webp").unlink()
-    with pytest.raises(FileNotFoundError) as theirs:
-        expected(root, allow_empty=False)
-    for _ in range(2):
-        with pytest.raises(FileNotFoundError) as ours:
-            scan(root, cache, allow_empty=False)
-        assert str(ours.value) == str(theirs.value)
 
 
 # The file.
@@ -356,29 +317,6 @@ def test_a_damaged_file_is_replaced(
     assert not Trap.sprung
 
 
-def test_any_changed_bit_is_noticed(root: Path, cache: IndexCache) -> None:
-    found = list(scan(root, cache))
-    path = kept_file(cache)
-    whole = path.read_bytes()
-    changed = [bytearray(whole) for _ in range(0, len(whole), 7)]
-    for number, one in enumerate(changed):
-        one[7 * number] ^= 1 << number % 8
-    for content in (*changed, *(whole[:end] for end in range(0, len(whole), 61))):
-        path.write_bytes(content)
-        assert list(scan(root, IndexCache(cache.path, keep_from_s=1e9, now=cache.now))) == found
-
-
-def test_a_link_instead_of_the_file_is_not_followed(root: Path, cache: IndexCache) -> None:
-    scan(root, cache)
-    path, secret = kept_file(cache), root.parent / "secret"
-    path.rename(secret)
-    content = secret.read_bytes()
-    path.symlink_to(secret)
-    assert scan(root, cache) == expected(root)
-    assert not path.is_symlink()
-    assert secret.read_bytes() == content
-
-
 def test_only_files_that_were_not_used_for_long_are_removed(root: Path, cache: IndexCache) -> None:
     day = 86400
     scan(root, cache)
@@ -393,38 +331,6 @@ def test_only_files_that_were_not_used_for_long_are_removed(root: Path, cache: I
     scan(root, cache, extensions=".jpg")
     assert {path.name for path in cache.path.iterdir()} >= {used.name, "new.npz", "other", "fifo.npz"}
     assert not (cache.path / "old.npz").exists()
-
-
-KILLED = """if True:
-    import os, signal, sys
-    from fastpipe.core import array_cache
-    from fastpipe.core.class_folders import *
-    FileSystems.is_local = lambda *_: True
-    real = array_cache.np.savez
-    def write(file, **arrays):
-        real(file, **arrays)
-        file.seek(0)
-        file.truncate(100)
-        file.flush()
-        os.kill(os.getpid(), signal.SIGKILL)
-    array_cache.np.savez = write
-    root, where = sys.argv[1:]
-    kept = IndexCache(where, keep_from_s=-1, now=lambda: 10**20)
-    scan_folder(root, find_classes(root)[1], extensions=TORCHVISION_EXTENSIONS, cache=kept)
-"""
-
-
-def test_a_killed_writer_leaves_the_old_file(root: Path, cache: IndexCache, listed: list[str]) -> None:
-    scan(root, cache)
-    tick(root.parent)
-    (root / "cat" / "new.jpg").touch()
-    ended = subprocess.run([sys.executable, "-c", KILLED, str(root), str(cache.path)], check=False)
-    assert ended.returncode == -signal.SIGKILL
-    assert sorted(path.suffix for path in cache.path.iterdir()) == [".npz", ".unfinished"]
-    listed.clear()
-    found = scan(root, cache)
-    assert listed == ["cat"]
-    assert found == expected(root)
 
 
 # The dataset.

@@ -18,7 +18,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastpipe.core import lanes
 from fastpipe.core.lanes import Lane, LaneWriter, lanes_are_possible, stack_signal
 
 pytestmark = [
@@ -39,22 +38,6 @@ def _sent(writer: LaneWriter, array: Any) -> int:
     return segment
 
 
-def test_a_batch_that_is_sent_again_while_the_parent_releases_it_is_not_overwritten() -> None:
-    lane = Lane(1)
-    writer = lane.writer()
-    batch = writer.take(64)
-    assert batch is not None
-    batch[:] = 5
-    received = lane.receive(_sent(writer, batch), 64)
-    segment = _sent(writer, batch)  # with the next batch
-    del received, batch
-    assert writer.take(64) is None
-    again = lane.receive(segment, 64)
-    assert (again == 5).all()
-    del again
-    assert writer.take(64) is not None
-
-
 def test_one_batch_in_very_many_messages_stays_the_parents() -> None:
     lane = Lane(1)
     writer = lane.writer()
@@ -68,21 +51,6 @@ def test_one_batch_in_very_many_messages_stays_the_parents() -> None:
     assert writer.take(64) is not None
 
 
-def test_a_segment_grows_and_does_not_shrink() -> None:
-    lane = Lane(1)
-    writer = lane.writer()
-    for size in (10, 5000, 100, 100_000, 1):
-        batch = writer.take(size)
-        assert batch is not None
-        assert batch.size == size
-        batch[:] = size % 251
-        received = lane.receive(_sent(writer, batch), size)
-        assert received.size == size
-        assert (received == size % 251).all()
-        del batch, received
-    assert os.fstat(lane._fds[2]).st_size == 100_000
-
-
 def test_only_addresses_of_segments_in_use_are_sent() -> None:
     lane = Lane(2)
     writer = lane.writer()
@@ -92,26 +60,6 @@ def test_only_addresses_of_segments_in_use_are_sent() -> None:
     del batch
     assert writer.send(address) is None  # the next batch's
     assert Lane(0).writer().take(64) is None
-
-
-def test_a_lane_has_as_many_segments_as_its_page_has_room_for(in_child: InChild) -> None:
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if hard != resource.RLIM_INFINITY and hard < 4096:
-        pytest.skip("raise the hard limit of open files (ulimit -Hn) to 4096")
-
-    def child() -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (4096, hard))
-        lane = Lane(2000)
-        writer = lane.writer()
-        writer.note(1, "a note")
-        held = []
-        while (batch := writer.take(1)) is not None:
-            _sent(writer, batch)
-            held.append(batch)
-        assert len(held) == lanes._MOST_SEGMENTS
-        assert lane.notes() == ["a note"]
-
-    in_child(child)
 
 
 def test_without_memory_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,24 +261,6 @@ def test_a_batch_that_a_forked_child_sees_stays_as_long_as_the_child(
         (left,) = lane.unreturned
         assert left.give_back()
         assert worker("take", 9, 100)
-
-
-def test_a_segment_that_a_child_saw_returns_after_the_child_s_end(in_child: InChild) -> None:
-    lane = Lane(2)
-    with _worker_of(lane) as worker:
-        worker("take", 1, 100)
-        received = lane.receive(worker("send", 1, None), 100)
-        worker("drop", 1, None)
-        in_child(lambda: None)
-        del received
-        for name in range(2, 12):  # both segments are there
-            assert worker("take", name, 100)
-            assert worker("take", name + 100, 100)
-            for each in (name, name + 100):
-                kept = lane.receive(worker("send", each, None), 100)
-                worker("drop", each, None)
-                assert (kept == each % 251).all()
-                del kept
 
 
 def test_a_forked_child_gives_nothing_back(in_child: InChild) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import linecache
 import os
 import subprocess
 import sys
-import textwrap
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -114,39 +111,6 @@ def test_tasks_start_in_the_order_of_the_jobs(one: ThreadPool) -> None:
     assert ran == [(name, n) for name in "abc" for n in range(3)]
 
 
-def test_a_slow_task_delays_only_its_own_job(two: ThreadPool) -> None:
-    gate, slow = _stopped(two, 3)
-    for _ in range(20):
-        two.submit(_nothing, 5).wait()
-    assert not slow.done()
-    gate.opened.set()
-    slow.wait()
-    assert sorted(gate.ran) == [0, 1, 2]
-
-
-def test_many_threads_submit_many_jobs(two: ThreadPool) -> None:
-    ran: list[int] = []
-
-    def submit() -> None:
-        for job in [two.submit(ran.append, 3) for _ in range(300)]:
-            job.wait()
-
-    threads = [threading.Thread(target=submit) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(WAIT_S)
-    assert len(ran) == 6 * 300 * 3
-
-
-def test_run_here_runs_in_the_calling_thread() -> None:
-    ran: list[tuple[int, threading.Thread]] = []
-    job = Job(lambda number: ran.append((number, threading.current_thread())), 3)
-    job.run_here()
-    job.wait()
-    assert ran == [(number, threading.current_thread()) for number in range(3)]
-
-
 @pytest.mark.parametrize("error", [KeyError("k"), SystemExit(3), KeyboardInterrupt()])
 def test_wait_raises_the_error_of_a_task_after_which_none_starts(
     one: ThreadPool, error: BaseException
@@ -240,40 +204,6 @@ def test_collection_of_the_pool_ends_its_threads_and_jobs() -> None:
     assert not any(thread.is_alive() for thread in threads)
 
 
-class _Closure:
-    def __call__(self, number: int) -> None:
-        pass
-
-
-@pytest.mark.parametrize("how", ["done", "cancelled", "failed", "closed"])
-def test_a_finished_job_keeps_nothing_alive(how: str) -> None:
-    pool, task = ThreadPool(1), _Closure()
-    gate, busy = _stopped(pool)
-    gone = weakref.ref(task)
-    if how == "failed":
-        task.__class__ = type("Fails", (_Closure,), {"__call__": lambda self, number: 1 / 0})
-    job = pool.submit(task, 2)
-    del task
-    assert gone() is not None
-    if how == "cancelled":
-        job.cancel()
-    gate.opened.set()
-    busy.wait() if how != "closed" else pool.close()
-    if how == "failed":
-        with pytest.raises(ZeroDivisionError):
-            job.wait()
-        job._error = None  # its traceback refers to the task
-    elif how == "done":
-        job.wait()
-        pool.submit(_nothing, 1).wait()
-    else:
-        with pytest.raises(ClosedError):
-            job.wait()
-    pool.close()
-    gc.collect()
-    assert gone() is None
-
-
 def _run_with_interruption(call: Callable[[], Any], interrupt: Callable[[], None], at_line: int) -> bool:
     """Run ``call``, and ``interrupt`` before the ``at_line``-th line that it executes; False where
     it ends before that line."""
@@ -312,23 +242,6 @@ def test_a_finalizer_may_cancel_a_job_inside_any_of_its_methods() -> None:
             with pytest.raises(ClosedError):
                 job.wait()
     assert line > 20
-
-
-@pytest.mark.hang_after(30)
-def test_a_finalizer_may_close_the_queue_inside_a_thread_of_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "_LOOK_AGAIN_S", 0.02)
-    for line in range(1, 90):
-        queue = pool_module._Queue()
-        job = Job(_nothing, 1)
-        queue.jobs.append(job)
-        # Where no thread closes it in time (past the last line that runs before it waits), this one does.
-        late = threading.Timer(0.2, queue.close)
-        late.start()
-        _run_with_interruption(lambda: pool_module._work(queue, None), queue.close, line)
-        late.cancel()
-        late.join()
-        assert job.done()
-        assert queue.closed
 
 
 @needs_fork
@@ -443,18 +356,6 @@ def test_a_daemon_thread_is_stopped_where_it_leaves_or_enters_the_block(ending: 
     assert _output_of(_DAEMON + ending + "\n") == "done, "
 
 
-def test_other_threads_are_not_stopped_at_the_end() -> None:
-    code = "import threading\nfrom fastpipe.core import pool\n" + textwrap.dedent("""
-        def work():
-            threading.main_thread().join()
-            with pool.stopped_at_exit():
-                print("in", end="")
-            print(" and out", end="")
-        threading.Thread(target=work).start()
-    """)
-    assert _output_of(code) == "in and out"
-
-
 def _output_of(code: str) -> str:
     """What a program prints that ends well and writes nothing to stderr."""
     root = Path(pool_module.__file__).parents[2]
@@ -475,29 +376,6 @@ def test_waiting_for_either_ends_when_the_last_job_has_nothing_left_to_begin(two
     slow.wait()
     assert slow.wait_for_either(last)
     assert slow.wait_for_either(slow)
-
-
-def test_waiting_for_either_ends_when_the_job_is_done(one: ThreadPool) -> None:
-    gate = Gate()
-    first, last = one.submit(_nothing, 5), one.submit(gate, 2)
-    assert first.wait_for_either(last)
-    gate.opened.set()
-    last.wait()
-
-
-@pytest.mark.parametrize("which", ["due", "last"])
-def test_waiting_for_either_ends_with_the_pool(which: str) -> None:
-    pool, gate, outcome = ThreadPool(1, "test"), Gate(), list[bool]()
-    due, last = pool.submit(gate, 2), pool.submit(_nothing, 2)
-    job = due if which == "due" else last
-    waiting = threading.Thread(target=lambda: outcome.append(job.wait_for_either(last)))
-    closing = threading.Thread(target=pool.close)
-    waiting.start()
-    closing.start()
-    gate.opened.set()
-    waiting.join(WAIT_S)
-    closing.join(WAIT_S)
-    assert outcome == [True]
 
 
 def _interrupted_at(moment: int, act: Callable[[], object]) -> bool:

@@ -74,51 +74,6 @@ def other_process(forked: Forked) -> Callable[..., Any]:
     return begin
 
 
-def test_the_least_recently_used_unit_makes_room(memory: UnitFile) -> None:
-    slots = memory.opened()
-    assert not slots.are_there(np.array([0, 1, KEYS - 1])).any()
-    assert [slots.find(key) for key in (0, KEYS - 1, -1, KEYS)] == [None] * 4
-    assert not slots.is_coming(0)
-    slots.wait(0)  # for nothing
-    for key in range(3):
-        assert put(slots, key)
-    assert take(slots, 0)  # which is a use
-    assert put(slots, 3)
-    assert [take(slots, key) for key in range(4)] == [True, False, True, True]
-
-
-def test_units_in_use_stay_among_many() -> None:
-    """The oldest is looked for among some of the slots only."""
-    memory = UnitFile(4000, 600, 16)
-    slots, hot = memory.opened(), range(40)
-    for key in range(3000):
-        slot = slots.claim(key)
-        assert slot is not None
-        slot.memory[:] = key % 251
-        slot.publish()
-        if key >= len(hot) and key % 10 == 0:
-            assert all(slots.find(one) is not None for one in hot)
-    there = np.flatnonzero(slots.are_there(np.arange(4000)))
-    assert len(there) == 600, "every slot is in use"
-    for key in there.tolist():
-        assert slots.find(key).memory.tobytes() == bytes([key % 251] * 64)
-    memory.close()
-
-
-def test_units_that_will_not_be_used_again_make_room_first(memory: UnitFile) -> None:
-    slots = memory.opened()
-    slots.expect(1, np.repeat(np.arange(4), [1, 3, 3, 3]))
-    for key in (2, 1, 0):
-        assert put(slots, key)
-    slots.used(np.array([0, 1]))
-    assert put(slots, 3)  # replaces the one used last
-    assert [take(slots, key) for key in range(4)] == [False, True, True, True]
-    slots.used(np.array([1, 2]))
-    slots.used(np.array([1]))
-    assert put(slots, 4)
-    assert [take(slots, key) for key in range(5)] == [False, False, True, True, True]
-
-
 def test_all_processes_know_the_uses_that_are_expected(memory: UnitFile, in_child: Any) -> None:
     slots = memory.opened()
     slots.used(np.array([1]))  # nothing is expected yet
@@ -133,30 +88,6 @@ def test_all_processes_know_the_uses_that_are_expected(memory: UnitFile, in_chil
 
     in_child(work)
     assert slots.is_over
-
-
-def test_a_unit_is_claimed_once_and_again_when_it_failed(memory: UnitFile) -> None:
-    slots = memory.opened()
-    slot = slots.claim(4)
-    slot.memory[:] = 99
-    assert slots.claim(4) is None, "somebody is decoding it"
-    assert slots.is_coming(4)
-    assert slots.find(4) is None
-    slot.abandon()
-    assert not slots.is_coming(4) and not take(slots, 4)
-    assert put(slots, 4)
-    assert slots.claim(4) is None, "somebody has just done so"
-    assert not slots.is_coming(4) and take(slots, 4)
-
-
-def test_without_room_there_is_no_slot(memory: UnitFile) -> None:
-    slots = memory.opened()
-    claims = [slots.claim(key) for key in range(5)]
-    assert [claim is not None for claim in claims] == [True] * 3 + [False] * 2
-    assert slots.claim(5) is None
-    for claim in claims[:3]:
-        claim.abandon()
-    assert put(slots, 5)
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -177,21 +108,6 @@ def test_waiting_ends_with_the_unit_or_with_its_failure(memory: UnitFile, fails:
     slot.abandon() if fails else slot.publish()
     thread.join()
     assert found == [fails], "whether it decoded"
-
-
-def test_one_of_many_threads_decodes(memory: UnitFile) -> None:
-    slots, count = memory.opened(), 8
-    barrier = threading.Barrier(count)
-
-    def work(_: int) -> int:
-        decoded = 0
-        for key in range(KEYS):
-            barrier.wait()  # all are done with the one before: it is not needed any more
-            decoded += obtained(slots, key)
-        return decoded
-
-    with ThreadPoolExecutor(count) as pool:
-        assert sum(pool.map(work, range(count))) == KEYS
 
 
 def test_a_process_that_was_spawned_sees_it(memory: UnitFile) -> None:
@@ -341,23 +257,6 @@ def test_there_is_no_copy_of_memory_that_is_gone(tmp_path: Path, other_process: 
     assert pickle.loads(pickled) is None
 
 
-def test_it_goes_with_the_last_reference(memory: UnitFile) -> None:
-    own = UnitFile(KEYS, 2, NBYTES)
-    descriptor, slots = own.descriptor, own.opened()
-    del own
-    gc.collect()
-    os.fstat(descriptor)
-    assert put(slots, 1)
-    del slots
-    gc.collect()
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(descriptor)
-    memory.close()
-    with open(os.devnull, "rb") as file:
-        memory.close()  # not another file with its number
-        os.fstat(file.fileno())
-
-
 def test_memory_that_cannot_be_had_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OSError, match=r"."):
         UnitFile(1, 1 << 20, 1 << 42).opened()
@@ -367,15 +266,6 @@ def test_memory_that_cannot_be_had_is_an_error(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(shared_chunks, "locks_are_possible", lambda: False)
     with pytest.raises(OSError, match="no locks"):
         UnitFile(1, 1, 16)
-
-
-def test_memory_is_taken_when_it_is_written() -> None:
-    large = UnitFile(1 << 10, 1 << 10, 1 << 30)  # a terabyte
-    slot = large.opened().claim(1)
-    slot.memory[:16] = 1
-    slot.publish()
-    assert os.fstat(large.descriptor).st_blocks * 512 < 1 << 20
-    large.close()
 
 
 @settings(max_examples=60)

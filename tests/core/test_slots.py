@@ -6,7 +6,6 @@ import gc
 import itertools
 import pickle
 import sys
-import threading
 from typing import Any
 
 import numpy as np
@@ -145,32 +144,6 @@ def test_ctrl_c_during_take_is_the_only_error(monkeypatch: pytest.MonkeyPatch) -
     assert next(at for at in itertools.count() if not interrupted(at)) > 10
     assert not errors
     assert pool.take((3, 4), np.float32).shape == (3, 4)
-
-
-def test_many_threads_never_share_memory() -> None:
-    pool, wrong = SlotPool(4), list[int]()
-
-    def work(me: int) -> None:
-        rng = np.random.default_rng(me)
-        held: list[tuple[int, Any]] = []
-        for number in range(400):
-            value = me * 1000 + number
-            array = pool.take((int(rng.choice([16, 16, 32])),), np.int64)
-            array[:] = value
-            held.append((value, array))
-            del array
-            if rng.random() < 0.6:
-                held.pop(int(rng.integers(len(held))))
-            if len(held) > 6:
-                del held[:3]
-            wrong.extend(value for value, kept in held if not (kept == value).all())
-
-    threads = [threading.Thread(target=work, args=(me,)) for me in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not wrong
 
 
 # A user's views of a batch, as functions of the array: each result sees its memory, or is a copy.

@@ -17,7 +17,6 @@ from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 from odd_images import write_fifo
 from PIL import Image
-from torch.utils.data import ConcatDataset, DataLoader, Subset
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
@@ -366,25 +365,6 @@ def test_policies_do_the_same(
     assert lines[0] == lines[1]
 
 
-@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
-@pytest.mark.parametrize("limit", ["own", 70 * 93 - 1, 70 * 93, 2 * 70 * 93, None])
-def test_pillows_limit_of_pixels_holds(mixed: Any, limit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Above twice as many it raises."""
-    if limit != "own":
-        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit and limit // 2)
-    samples = [
-        sample for sample in mixed if ("huge" in sample[0] and limit is not None) or "behind" in sample[0]
-    ]
-    found = [
-        outcome(lambda dataset=dataset, n=number: dataset.__getitems__([n])[0][0])
-        for dataset in pair(samples, v1.Compose([v1.CenterCrop(9), v1.ToTensor()]))
-        for number in range(len(samples))
-    ]
-    for one, other in zip(found[: len(samples)], found[len(samples) :], strict=True):
-        assert_same(one, other)
-    assert isinstance(found[0], torch.Tensor) == (limit in ("own", None) or limit // 2 * 2 >= 70 * 93)
-
-
 NAMES = [
     "plain",
     "ü",
@@ -446,35 +426,6 @@ def test_samples_that_the_script_changes(files: list[str]) -> None:
     assert is_right()
     dataset.samples = tuple((Path(path), (number, 1.5)) for number, path in enumerate(files[:4]))
     assert is_right()
-
-
-@pytest.mark.parametrize("kind", [FastLoader, DataLoader])
-def test_wrapped_datasets(files: list[str], kind: Any, counted: Counted) -> None:
-    transform = v1.Compose([v1.Resize((9, 9)), v1.PILToTensor()])
-    halves = [
-        FastImageFolder.from_samples([(path, 0) for path in part], transform, cache="off")
-        for part in (files[:40], files[40:80])
-    ]
-    whole = ConcatDataset(
-        [Subset(halves[0], range(39, 3, -3)), halves[1], Subset(Subset(halves[1], [5, 6, 7]), [2, 0])]
-    )
-    paths = [*files[:40][39:3:-3], *files[40:80], files[47], files[45]]
-    made = [image for images, _ in kind(whole, batch_size=7) for image in images]
-    assert len(made) == len(paths) == len(whole)
-    for image, path in zip(made, paths, strict=True):
-        assert torch.equal(image, transform(Image.open(path).convert("RGB")))
-    assert counted.made == len(paths)
-
-
-def test_batches_that_are_kept_are_not_overwritten(files: list[str]) -> None:
-    transform = v1.Compose([v1.RandomResizedCrop(16), v1.ToTensor()])
-    dataset = FastImageFolder.from_samples([(path, 0) for path in files[:60]], transform, cache="off", seed=1)
-    kept, copies = [], []
-    for _ in range(4):
-        for images, _ in FastLoader(dataset, batch_size=8, shuffle=True):
-            kept.append(images[3] if len(images) > 3 else images)
-            copies.append(kept[-1].clone())
-    assert all(torch.equal(one, other) for one, other in zip(kept, copies, strict=True))
 
 
 def test_a_core_that_declines_all_changes_nothing(

@@ -172,13 +172,6 @@ def test_steps_and_numbers_that_do_not_fit_together_are_errors() -> None:
             geometry.fold([box], size, parameters)
 
 
-def test_an_image_without_pixels_and_a_box_of_odd_numbers_have_no_region() -> None:
-    assert [fold([], size) for size in (Size(0, 5), Size(5, 0), Size(-1, 5))] == [None] * 3
-    for number in (float("nan"), float("inf"), -float("inf"), 1e300):
-        step = described_step(BOX, outside=2)
-        assert geometry.fold([step], Size(40, 50), [0, 0, number, number]) is None
-
-
 @pytest.mark.parametrize(
     "operations",
     [

@@ -288,11 +288,3 @@ def test_two_batches_are_decoded_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
     for thread in threads:
         thread.join()
     assert codec.most == 2 and len(found) == 5 and all(one is not None for one in found)
-
-
-def test_an_error_returns_the_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
-    decoder = decoder_of(Codec(True), monkeypatch)
-    for _ in range(5):
-        with pytest.raises(AssertionError):
-            decoder.decode([(b"abc", Box(0, 0, 9, 8))], SimpleNamespace(cuda_stream=8))
-    assert decoder.decode([(b"abc", Box(0, 0, 9, 8))], STREAM)[0] is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -49,10 +49,6 @@ class Axis:
 
 def whole(size: int, to: int, before: bool = False, after: bool = False) -> Axis:
     return Axis(size, to, 0, to, before, after)
-
-
-def flipped(axis: Axis) -> Axis:
-    return replace(axis, before=True)
 
 
 def noise(height: int, width: int, channels: int = 3, seed: int = 0) -> UInt8Array:
@@ -186,16 +182,6 @@ def test_resize_equals_pillow_at_length(y: Axis, x: Axis, mode: int, channels: i
 
 
 @every_level
-@pytest.mark.parametrize("mode", sorted(PILLOW))
-@pytest.mark.parametrize("channels", [1, 3])
-def test_resize_equals_pillow_where_vectors_begin(mode: int, channels: int) -> None:
-    for size in EDGES:
-        for to in (1, 15, 16, 17, 31, 32, 33):
-            assert_equals_pillow(whole(size, to), whole(17, 33), mode, channels)
-            assert_equals_pillow(whole(33, 17), whole(size, to, after=True), mode, channels)
-
-
-@every_level
 @pytest.mark.parametrize("mode", [mode for mode in sorted(PILLOW) if mode <= kernels.LANCZOS])
 @pytest.mark.parametrize("size", [(64, 48), (300, 20), (20, 300)])
 @pytest.mark.parametrize("columns_first", [False, True])
@@ -208,30 +194,6 @@ def test_either_order_of_the_passes_is_pillow_s(
     flag, _ = installed(mode, Size(*size), Size(37, 35))
     expected = Image.fromarray(image).resize(between, PILLOW[mode]).resize((35, 37), PILLOW[mode])
     np.testing.assert_array_equal(by_kernel(image, y, x, flag, columns_first), np.asarray(expected))
-
-
-@every_level
-@pytest.mark.parametrize("mode", [*sorted(PILLOW), kernels.SHARP_BILINEAR, kernels.SHARP_BICUBIC])
-@pytest.mark.parametrize("to", [(20, 90), (90, 20), (70, 61)])
-def test_mirrored_weights_are_those_of_the_mirrored_image(mode: int, to: tuple[int, int]) -> None:
-    image = noise(70, 61)
-    turned = np.ascontiguousarray(image[::-1, ::-1])
-    y, x = Axis(70, to[0], 3, to[0] - 5), Axis(61, to[1], 2, to[1] - 7)
-    expected = by_kernel(turned, y, x, mode, False)
-    np.testing.assert_array_equal(by_kernel(image, flipped(y), flipped(x), mode, False), expected)
-
-
-@pytest.mark.parametrize("mode", ALL_MODES)
-@settings(max_examples=30)
-@given(axis=axes())
-def test_the_span_is_what_the_weights_touch(mode: int, axis: Axis) -> None:
-    made = kernels.axis(mode, axis.size, axis.to, axis.first, axis.count, axis.before, axis.after)
-    table = kernels.axis_tables([(mode, made)])
-    starts, taps = table[: axis.count], table[axis.count : 2 * axis.count]
-    assert len(table) == axis.count * (2 + made.pitch)
-    assert (made.low, made.high) == (starts.min(), (starts + taps).max())
-    assert taps.min() >= 1
-    assert taps.max() <= made.pitch
 
 
 @st.composite
@@ -303,16 +265,6 @@ def test_every_instruction_set_gives_the_same(
     assert len(set(found)) == 1
 
 
-def test_rows_do_not_depend_on_those_below() -> None:
-    """However many rows or columns a kernel takes at a time."""
-    for width in EDGES:
-        image = noise(16, width)
-        all_rows = by_kernel(image, whole(16, 16), whole(width, 29), kernels.BICUBIC, False)
-        for height in (1, 3, 7, 8, 9, 15):
-            some = by_kernel(image[:height], whole(height, height), whole(width, 29), kernels.BICUBIC, False)
-            np.testing.assert_array_equal(some, all_rows[:height])
-
-
 TENSOR_MODES = {
     kernels.BILINEAR: (InterpolationMode.BILINEAR, True),
     kernels.BICUBIC: (InterpolationMode.BICUBIC, True),
@@ -353,17 +305,6 @@ def test_resize_is_nearly_always_within_one_of_torch(mode: int) -> None:
     values = np.concatenate([difference.reshape(-1) for difference in found])
     assert values.max() <= 2
     assert (values > 1).mean() <= 1e-4
-
-
-@every_level
-@pytest.mark.parametrize(("height", "width", "to"), [(7, 9, (5, 31)), (40, 33, (80, 20)), (64, 64, (64, 64))])
-def test_nearest_rounded_down_equals_torch(height: int, width: int, to: tuple[int, int]) -> None:
-    image = noise(height, width)
-    expected = torch.nn.functional.interpolate(
-        torch.from_numpy(image).permute(2, 0, 1)[None], size=to, mode="nearest"
-    )
-    made = by_kernel(image, whole(height, to[0]), whole(width, to[1]), kernels.NEAREST_FLOOR, False)
-    np.testing.assert_array_equal(made.transpose(2, 0, 1), expected[0].numpy())
 
 
 needs_grey = pytest.mark.skipif(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -51,28 +50,6 @@ def test_unreadable_files_are_left_and_the_others_are_there(tmp_path: Path) -> N
     assert found[::2] == [(b"content", None)] * len(paths)
     assert found[1::2] == [(b"", None)] + [None] * (len(paths) - 1)
     assert read_many([]) == []
-
-
-def test_a_file_of_another_size_than_it_had_is_left(tmp_path: Path) -> None:
-    """It has as many bytes as it says, which are all read, or is left."""
-    path, sizes, ends = tmp_path / "x.jpg", (1000, 300_000, 5_000_000), threading.Event()
-    path.write_bytes(bytes(sizes[0]))
-
-    def change() -> None:
-        while not ends.is_set():
-            for size in sizes:
-                os.truncate(path, size)
-
-    thread = threading.Thread(target=change)
-    thread.start()
-    try:
-        found = [one for _ in range(60) for one in read_many([str(path)] * 5)]
-    finally:
-        ends.set()
-        thread.join()
-    assert {len(one[0]) for one in found if one is not None} <= set(sizes)
-    os.truncate(path, 10)
-    assert read_many([str(path)]) == [(bytes(10), None)]
 
 
 def test_a_file_whose_size_is_wrong_or_too_large_is_left(tmp_path: Path) -> None:

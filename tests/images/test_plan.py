@@ -13,7 +13,6 @@ from array_image import ArrayImage
 from PIL import Image
 from torch import nn
 from torchvision import transforms as v1
-from torchvision import tv_tensors
 from torchvision.models import EfficientNet_B0_Weights, ResNet18_Weights
 from torchvision.transforms import v2
 
@@ -156,20 +155,6 @@ def test_an_error_of_the_transform_is_torchvisions() -> None:
         crop.apply(ArrayImage(PIXELS), parameters(crop))
 
 
-def test_an_image_for_user_code_has_the_file_s_info() -> None:
-    seen: list[Any] = []
-
-    def look(image: Any) -> Any:
-        seen.append(image.info)
-        return image
-
-    plan = compile_plan(v1.Compose([v1.CenterCrop(20), look]))
-    image = ArrayImage(PIXELS)
-    full(plan, image, [])
-    assert image.wholes == 0
-    assert seen == [image.info()]
-
-
 @pytest.mark.parametrize("size", [(50, 60), (300, 260)], ids=str)
 def test_the_transforms_of_weights_are_fused(size: tuple[int, int]) -> None:
     pixels = np.random.default_rng(6).integers(0, 256, (*size, 3), np.uint8)
@@ -240,35 +225,6 @@ def test_memory_is_filled_by_torchvision_where_one_pass_cannot() -> None:
         expected = plan.reference(Image.fromarray(pixels), u)
         assert torch.equal(plan.over(torch.from_numpy(memory.view(np.uint8)), (3, 55, 40)), expected)
         assert image.wholes == (1 if pixels is PIXELS else 0)
-
-
-@pytest.mark.parametrize(
-    ("chain", "shape"),
-    [
-        ([v1.Resize(20), v1.ToTensor()], None),
-        ([v1.Resize((20, 30)), v1.ToTensor()], (3, 20, 30)),
-        ([v1.Resize(40), v1.CenterCrop(30), v1.ToTensor()], (3, 30, 30)),
-        ([v1.CenterCrop((30, 40)), v1.Resize(15), v1.ToTensor()], (3, 15, 20)),
-        ([v1.ToTensor()], None),
-        ([v1.CenterCrop(30)], None),
-        ([v1.CenterCrop(30), v1.ToTensor(), v1.Resize(20)], None),
-    ],
-)
-def test_a_batch_shares_memory_only_where_all_shapes_are_the_same(chain: list[Any], shape: Any) -> None:
-    output = compile_plan(v1.Compose(chain)).output
-    assert (output and output.shape) == shape
-    if shape is not None:
-        assert compile_plan(v1.Compose(chain)).apply(ArrayImage(PIXELS), []).shape == shape
-
-
-def test_samples_have_the_types_of_torchvisions() -> None:
-    for chain, kind in (
-        ([v2.ToImage()], tv_tensors.Image),
-        ([v2.ToImage(), v2.ToPureTensor()], torch.Tensor),
-        ([v2.ToImage(), v2.ToDtype(torch.float32)], tv_tensors.Image),
-        ([v1.ToTensor()], torch.Tensor),
-    ):
-        assert type(compile_plan(v1.Compose(chain)).apply(ArrayImage(PIXELS), [])) is kind
 
 
 def test_parameters_come_from_the_key() -> None:

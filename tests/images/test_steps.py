@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from array_image import ArrayImage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -20,7 +19,7 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 from fastpipe.core.types import Size
-from fastpipe.images.pixels import Region, fold, render
+from fastpipe.images.pixels import Region, fold
 from fastpipe.images.steps import (
     flatten,
     is_pristine,
@@ -271,31 +270,6 @@ def test_the_size_after_a_resize_is_torchvisions(
     assert resized_size(transform, Size(*image)) == Size(expected.height, expected.width)
 
 
-@pytest.mark.parametrize(
-    ("transform", "size"),
-    [(v1.Resize((9, 9), max_size=12), (30, 40)), (v1.Resize(9, max_size=9), (30, 40)),
-     (v2.Resize(9, max_size=5), (30, 40)), (v1.Resize(4, max_size=5), (1, 90))],
-)  # fmt: skip
-def test_resizes_that_raise_are_left_to_torchvision(transform: Any, size: tuple[int, int]) -> None:
-    with pytest.raises(ValueError):
-        transform(picture(*size))
-    assert region_of(transform, size) is None
-
-
-@BOTH
-@settings(max_examples=60)
-@given(
-    image=st.tuples(st.integers(1, 40), st.integers(1, 40)),
-    size=st.tuples(st.integers(1, 60), st.integers(1, 60)),
-)
-def test_a_center_crop_is_torchvisions(tv: Any, image: tuple[int, int], size: tuple[int, int]) -> None:
-    transform, source = tv.CenterCrop(size), picture(*image)
-    region = region_of(transform, image)
-    assert region is not None
-    made = render(ArrayImage(np.asarray(source)), region)
-    np.testing.assert_array_equal(made, np.asarray(transform(source)))
-
-
 class Drawn:
     """Stands in for torch.empty: its one number is uniform in what it is asked for."""
 
@@ -366,18 +340,3 @@ def test_odd_random_resized_crops_are_torchvisions(tv: Any) -> None:
     for transform, shape, u in cases:
         expected = box_by_torchvision(transform, picture(*shape), u)
         assert tuple(random_resized_crop_box(Size(*shape), transform.scale, transform.ratio, u)) == expected
-
-
-@BOTH
-@pytest.mark.parametrize("name", ["RandomHorizontalFlip", "RandomVerticalFlip"])
-@pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
-def test_flips_are_torchvisions(tv: Any, name: str, p: float) -> None:
-    transform = getattr(tv, name)(p)
-    step = recognise(transform)
-    assert step is not None
-    image = picture(5, 7)
-    for u in (0.0, 0.25, 0.5, 0.75, 1 - 2**-53):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(torch, "rand", lambda size, u=u: torch.tensor([u], dtype=torch.float64))
-            expected = transform(image)
-        assert step.reference(image, [u]).tobytes() == expected.tobytes()
