@@ -16,7 +16,7 @@ from fastpipe.core.batches import BatchMaker, PendingBatch, decoded_together
 from fastpipe.core.clock import StageClock
 from fastpipe.core.pool import ThreadPool
 from fastpipe.core.types import Box, Size
-from fastpipe.errors import BadSampleError, ClosedError, TooManyBadSamplesError
+from fastpipe.errors import BadSampleError, ClosedError
 from fastpipe.options import BadSamples
 
 WAIT_S = 60.0
@@ -151,31 +151,6 @@ def test_finish_runs_in_the_sample_s_thread_and_its_error_is_a_transform_s(
         _start(make("skip"), pool, [1, 1, 2], finish=finish).wait()
 
 
-@pytest.mark.parametrize(
-    ("bad", "cause"), [(9, FileNotFoundError), (5, OSError), (8, ValueError)], ids=["read", "open", "decode"]
-)
-def test_raise_names_the_first_bad_sample(
-    pool: ThreadPool | None, make: Make, bad: int, cause: type[Exception]
-) -> None:
-    with pytest.raises(BadSampleError) as caught:
-        _start(make(), pool, [1, bad, 2, bad]).wait()
-    assert (caught.value.index, caught.value.path) == (1, str(bad))
-    assert type(caught.value.__cause__) is cause
-    assert repr(str(bad)) in str(caught.value)
-
-
-@pytest.mark.parametrize("policy", ["raise", "replace", "skip"])
-def test_a_transform_s_error_keeps_its_type_whatever_the_policy(
-    pool: ThreadPool | None, make: Make, policy: str
-) -> None:
-    maker = make(policy)
-    with pytest.raises(ZeroDivisionError, match="own error") as caught:
-        _start(maker, pool, [1, 7]).wait()
-    notes = getattr(caught.value, "__notes__", ["sample 1 '7'"])
-    assert any("sample 1" in note and "'7'" in note for note in notes)
-    assert maker.bad.count == 0
-
-
 def test_the_first_error_by_position_is_raised(make: Make) -> None:
     second_failed = threading.Event()
 
@@ -193,17 +168,6 @@ def test_the_first_error_by_position_is_raised(make: Make) -> None:
     pool.close()
 
 
-def test_skip_leaves_bad_samples_out_until_the_budget_ends(pool: ThreadPool | None, make: Make) -> None:
-    maker = make(BadSamples("skip", max_errors=3))
-    batch = _start(maker, pool, [9, 1, 8, 2, 5])
-    assert batch.wait() == [1, 3]
-    assert _values(batch) == [101, 302]
-    assert maker.bad.count == 3
-    assert _start(maker, pool, [9]).wait() == [], "it is counted once"
-    with pytest.raises(TooManyBadSamplesError, match="max_errors=3"):
-        _start(maker, pool, [1, 8]).wait()
-
-
 def test_replace_asks_for_others_until_one_is_good(pool: ThreadPool | None, make: Make) -> None:
     asked: list[tuple[int, int]] = []
 
@@ -216,17 +180,6 @@ def test_replace_asks_for_others_until_one_is_good(pool: ThreadPool | None, make
     assert _values(_start(maker, pool, [1, 5], substitute=substitute)) == [1, 104]
     assert asked == [(1, 1), (1, 2), (1, 3)]
     assert maker.bad.count == 3
-
-
-def test_replace_gives_up_when_there_is_no_other(pool: ThreadPool | None, make: Make) -> None:
-    def substitute(number: int, attempt: int) -> Item | None:
-        return Item(50 + attempt, "9", 1) if attempt <= 4 else None
-
-    with pytest.raises(BadSampleError) as caught:
-        _start(make("replace"), pool, [1, 5], substitute=substitute).wait()
-    assert (caught.value.index, caught.value.path) == (1, "5")
-    for part in ("sample 1", "'5'", "4 tried", "class 1"):
-        assert part in str(caught.value)
 
 
 def test_cancel_keeps_samples_from_being_begun(make: Make) -> None:
@@ -341,49 +294,3 @@ def test_an_error_is_raised_and_nothing_is_made(pool: ThreadPool | None, where: 
     with pytest.raises(KeyboardInterrupt if where == "asked" else MemoryError):
         _wait(jobs)
     assert not made
-
-
-@pytest.mark.parametrize("ends", ["made", "closed", "cancelled"])
-def test_an_open_batch_goes_before_the_next_one_unless_it_is_given_up(ends: str) -> None:
-    images, order = [Part(name) for name in "abcd"], list[str]()
-    entered, continued, pool = threading.Event(), threading.Event(), ThreadPool(1)
-
-    def stop(where: str, result: Any) -> Any:
-        if where == ("asked" if ends == "cancelled" else "decoder"):
-            entered.set()
-            assert continued.wait(WAIT_S)
-        return result
-
-    def decode(parts: Sequence[Any]) -> list[None]:
-        order.append("decode")
-        return stop("decoder", [None] * len(parts))
-
-    def asked(number: int) -> Any:
-        return stop("asked", [(images[number], Box(0, 0, 1, 1))])
-
-    jobs = _begin(pool, images[:2], decode, lambda number: order.append(f"first {number}"), asked)
-    assert entered.wait(WAIT_S)
-    second = pool.submit(lambda number: order.append("second"), 1)
-    closing = threading.Thread(target=pool.close)
-    if ends == "closed":
-        closing.start()
-        while not pool._queue.closed:
-            pass
-    elif ends == "cancelled":
-        for job in jobs:
-            job.cancel()
-    continued.set()
-    if ends == "made":
-        _wait([*jobs, second])
-    else:
-        for job in jobs:
-            with pytest.raises(ClosedError):
-                job.wait()
-        if ends == "closed":
-            closing.join()
-        else:
-            second.wait()
-    pool.close()
-    assert order == {
-        "made": ["decode", "first 0", "first 1", "second"], "closed": ["decode"], "cancelled": ["second"]
-    }[ends]  # fmt: skip

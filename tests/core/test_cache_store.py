@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import gc
 import hashlib
 import itertools
@@ -408,12 +407,3 @@ def test_a_child_forked_while_threads_hold_the_locks_does_not_hang(tmp_path: Pat
     assert _put(one, 1)
     in_child(lambda: _put(one, 2) or os._exit(1))
     assert _found(one, [1, 2]) == [1, 2]
-
-
-def test_a_file_system_without_locks_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lockf(*_: Any) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "lockf", lockf)
-    with pytest.raises(OSError, match="No locks"):
-        _open(tmp_path)

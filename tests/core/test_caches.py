@@ -457,13 +457,3 @@ def test_files_with_a_damaged_log_are_left_to_their_users(tmp_path: Path, damage
     entry = old.find(_digest(1))
     assert entry is not None
     assert (old.read(entry, 0, 2) == 1).all(), "nothing is written over what is in use"
-
-
-def test_other_files_in_the_folder_are_removed(tmp_path: Path) -> None:
-    folder = tmp_path / "fastpipe-decoded"
-    folder.mkdir(mode=0o700)
-    for name in ("000003.data", "000003.log", "000007.data", "000007.log", "x.log", "1.log"):
-        (folder / name).touch()
-    option = Cache("disk", RAM, dir=tmp_path)
-    assert _put(_opened(option), 1)
-    assert _files(tmp_path) == ["000007.data", "000007.log", "lock"]

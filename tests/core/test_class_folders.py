@@ -32,7 +32,6 @@ from fastpipe.core.class_folders import (
 from fastpipe.core.file_identity import FileSystems
 from fastpipe.core.sample_tables import SampleTable
 from fastpipe.core.text import printable
-from fastpipe.errors import OptionError
 
 posix_only = pytest.mark.skipif(os.name != "posix", reason="makes fifos and links: run it on Linux or macOS")
 LATER = 10**20  # nanoseconds since 1970: all times in this file are long past
@@ -265,22 +264,6 @@ def test_selected_classes_keep_the_users_order(two_classes: Path) -> None:
     assert [type(target) for _, target in scan_folder(two_classes, classes, **IMAGES)] == [bool, bool, int]
 
 
-@pytest.mark.parametrize(
-    ("classes", "error", "message"),
-    [
-        (["cat", "cow", "elk"], OptionError, r"not in '.*': 'cow', 'elk'\. .*'cat', 'dog', 'empty'$"),
-        (["cat", "dog", "cat"], OptionError, r"more than once: 'cat'$"),
-        ([], OptionError, r"at least one folder"),
-        (["cat/sub"], OptionError, r"'cat/sub'"),
-        ("cat", TypeError, r"sequence of folder names, got the string 'cat'"),
-        ([0], TypeError, r"must hold strings, got 0 of type int"),
-    ],
-)
-def test_bad_selections(two_classes: Path, classes: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        find_classes(two_classes, classes)
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="needs names that are not UTF-8: run it on Linux")
 def test_files_whose_names_are_not_utf8_can_be_opened(tmp_path: Path) -> None:
     folder = os.fsencode(tmp_path) + b"/c\xe9"
@@ -391,91 +374,6 @@ def test_an_error_ends_the_threads(tree: Path, error: type[BaseException], where
     with pytest.raises(error, match="here"):
         one.walk(TOPS)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("fastpipe-scan")]
-
-
-def stamp_of(root: Path, **options: Any) -> Any:
-    ((folder, *_),) = walker(root, **options).walk(["cat"])
-    return folder.stamp
-
-
-def test_a_folder_gets_a_stamp_if_its_times_will_show_a_change(tmp_path: Path) -> None:
-    cat = tmp_path / "cat"
-    cat.mkdir()
-    status = os.stat(cat)
-    changed = max(status.st_mtime_ns, status.st_ctime_ns)
-    stamp = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
-    assert stamp_of(tmp_path) == stamp
-    assert stamp_of(tmp_path, now=lambda: changed + 2_100_000_001) == stamp
-    assert stamp_of(tmp_path, now=lambda: changed + 2_100_000_000) is None
-    assert stamp_of(tmp_path, now=lambda: changed - 10**15) is None  # a clock that was set back
-    assert stamp_of(tmp_path, file_systems=Systems(local=False)) is None
-    os.utime(cat, (0, 0))  # the other time still tells when it was
-    assert stamp_of(tmp_path, now=lambda: changed + 1) is None
-    (cat / "folder").mkdir()
-    (cat / "1.jpg").touch()
-    (cat / "link").symlink_to("folder")
-    for target in ("1.jpg", "nowhere", "itself"):  # which may become something else
-        assert stamp_of(tmp_path) is not None
-        (cat / "itself").symlink_to(target)
-        assert stamp_of(tmp_path) is None
-        (cat / "itself").unlink()
-
-
-def test_a_folder_of_unknown_entries_or_that_changes_meanwhile_gets_no_stamp(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "cat").mkdir()
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "1.jpg").touch()
-    real = os.scandir
-
-    class Entry:
-        name = "odd"
-
-        def is_dir(self) -> bool:
-            raise OSError(5, "Input/output error")
-
-    class Entries:
-        def __enter__(self) -> Any:
-            return iter([Entry()])
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-    def swapped(path: Any) -> Any:
-        os.rename(tmp_path / "cat", tmp_path / "before")
-        os.rename(tmp_path / "other", tmp_path / "cat")
-        return real(path)
-
-    for scandir, content in ((lambda path: Entries(), ["odd"]), (swapped, ["1.jpg"])):
-        monkeypatch.setattr(os, "scandir", scandir)
-        ((folder,),) = walker(tmp_path).walk(["cat"])
-        assert (folder.content, folder.stamp) == (content, None)
-
-
-@pytest.mark.parametrize("threads", [False, True])
-def test_a_known_folder_is_listed_only_if_it_may_have_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: bool
-) -> None:
-    for name in ("a/x", "b/y"):
-        (tmp_path / name).mkdir(parents=True)
-    options: dict[str, Any] = {"is_waiting": lambda: threads}
-    first = walker(tmp_path, **options).walk(["a", "b"])
-    known = {folder.path: folder for folders in first for folder in folders}
-    listed, real = list[str](), os.scandir
-    monkeypatch.setattr(os, "scandir", lambda path: listed.append(os.path.basename(path)) or real(path))
-    assert walker(tmp_path, known=known, **options).walk(["a", "b"]) == first
-    assert listed == []
-    old = known["a/x"]
-    other = Folder(old.path, (1, 2, 3, 4), old.folders, old.count, old.content)
-    assert walker(tmp_path, known={**known, "a/x": other}, **options).walk(["a", "b"]) == first
-    assert listed == ["x"]
-    walker(tmp_path, known=known, file_systems=Systems(local=False), **options).walk(["a", "b"])
-    assert sorted(listed) == ["a", "b", "x", "x", "y"]
-    listed.clear()
-    monkeypatch.setattr(os, "access", lambda *_, **__: False)  # it may not be read any more
-    walker(tmp_path, known=known, **options).walk(["a"])
-    assert sorted(listed) == ["a", "x"]
 
 
 # What a scan that takes long writes.

@@ -204,30 +204,6 @@ def test_collection_of_the_pool_ends_its_threads_and_jobs() -> None:
     assert not any(thread.is_alive() for thread in threads)
 
 
-def _run_with_interruption(call: Callable[[], Any], interrupt: Callable[[], None], at_line: int) -> bool:
-    """Run ``call``, and ``interrupt`` before the ``at_line``-th line that it executes; False where
-    it ends before that line."""
-    seen = 0
-
-    def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        nonlocal seen
-        if event == "line" and frame.f_code.co_filename.endswith(("pool.py", "threading.py")):
-            seen += 1
-            if seen == at_line:
-                sys.settrace(None)
-                interrupt()
-                sys.settrace(trace)
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        call()
-    finally:
-        sys.settrace(before)
-    return seen >= at_line
-
-
 @pytest.mark.hang_after(30)
 def test_a_finalizer_may_cancel_a_job_inside_any_of_its_methods() -> None:
     line, reached = 0, True
@@ -235,7 +211,7 @@ def test_a_finalizer_may_cancel_a_job_inside_any_of_its_methods() -> None:
         line += 1
         ran: list[int] = []
         job = Job(ran.append, 2)
-        reached = _run_with_interruption(job.run_here, job.cancel, line)
+        reached = _reached(line, job.run_here, job.cancel)
         assert job.done()
         assert ran == list(range(len(ran)))
         if len(ran) < 2:
@@ -277,27 +253,6 @@ def test_a_forked_child_has_threads_of_its_own(one: ThreadPool, in_child: InChil
         gate.opened.set()
     job.wait()  # the parent keeps its own
     one.submit(_nothing, 3).wait()
-
-
-_ENDING = """
-import sys
-from fastpipe.core.pool import ThreadPool
-pools = [ThreadPool(2) for _ in range(5)]
-work = lambda n: sum(range(200_000))
-pools[0].submit(lambda n: None, 3).wait()
-pools[1].submit(work, 2_000)
-pools[2].submit(work, 2_000)
-job = pools[3].submit(work, 2_000)
-job.me = [job, pools[3]]
-pools[4].submit(lambda n: 1 / 0, 3)
-pools[2] = None  # nothing holds this one
-"""
-
-
-@pytest.mark.parametrize("end", ["", "sys.exit(0)"])
-def test_the_interpreter_ends_quietly(end: str) -> None:
-    """With pools that are idle, at work, collected, in a cycle, and whose task has failed."""
-    assert _output_of(_ENDING + end) == ""
 
 
 _GOES_ON = """
@@ -378,9 +333,9 @@ def test_waiting_for_either_ends_when_the_last_job_has_nothing_left_to_begin(two
     assert slow.wait_for_either(slow)
 
 
-def _interrupted_at(moment: int, act: Callable[[], object]) -> bool:
-    """Whether what a signal's handler raises, at so many lines of the pool's code and of ``threading``, came
-    before the end.
+def _reached(moment: int, act: Callable[[], object], interrupt: Callable[[], object]) -> bool:
+    """Run something, and interrupt it before so many lines of the pool's code and of ``threading``; False where
+    it ends before.
 
     Not at a line that begins or ends ``with`` on a lock of C's: the interpreter looks for signals in none of them,
     but a trace function is called there.
@@ -396,7 +351,7 @@ def _interrupted_at(moment: int, act: Callable[[], object]) -> bool:
         if event == "line" and not line.startswith("with "):
             seen += 1
             if seen == moment:
-                raise KeyboardInterrupt
+                interrupt()
         return trace
 
     before = sys.gettrace()
@@ -407,7 +362,11 @@ def _interrupted_at(moment: int, act: Callable[[], object]) -> bool:
         return True
     finally:
         sys.settrace(before)
-    return False
+    return seen >= moment
+
+
+def _ctrl_c() -> None:
+    raise KeyboardInterrupt
 
 
 def test_ctrl_c_at_any_line_leaves_a_pool_that_works() -> None:
@@ -424,7 +383,7 @@ def test_ctrl_c_at_any_line_leaves_a_pool_that_works() -> None:
         pool, gate = ThreadPool(2, "test"), threading.Lock()
         pool.submit(_nothing, 1).wait()  # its threads are there
         gate.acquire()
-        came = _interrupted_at(moment, act)
+        came = _reached(moment, act, _ctrl_c)
         with suppress(RuntimeError):
             gate.release()
         assert pool._queue.lock.acquire(timeout=WAIT_S)

@@ -48,17 +48,6 @@ def test_a_refusal_says_why_and_what_helps(tmp_path: Path, monkeypatch: pytest.M
         PrivateFolder(tmp_path / "a")
 
 
-def test_a_link_in_the_folder_is_replaced_and_not_followed(tmp_path: Path) -> None:
-    with PrivateFolder(tmp_path / "real") as folder:
-        (tmp_path / "secret").write_bytes(b"")
-        (tmp_path / "real" / "x").symlink_to("../secret")
-        with pytest.raises(OSError, match="symbolic links"):
-            folder.read("x")
-        folder.write("x", lambda file: file.write(b"mine"))
-        assert folder.read("x") == b"mine"
-    assert (tmp_path / "secret").read_bytes() == b""
-
-
 def test_a_failed_or_killed_write_leaves_the_old_file(
     tmp_path: Path, forked: Callable[[Callable[[], object]], int]
 ) -> None:

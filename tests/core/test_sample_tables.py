@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
-import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -175,14 +174,6 @@ def table(request: pytest.FixtureRequest) -> SampleTable:
     return made
 
 
-def test_samples_are_tuples_of_a_string_and_an_integer(table: SampleTable) -> None:
-    for sample in (*table, table[0], table[np.int64(-1)], *table[:2]):
-        assert (type(sample), type(sample[0]), type(sample[1])) == (tuple, str, int)
-    assert (type(table.path(0)), type(table.target(np.uint8(1)))) == (str, int)
-    with pytest.raises(TypeError, match="unhashable"):
-        hash(table)
-
-
 def test_errors_name_the_index_or_the_value(table: SampleTable) -> None:
     for index in (4, -5, 2**70, np.int64(9)):
         for access in (table.__getitem__, table.path, table.target, table.__delitem__, table.pop):
@@ -244,19 +235,10 @@ def test_frozen_tables_take_little_memory_and_no_objects() -> None:
     # 17 bytes of path, 8 of offset, 8 of target for each sample, and a little around them.
     assert len(pickle.dumps(SampleTable(many))) < 5000 * 33 + 1000
     assert len(pickle.dumps(TargetTable(SampleTable(many).targets_array()))) < 5000 * 8 + 1000
-    names = [f"n01440764_{i:05}.JPEG" for i in range(20_000)]
-    builder = SampleTableBuilder()
-    tracemalloc.start()
-    try:
-        before, _ = tracemalloc.get_traced_memory()
-        builder.add("/data/imagenet/ILSVRC2012/train/n01440764/", names, 3)
-        made = builder.build()
-        del builder
-        after, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert len(made) == 20_000
-    assert after - before <= 150 * 20_000
+    short, long = (SampleTableBuilder(root) for root in ("r/", "r" * 1000 + "/"))
+    for builder in (short, long):
+        builder.add("cat/", [f"{number}.jpg" for number in range(3000)], 1)
+    assert len(pickle.dumps(long.build())) - len(pickle.dumps(short.build())) < 1100, "the root is kept once"
 
 
 @given(st.lists(st.tuples(paths, st.lists(paths, max_size=4), targets), max_size=5), paths)
@@ -385,15 +367,3 @@ def test_numpy_and_torch_take_targets_as_a_list(changed: bool) -> None:
         assert tensor.tolist() == plain
     weights = 1.0 / torch.bincount(torch.tensor(made)).double()
     assert weights[torch.tensor(made)].tolist() == [1 / plain.count(one) for one in plain]
-
-
-def test_an_array_without_a_copy_is_given_where_there_is_one() -> None:
-    made = TargetTable([1, 2])
-    view = made.__array__(copy=False)
-    assert not view.flags.writeable
-    assert view.tolist() == [1, 2]
-    with pytest.raises(ValueError, match="without a copy"):
-        made.__array__(np.float32, copy=False)
-    made.append(3)
-    with pytest.raises(ValueError, match="without a copy"):
-        made.__array__(copy=False)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
-import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,9 +20,8 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 from transform_chains import chains
 
-from fastpipe import BadSamples, Decode, FastImageFolder, FastLoader
+from fastpipe import Decode, FastImageFolder
 from fastpipe.bench.synthetic import photograph
-from fastpipe.core.native import native
 from fastpipe.core.types import Key
 from fastpipe.errors import BadSampleError
 from fastpipe.images import batch as images_batch
@@ -213,42 +210,6 @@ def test_python_makes_only_what_the_core_is_not_trusted_with(
     assert not opened
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_outputs_of_every_type(datasets: Any, dtype: torch.dtype, counted: Counted) -> None:
-    numbers, last = EVERY[:: 4 if dtype != torch.uint8 else 1], dtype in (torch.uint8, torch.float16)
-    to = [v2.ToImage(), v2.ToDtype(dtype, scale=True)]
-    norm = [v2.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])] if dtype != torch.uint8 else []
-    for layout in (last, not last):
-        check(datasets, [v2.RandomResizedCrop(24), v2.RandomHorizontalFlip(), *to, *norm], numbers, 5, layout)
-    assert counted.made >= len(numbers)
-    (batch,) = [images for images, _ in FastLoader(datasets[0], batch_size=len(EVERY))]
-    assert batch.dtype == dtype
-    assert batch.is_contiguous(memory_format=torch.contiguous_format if last else torch.channels_last)
-
-
-def test_pictures_have_the_info_of_image_folder(tmp_path: Path, counted: Counted) -> None:
-    (tmp_path / "a").mkdir()
-    exif = Image.Exif()
-    exif[0x010E] = "a description"
-    picture = Image.fromarray(photograph(np.random.default_rng(0), (40, 50)))
-    picture.save(
-        tmp_path / "a" / "0.jpg", exif=exif, dpi=(72, 99), comment=b"a comment", icc_profile=b"a profile"
-    )
-    picture.save(tmp_path / "a" / "1.jpg", progressive=True)
-    picture.save(tmp_path / "a" / "2.png", dpi=(50, 50))
-    for transform in (None, v1.Resize(20), v1.RandomHorizontalFlip(1.0), v1.Lambda(lambda image: image)):
-        fast, stock = FastImageFolder(tmp_path, transform, cache="off"), ImageFolder(tmp_path, transform)
-        together = fast.__getitems__([0, 1, 2])
-        for number in range(3):
-            expected = stock[number][0]
-            for made in (together[number][0], fast[number][0]):
-                assert_same(made, expected)
-                assert made.info == expected.info
-        assert "exif" in stock[0][0].info
-        fast.close()
-    assert counted.made
-
-
 @pytest.fixture
 def mixed(tmp_path: Path) -> list[tuple[str, int]]:
     """Good samples, and others among them."""
@@ -336,35 +297,6 @@ def test_each_sample_is_the_same_or_the_same_error(mixed: Any, name: str, counte
     assert counted.made >= 28
 
 
-@pytest.mark.parametrize("name", TRANSFORMS)
-@pytest.mark.parametrize("policy", ["skip", "replace"])
-def test_policies_do_the_same(
-    mixed: Any, name: str, policy: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    logs = [tmp_path / "a.log", tmp_path / "b.log"]
-    epochs: list[list[Any]] = []
-    said: list[list[str]] = []
-    for log, dataset in zip(logs, pair(mixed, TRANSFORMS[name]), strict=True):
-        dataset.bad_samples = BadSamples(policy, log=log)
-        caplog.clear()
-        with caplog.at_level(logging.WARNING, "fastpipe.bad_samples"):
-            loader = FastLoader(dataset, batch_size=9, shuffle=True, collate_fn=list)
-            epochs.append([sample for _ in range(2) for batch in loader for sample in batch])
-        said.append(
-            sorted(record.getMessage() for record in caplog.records if "bad sample" in record.getMessage())
-        )
-    assert len(epochs[0]) == len(epochs[1]) > 0
-    for (image, target), (expected, other) in zip(*epochs, strict=True):
-        assert target == other
-        assert_same(image, expected)
-    assert said[0] == said[1]
-    assert len(said[0]) >= 14
-    lines = [
-        sorted(map(json.loads, log.read_text().splitlines()), key=lambda line: line["index"]) for log in logs
-    ]
-    assert lines[0] == lines[1]
-
-
 NAMES = [
     "plain",
     "ü",
@@ -406,41 +338,3 @@ def test_a_name_with_a_zero_is_not_that_before_it(tmp_path: Path) -> None:
         found.append(outcome(lambda dataset=dataset: dataset.__getitems__([0])))
     assert isinstance(found[0], BadSampleError)
     assert_same(*found)
-
-
-def test_samples_that_the_script_changes(files: list[str]) -> None:
-    transform = v1.Compose([v1.Resize((9, 9)), v1.PILToTensor()])
-    dataset = FastImageFolder.from_samples([(path, 0) for path in files[:20]], transform, cache="off")
-
-    def is_right() -> bool:
-        made = dataset.__getitems__(range(len(dataset.samples)))
-        return all(
-            torch.equal(image, transform(Image.open(path).convert("RGB"))) and target == wanted
-            for (image, target), (path, wanted) in zip(made, dataset.samples, strict=True)
-        )
-
-    assert is_right()
-    dataset.samples = [(path, number) for number, path in enumerate(files[30:50])]
-    assert is_right()
-    dataset.samples[3] = (files[60], "text")
-    assert is_right()
-    dataset.samples = tuple((Path(path), (number, 1.5)) for number, path in enumerate(files[:4]))
-    assert is_right()
-
-
-def test_a_core_that_declines_all_changes_nothing(
-    datasets: Any, monkeypatch: pytest.MonkeyPatch, counted: Counted
-) -> None:
-    real: Any = native.image_batch
-
-    class Declining:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(native, name)
-
-        def image_batch(self, *arguments: Any, **options: Any) -> Any:
-            return real(*arguments, **{**options, "inputs": [False] * len(arguments[3])})
-
-    monkeypatch.setattr(images_batch, "native", Declining())
-    for chain in (CLASSIC, [v1.RandomResizedCrop(20)]):
-        check(datasets, chain, EVERY[::3], 3, False)
-    assert (counted.made, counted.left) == (0, 2 * len(EVERY[::3]))

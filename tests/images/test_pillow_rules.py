@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 import torch
 from array_image import ArrayImage
-from image_steps import fold, pillow_resize
 from PIL import Image
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
-from fastpipe.core.types import Size, UInt8Array
+from fastpipe.core.types import UInt8Array
 from fastpipe.images import kernels
 from fastpipe.images import pillow_rules as pillow
 from fastpipe.images.pillow_rules import torch_filter
@@ -75,29 +74,6 @@ def test_one_value_of_one_filter_shows_another_arithmetic(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(pillow, "_by_pillow", other_pillow)
     assert pillow._flag() is None
-
-
-@pytest.mark.parametrize(
-    ("by_size", "by_shape", "size", "to", "expected"),
-    [
-        (True, False, Size(100, 50), Size(39, 20), True),  # 61 rows fewer, 30 columns
-        (True, False, Size(100, 50), Size(40, 20), False),
-        (True, False, Size(100, 50), Size(99, 90), True),
-        (True, False, Size(100, 50), Size(100, 90), False),
-        (False, True, Size(404, 4), Size(5, 3), True),
-        (False, True, Size(400, 4), Size(5, 3), False),
-        (False, True, Size(404, 4), Size(404, 3), False),
-        (False, False, Size(404, 4), Size(5, 3), False),
-    ],
-)
-def test_the_order_of_the_passes(
-    rules: Any, by_size: bool, by_shape: bool, size: Size, to: Size, expected: bool
-) -> None:
-    rules(kernels.NARROW, by_size, by_shape, True)
-    resize = pillow_resize(kernels.BICUBIC, to)
-    assert resize.mode == kernels.TORCH_BICUBIC
-    region = fold([resize], size)
-    assert region is not None and region.vertical_first is expected
 
 
 @pytest.fixture

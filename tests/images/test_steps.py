@@ -25,7 +25,6 @@ from fastpipe.images.steps import (
     is_pristine,
     random_resized_crop_box,
     recognise,
-    resized_size,
     state_of,
 )
 
@@ -240,34 +239,6 @@ def test_a_random_crop_of_too_small_an_image_is_torchvisions_error(
     assert "larger than" in str(ours.value)
     assert str((18, 20)) in str(ours.value)
     assert region_of(transform, size, (0.5, 0.5)) is None
-
-
-EDGE = st.integers(1, 40)
-
-
-@BOTH
-@settings(max_examples=100)
-@given(
-    size=EDGE | st.tuples(EDGE) | st.tuples(EDGE, EDGE) | st.none(),
-    image=st.tuples(st.integers(1, 120), st.integers(1, 120)),
-    larger=st.none() | st.integers(1, 60),
-)
-def test_the_size_after_a_resize_is_torchvisions(
-    tv: Any, size: Any, image: tuple[int, int], larger: int | None
-) -> None:
-    if size is None:  # of v2: by the longer edge
-        transform = v2.Resize(None, max_size=larger or 50)
-    else:
-        edge = size if isinstance(size, int) else size[0] if len(size) == 1 else None
-        transform = tv.Resize(
-            size, max_size=edge + larger if edge is not None and larger is not None else None
-        )
-    try:
-        expected = transform(picture(*image))
-    except ValueError:  # Pillow refuses a size of zero
-        assert 0 in resized_size(transform, Size(*image))
-        return
-    assert resized_size(transform, Size(*image)) == Size(expected.height, expected.width)
 
 
 class Drawn:
