@@ -1,4 +1,4 @@
-"""One data file and its log, and the hash table over the log's records."""
+"""One data file and its log, besides tests/contracts/test_caches.py; the native core's tests have the table."""
 
 from __future__ import annotations
 
@@ -10,19 +10,17 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fastpipe.core import cache_store as store
 from fastpipe.core import locks
-from fastpipe.core.cache_store import RECORD_SIZE, DamagedStoreError, Entry, EntryStore
-from fastpipe.core.native import native
+from fastpipe.core.cache_store import DamagedStoreError, EntryStore
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="run it where processes can fork")
 
@@ -33,63 +31,6 @@ InChild = Callable[[Callable[[], object]], None]
 
 def _digest(number: int) -> bytes:
     return hashlib.blake2b(str(number).encode(), digest_size=16).digest()
-
-
-# The table over the log.
-
-
-def _entry(number: int, place: int | None = None) -> Entry:
-    """Entry ``number``, all of whose fields differ from other entries', at a place of the log."""
-    shape = number, number + 1, 3
-    at = number if place is None else place
-    return Entry(at, 64 * number, 3 * number, shape, number % 7, 2**63 + number, number % 11)
-
-
-def _packed(digest: bytes, entry: Entry) -> bytes:
-    return native.pack_records(
-        digest, entry.offset, 0, entry.nbytes, entry.shape, entry.flags, [entry.sum], entry.note
-    )
-
-
-def _record(number: int, digest: bytes | None = None) -> bytes:
-    return _packed(digest or _digest(number), _entry(number))
-
-
-@given(
-    numbers=st.lists(st.integers(0, 40), max_size=60),
-    pieces=st.lists(st.integers(0, 9), max_size=30),
-    forgotten=st.sets(st.integers(0, 59), max_size=8),
-    damaged=st.dictionaries(st.integers(0, 59), st.integers(0, RECORD_SIZE - 1), max_size=8),
-)
-def test_any_log_in_any_pieces(
-    numbers: list[int], pieces: list[int], forgotten: set[int], damaged: dict[int, int]
-) -> None:
-    """The same digest may come more than once, records may be damaged, entries are forgotten."""
-    records = [bytearray(_record(number, _digest(number % 13))) for number in numbers]
-    for place, at in damaged.items():
-        if place < len(records):
-            records[place][at] ^= 0x40
-    table, done = native.EntryTable(), 0
-    for piece in [*pieces, len(records)]:
-        part = records[done : done + piece]
-        whole = [number for n, number in enumerate(numbers[done : done + piece], done) if n not in damaged]
-        end = max((64 * n + 3 * n + n % 11 for n in whole), default=0)
-        assert table.extend(b"".join(part)) == end
-        done = min(len(records), done + piece)
-        for number in forgotten:
-            if number < done:
-                table.forget(number)
-                table.forget(number)  # as two threads may
-    left = {n for n in range(len(records)) if n not in forgotten and n not in damaged}
-    assert len(table) == len(records)
-    assert [entry[0] for entry in table.entries()] == sorted(left)
-    for digest in range(14):
-        found = table.find(_digest(digest))
-        possible = [_entry(numbers[n], n) for n in sorted(left) if numbers[n] % 13 == digest]
-        assert found in possible if possible else found is None
-
-
-# The two files.
 
 
 def _open(folder: Path, max_bytes: int = 8 * MIB, **options: Any) -> EntryStore:
@@ -148,23 +89,6 @@ def test_an_entry_is_found_with_its_note_and_its_place(tmp_path: Path, verify: b
             rows = one.read(entry, first, count - first)
             assert np.array_equal(rows, _pixels(number)[first:count])
             assert rows.flags.c_contiguous and rows.flags.writeable
-
-
-def test_a_full_store_keeps_its_entries_and_logs_it_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "fastpipe.cache")
-    one = _open(tmp_path, max_bytes=4096)
-    kept = [number for number in range(200) if _put(one, number)]
-    assert 10 < len(kept) < 100
-    assert not one.has_room(4096)
-    for _ in range(2):
-        assert _found(one, range(200)) == kept
-        assert not any(_put(one, number) for number in range(200) if number not in kept)
-    assert os.stat(tmp_path / "data").st_size <= 4096
-    assert [text for text in caplog.messages if "full" in text] == [
-        f"a cache is full ({len(one)} entries, 0.0 GB): what is in it stays, all else is decoded each time"
-    ]
 
 
 def test_all_processes_share_the_room(tmp_path: Path, in_child: InChild) -> None:
@@ -253,21 +177,6 @@ def test_a_machine_short_of_room_ends_it(tmp_path: Path, warnings: Any) -> None:
     assert len(warnings()) == 2
 
 
-def test_a_shorter_data_file_loses_entries_only(tmp_path: Path) -> None:
-    one = _open(tmp_path)
-    for number in range(20):
-        assert _put(one, number)
-    opened, entry = _open(tmp_path), one.entries()[10]
-    assert _found(opened, [10]) == [10]
-    os.truncate(tmp_path / "data", entry.offset + entry.nbytes - 1)
-    with pytest.raises(OSError, match="shorter"):
-        opened.read(entry, 0, entry.shape[0])
-    other = _open(tmp_path)
-    assert _found(other, range(20)) == list(range(10))
-    assert _put(other, 11)
-    assert _found(other, [11]) == [11]
-
-
 def test_a_log_that_is_cut_off_while_it_is_used_is_left_alone(tmp_path: Path, warnings: Any) -> None:
     one = _open(tmp_path)
     for number in range(5):
@@ -309,9 +218,6 @@ def test_a_crash_leaves_a_usable_store(tmp_path: Path) -> None:
     assert _found(_open(tmp_path), range(11)) == list(range(11))
 
 
-# Users at once.
-
-
 def test_processes_and_their_children_write_at_once(tmp_path: Path, forked: Forked) -> None:
     one = _open(tmp_path)
     assert all(_put(one, number) for number in range(20))  # in a part of the file where still is room
@@ -334,27 +240,17 @@ def test_processes_and_their_children_write_at_once(tmp_path: Path, forked: Fork
 
 def test_stores_and_threads_of_one_process_write_at_once(tmp_path: Path) -> None:
     """A lock of a file does not keep them apart, and would end with the first store that is closed."""
-    failed: list[BaseException] = []
-
-    def work(one: EntryStore, numbers: range) -> None:
-        try:
-            for number in numbers:
-                assert _put(one, number)
-                assert _found(one, [number])
-                _open(tmp_path)  # and closed at once
-        except BaseException as error:
-            failed.append(error)
-
     shared = _open(tmp_path)
     stores = [shared, shared, _open(tmp_path, 7 * MIB), _open(tmp_path, 6 * MIB)]
-    threads = [
-        threading.Thread(target=work, args=(one, range(n * 25, n * 25 + 50))) for n, one in enumerate(stores)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed
+
+    def work(n: int) -> None:
+        for number in range(n * 25, n * 25 + 50):
+            assert _put(stores[n], number)
+            assert _found(stores[n], [number])
+            _open(tmp_path)  # and closed at once
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
     spans = sorted((entry.offset, entry.nbytes) for entry in shared.entries())
     assert all(offset + nbytes <= after for (offset, nbytes), (after, _) in itertools.pairwise(spans))
     for one in (*stores, _open(tmp_path)):

@@ -253,23 +253,10 @@ def test_a_stopped_process_with_a_lock_is_not_waited_for(tmp_path: Path, other: 
     assert memory("found") == []
 
 
-@pytest.mark.parametrize("kind", ["file", "open folder", "full disk"])
-def test_a_process_that_cannot_leave_a_note_has_a_cache_of_its_own(
-    kind: str, warnings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_cannot_leave_a_note_has_a_cache_of_its_own(warnings: Any) -> None:
     folder = user_cache_folder() / "shared-memory"
-    folder.parent.mkdir(parents=True)
-    if kind == "file":
-        folder.touch()
-    elif kind == "open folder":
-        folder.mkdir(mode=0o755)
-        folder.chmod(0o755)
-    else:
-
-        def no_space(*_: Any) -> int:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-        monkeypatch.setattr(caches.PrivateFolder, "open", no_space)
+    folder.mkdir(parents=True)
+    folder.chmod(0o755)  # open to others
     option = Cache("ram", RAM)
     assert _put(_opened(option), 1)
     assert _found(_opened(option)) == [1]
@@ -329,27 +316,6 @@ def _files(folder: Path) -> list[str]:
 
 
 FILES = ["000000.data", "000000.log", "lock"]
-
-
-def test_later_runs_and_other_processes_find_a_cache_on_disk(tmp_path: Path, other: Any) -> None:
-    (tmp_path / "link").symlink_to("a/real")
-    one = other("disk", RAM, tmp_path / "a" / "real")
-    options = [
-        Cache("disk", RAM, dir=tmp_path / "a" / "real"),
-        Cache("disk", RAM + 1, dir=tmp_path / "a" / "real"),  # another size has the same files
-        Cache("disk", RAM, dir=tmp_path / "link"),
-    ]
-    stores = [_opened(option) for option in options]
-    for number in range(18):
-        assert _put(stores[number % 3], number)
-    assert one("put", 18)
-    assert all(_found(store) == one("found") == list(range(19)) for store in stores)
-    one.end()
-    del options, stores
-    gc.collect()
-    again = Cache("disk", 2 * RAM, dir=tmp_path / "a" / "real")
-    assert _found(_opened(again)) == list(range(19))
-    assert _files(tmp_path / "link") == FILES
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -430,23 +396,14 @@ def test_a_cache_is_kept_unless_it_is_full_and_mostly_stale(
     assert ("000001.log" in _files(tmp_path)) is not is_kept
 
 
-@pytest.mark.parametrize("damage", ["lost", "overwritten", "of another version", "swapped"])
-def test_files_with_a_damaged_log_are_left_to_their_users(tmp_path: Path, damage: str) -> None:
+def test_files_with_a_damaged_log_are_left_to_their_users(tmp_path: Path) -> None:
     option = Cache("disk", RAM, dir=tmp_path)
     old = _opened(option)
     assert _put(old, 1)
-    folder = tmp_path / "fastpipe-decoded"
-    log, data = folder / "000000.log", folder / "000000.data"
+    log = tmp_path / "fastpipe-decoded" / "000000.log"
     content = log.read_bytes()
     log.unlink()
-    if damage == "overwritten":
-        log.write_bytes(bytes(1000))
-    elif damage == "of another version":
-        log.write_bytes(content.replace(b"cache 1", b"cache 2"))
-    elif damage == "swapped":
-        log.write_bytes(data.read_bytes().ljust(100))
-        data.unlink()
-        data.write_bytes(content)
+    log.write_bytes(content.replace(b"cache 1", b"cache 2"))  # of another version
     again = Cache("disk", RAM + 1, dir=tmp_path)
     new = _opened(again)
     assert _found(new) == []

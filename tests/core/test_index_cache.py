@@ -177,13 +177,6 @@ def test_an_unreliable_or_short_scan_is_not_kept(
     assert not cache.path.exists()
 
 
-def test_each_choice_of_extensions_is_kept_for_itself(root: Path, cache: IndexCache) -> None:
-    choices: list[Any] = [".jpg", (".png", ".webp"), TORCHVISION_EXTENSIONS, ".JPG", ""]
-    for extensions in choices * 2:
-        assert scan(root, cache, extensions=extensions) == expected(root, extensions=extensions)
-    assert len(list(cache.path.iterdir())) == len(choices)
-
-
 def test_selected_classes_share_the_kept_scan(root: Path, cache: IndexCache, listed: list[str]) -> None:
     scan(root, cache)
     listed.clear()

@@ -32,18 +32,6 @@ pytestmark = pytest.mark.skipif(
 KEYS = len(CONTENTS)
 Forked = Callable[[Callable[[], object]], int]
 
-# For a process that was not forked.
-ELSEWHERE = """
-import numpy as np
-slots = memory.opened()
-assert slots.are_there(np.array([1, 2])).tolist() == [True, False]
-found = slots.find(1)
-assert found.memory.tobytes() == expected and found.release()
-slot = slots.claim(2)
-slot.memory[:] = 7
-slot.publish()
-"""
-
 
 @pytest.fixture
 def memory() -> Iterator[UnitFile]:
@@ -74,22 +62,6 @@ def other_process(forked: Forked) -> Callable[..., Any]:
     return begin
 
 
-def test_all_processes_know_the_uses_that_are_expected(memory: UnitFile, in_child: Any) -> None:
-    slots = memory.opened()
-    slots.used(np.array([1]))  # nothing is expected yet
-    assert (slots.expected, put(slots, 1)) == (0, True)
-    slots.expect(7, np.arange(KEYS))
-    assert not slots.is_over
-
-    def work() -> None:
-        own = memory.opened()
-        assert own.expected == 7 and not own.is_over
-        own.used(np.arange(KEYS))
-
-    in_child(work)
-    assert slots.is_over
-
-
 @pytest.mark.parametrize("fails", [False, True])
 def test_waiting_ends_with_the_unit_or_with_its_failure(memory: UnitFile, fails: bool) -> None:
     slots = memory.opened()
@@ -108,20 +80,6 @@ def test_waiting_ends_with_the_unit_or_with_its_failure(memory: UnitFile, fails:
     slot.abandon() if fails else slot.publish()
     thread.join()
     assert found == [fails], "whether it decoded"
-
-
-def test_a_process_that_was_spawned_sees_it(memory: UnitFile) -> None:
-    slots = memory.opened()
-    assert put(slots, 1)
-    names = {"memory": memory, "expected": CONTENTS[1].tobytes()}
-    process = multiprocessing.get_context("spawn").Process(target=exec, args=(ELSEWHERE, names))
-    process.start()
-    process.join()
-    assert process.exitcode == 0
-    process.close()
-    found = slots.find(2)
-    assert found.memory.tobytes() == bytes([7] * NBYTES)
-    assert found.release()
 
 
 def test_waiting_for_another_process_leaves_no_lock(memory: UnitFile, other_process: Any) -> None:

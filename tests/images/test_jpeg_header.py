@@ -39,11 +39,6 @@ def is_trusted(data: bytes) -> bool:
     return header is not None and header.trusted
 
 
-def is_untrusted(data: bytes) -> bool:
-    header = header_of(data)
-    return header is not None and not header.trusted
-
-
 def encoded(image: Any = None, **options: Any) -> bytes:
     file = io.BytesIO()
     source = Image.fromarray(PHOTO) if image is None else image
@@ -54,12 +49,6 @@ def encoded(image: Any = None, **options: Any) -> bytes:
 def with_segment(data: bytes, code: int, body: bytes) -> bytes:
     """The file with one more segment, right behind its start marker."""
     return data[:2] + struct.pack(">BBH", 0xFF, code, len(body) + 2) + body + data[2:]
-
-
-def scan_of(data: bytes) -> int:
-    """Position of the first scan's coded data."""
-    start = data.index(b"\xff\xda")
-    return start + 2 + int.from_bytes(data[start + 2 : start + 4], "big")
 
 
 @pytest.mark.parametrize("size", [(70, 93), (1, 1), (7, 1), (8, 8), (17, 16), (33, 31)])
@@ -137,19 +126,6 @@ def test_a_header_is_what_a_plain_walk_finds(data: bytes) -> None:
 
 
 # Files that only Pillow may judge.
-
-
-@pytest.mark.parametrize("progressive", [False, True])
-@pytest.mark.parametrize("share", [0.5, 0.9, 0.999])
-def test_a_file_cut_short_is_not_trusted(progressive: bool, share: float) -> None:
-    data = encoded(progressive=progressive)
-    start = scan_of(data)
-    cut = data[: start + int((len(data) - start) * share)]
-    assert is_untrusted(cut)
-    if not progressive:  # a thumbnail's end marker is not the file's
-        assert is_untrusted(cut + encoded(Image.fromarray(PHOTO[:8, :8])))
-    elif share == 0.5:  # with an end marker, too: missing scans are smoothed over
-        assert is_untrusted(cut + b"\xff\xd9")
 
 
 # Orientation.

@@ -18,9 +18,7 @@ from torchvision.transforms import v2
 
 from fastpipe.core.keys import uniforms
 from fastpipe.core.types import Key
-from fastpipe.images.pillow_rules import grey_is_known
 from fastpipe.images.plan import Plan, TensorSpec, compile_plan, plan_state
-from fastpipe.images.pointwise import rows_of
 
 PIXELS = np.random.default_rng(5).integers(0, 256, (50, 60, 3), np.uint8)
 NORMALIZE = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
@@ -163,68 +161,6 @@ def test_the_transforms_of_weights_are_fused(size: tuple[int, int]) -> None:
         plan = compile_plan(transform)
         assert plan.output is not None
         assert torch.equal(plan.apply(ArrayImage(pixels), []), transform(Image.fromarray(pixels)))
-
-
-CONVERSIONS: list[tuple[list[Any], str]] = [
-    ([v1.ToTensor()], "float32"),
-    ([v1.ToTensor(), v1.Normalize(*NORMALIZE)], "float32"),
-    ([v1.PILToTensor()], "uint8"),
-    ([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)], "float32"),
-    ([v2.ToImage(), v2.ToDtype(torch.float16, scale=True)], "float16"),
-    ([v2.ToImage(), v2.ToDtype(torch.bfloat16, scale=True), v2.Normalize(*NORMALIZE)], "bfloat16"),
-    ([v2.ToImage(), v2.ToDtype(torch.float64, scale=True)], "float64"),
-    ([v2.ToImage(), v2.ToDtype(torch.int64)], "int64"),
-    ([v1.PILToTensor(), v1.ConvertImageDtype(torch.int16)], "int16"),
-    ([v1.PILToTensor(), v1.ConvertImageDtype(torch.int8)], "int8"),
-]
-
-
-@pytest.mark.parametrize(("convert", "dtype"), CONVERSIONS, ids=str)
-@pytest.mark.parametrize(("layout", "grey"), [("contiguous", True), ("channels_last", False)])
-def test_samples_are_written_into_a_batch_s_memory(
-    convert: list[Any], dtype: str, layout: Any, grey: bool
-) -> None:
-    if grey and not grey_is_known():
-        pytest.skip("the installed Pillow turns grey in a way of its own: install Pillow itself")
-    channels = 1 if grey else 3
-    if grey and any(isinstance(item, (v1.Normalize, v2.Normalize)) for item in convert):
-        convert = [*convert[:-1], type(convert[-1])([0.5], [0.25])]
-    chain = [*CLASSIC[:2], *([v1.Grayscale(1)] if grey else []), *convert]
-    plan = compile_plan(v1.Compose(chain), layout=layout)
-    spec = plan.output
-    assert spec is not None
-    assert (spec.shape, spec.dtype) == ((channels, 24, 24), dtype)
-    count = 3
-    us = plan.draw(Key(1, 2, np.arange(count))).tolist()
-    memory = np.zeros((count, channels * 24 * 24), spec.word)
-    for row, u in zip(memory, us, strict=True):
-        assert plan.apply(ArrayImage(PIXELS), u, row) is None
-    batch = plan.over(torch.from_numpy(memory.reshape(-1).view(np.uint8)), (count, *spec.shape))
-    assert batch.data_ptr() == memory.ctypes.data, "nothing is copied"
-    wanted = torch.channels_last if layout == "channels_last" else torch.contiguous_format
-    assert batch.is_contiguous(memory_format=wanted)
-    for row, other, u in zip(rows_of(batch, plan.kind), batch, us, strict=True):
-        expected = plan.reference(Image.fromarray(PIXELS), u)
-        assert type(row) is type(expected)
-        assert row.dtype == expected.dtype == getattr(torch, dtype)
-        assert torch.equal(row, expected)
-        assert torch.equal(other, expected.as_subclass(torch.Tensor))
-        assert torch.equal(plan.apply(ArrayImage(PIXELS), u), expected)
-
-
-def test_memory_is_filled_by_torchvision_where_one_pass_cannot() -> None:
-    """Reflected padding is only needed by images that are too small."""
-    crop = v1.RandomCrop((55, 40), pad_if_needed=True, padding_mode="reflect")
-    plan = compile_plan(v1.Compose([crop, v1.ToTensor()]))
-    assert plan.output is not None
-    for pixels in (PIXELS, np.ascontiguousarray(PIXELS[:, ::-1].transpose(1, 0, 2))):
-        image = ArrayImage(pixels)
-        memory = np.zeros(3 * 55 * 40, np.float32)
-        u = parameters(plan)
-        assert plan.apply(image, u, memory) is None
-        expected = plan.reference(Image.fromarray(pixels), u)
-        assert torch.equal(plan.over(torch.from_numpy(memory.view(np.uint8)), (3, 55, 40)), expected)
-        assert image.wholes == (1 if pixels is PIXELS else 0)
 
 
 def test_parameters_come_from_the_key() -> None:
