@@ -106,7 +106,7 @@ class Chunks(Images):
         chunks.look()
         place = chunks.native.find(key)
         if place >= 0 and self._store.mapped is not None:
-            return self._store.mapped[place : place + NBYTES].tobytes()
+            return bytes(self._store.mapped[place : place + NBYTES])
         return os.pread(self._store.descriptors[0], NBYTES, place) if place >= 0 else None
 
     def _of(self, version: int) -> CachedChunks:

@@ -127,7 +127,7 @@ def _values(batch: PendingBatch) -> list[Any]:
 def test_each_sample_gets_its_own_parameters_and_place(pool: ThreadPool | None, make: Make) -> None:
     maker, memory = make(), np.zeros((3, 2, 2), np.int64)
     assert _values(_start(maker, pool, [1, 2, 3])) == [1, 102, 203]
-    assert set(maker.clock.totals()) == {"read", "decode", "transform"}  # type: ignore[attr-defined]
+    assert set(maker.clock.totals()) == {"read", "decode", "transform"}
     assert _start(maker, pool, [1, 2, 3], memory).wait() == [0, 1, 2]
     assert memory.reshape(3, 4).tolist() == [[1] * 4, [102] * 4, [203] * 4]
     assert _start(maker, pool, []).wait() == []

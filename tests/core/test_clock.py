@@ -147,7 +147,7 @@ def test_torch_makes_ranges_where_it_has_a_gpu_and_the_package_otherwise(
     torch = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: has_gpu, nvtx=nvtx))
     package = SimpleNamespace(push_range=of_package.push, pop_range=of_package.pop)
     for name, fake in (("torch", torch), ("nvtx", package)):
-        monkeypatch.setitem(sys.modules, name, fake)  # type: ignore[arg-type]
+        monkeypatch.setitem(sys.modules, name, fake)
     push, pop = module._marks()
     push("a")
     pop()

@@ -28,8 +28,8 @@ def test_photos_are_read_together_as_alone(tmp_path: Path) -> None:
         data = photos[number % len(photos)].read_bytes()
         path.write_bytes(damaged_at_random(data, rng) if number % 3 else data)
         paths.append(str(path))
-    for path, found in zip(paths, read_many(paths), strict=True):
-        alone = read_file(path)
+    for name, found in zip(paths, read_many(paths), strict=True):
+        alone = read_file(name)
         assert found == ((alone, read_jpeg_header(alone)) if alone else None)
         assert found is None or (type(found[0]) is bytes and hash(found[0]) == hash(alone))
     assert sum(found is not None and found[1] is not None for found in read_many(paths)) >= 20

@@ -90,8 +90,8 @@ def test_a_transform_with_a_hook_or_a_method_of_its_own_is_not_recognised() -> N
     handle.remove()
     assert recognise(hooked) is not None
     transform, drawing = v1.RandomCrop(4), v1.RandomResizedCrop(4)
-    transform.forward = lambda image: image  # type: ignore[method-assign]
-    drawing.get_params = lambda image, scale, ratio: (0, 0, 1, 1)  # type: ignore[method-assign]
+    transform.forward = lambda image: image
+    drawing.get_params = lambda image, scale, ratio: (0, 0, 1, 1)
     assert recognise(transform) is recognise(drawing) is None
 
 
@@ -264,7 +264,7 @@ def box_by_torchvision(transform: Any, image: Any, u: list[float]) -> tuple[int,
         if isinstance(transform, v2.RandomResizedCrop):
             made = transform.make_params([image])
             return made["top"], made["left"], made["height"], made["width"]
-        return tuple(transform.get_params(image, transform.scale, transform.ratio))  # type: ignore[return-value]
+        return tuple(transform.get_params(image, transform.scale, transform.ratio))
 
 
 SHAPES = st.tuples(st.integers(1, 300), st.integers(1, 300))
