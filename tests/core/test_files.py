@@ -56,7 +56,7 @@ def test_short_reads_and_a_file_that_grows_are_continued(
 
 
 @pytest.mark.hang_after(20)
-def test_whatever_is_no_regular_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_anything_but_a_regular_file_is_an_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "folder.jpg").mkdir()
     fifo = str(write_fifo(tmp_path))
     for path, kind, message in (
@@ -229,3 +229,15 @@ def test_without_a_descriptor_nothing_is_damaged(folder: Path, in_child: InChild
         assert len(dataset.__getitems__([3, 4])) == 2
 
     in_child(with_none)
+
+
+def test_files_that_are_idle_make_room_for_others(folder: Path, in_child: InChild) -> None:
+    def with_idle() -> None:
+        dataset, images = MADE["rows"](folder), MADE["images"](folder)
+        wanted = _values(FastLoader(dataset, 16))  # its files stay open
+        images.__getitems__([3, 4])
+        with _nothing_left():
+            assert len(images.__getitems__([3, 4])) == 2
+        assert torch.equal(_values(FastLoader(dataset, 16)), wanted)
+
+    in_child(with_idle)

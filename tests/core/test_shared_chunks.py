@@ -232,13 +232,13 @@ def test_memory_that_cannot_be_had_is_an_error(monkeypatch: pytest.MonkeyPatch) 
     steps=st.lists(st.tuples(st.sampled_from(["put", "take", "fail", "hold", "end"]), st.integers(0, 7))),
 )
 def test_any_sequence_of_uses_gives_right_units(count: int, steps: list[tuple[str, int]]) -> None:
-    """Beside a list that says what can be there: the most recently used, as many as slots that nobody writes."""
+    """Beside a list that says what can be there: the most recently used, as many as slots that are not being written."""
     memory = UnitFile(KEYS, count, NBYTES)
     slots, there, held = memory.opened(), list[int](), dict[int, Any]()
 
     def claimed(key: int) -> Any:
         slot = slots.claim(key)
-        # A slot is had by nobody twice, and not for what is there or is coming.
+        # No slot is given twice, nor for a unit that is there or is coming.
         assert (slot is None) == (key in there or key in held or len(held) == count)
         if slot is not None and len(there) + len(held) == count:
             there.pop(0)

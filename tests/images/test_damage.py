@@ -32,6 +32,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def raises() -> Iterator[Callable[[Any, Any], None]]:
     """Registers a plugin of a script's own that raises an error when an image is loaded."""
+    Image.init()  # all plugins are loaded: none is lost afterwards
     tables = dict(Image.OPEN), list(Image.ID)
 
     def register(kind: type[BaseException], arguments: tuple[Any, ...]) -> None:
