@@ -1,7 +1,8 @@
+"""Batches whose images are made by a pool's threads, each for itself or decoded by one call."""
+
 from __future__ import annotations
 
 import contextlib
-import gc
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -11,18 +12,18 @@ import numpy as np
 import pytest
 
 from fastpipe.core.bad_samples import BadSampleLog, Item
-from fastpipe.core.batches import BatchMaker, PendingBatch
+from fastpipe.core.batches import BatchMaker, PendingBatch, decoded_together
 from fastpipe.core.clock import StageClock
 from fastpipe.core.pool import ThreadPool
 from fastpipe.core.types import Box, Size
-from fastpipe.errors import BadSampleError, ClosedError, TooManyBadSamplesError
+from fastpipe.errors import BadSampleError, ClosedError
 from fastpipe.options import BadSamples
 
 WAIT_S = 60.0
 
 
 class Image:
-    """An image whose pixels are its name's number."""
+    """An image whose pixels are its name's number; 8 cannot be decoded, a decoder of batches cannot have 3."""
 
     size = Size(2, 3)
 
@@ -43,14 +44,6 @@ class Image:
             raise ValueError("bits end early")
         return np.full((box.height, box.width, 3), self.value, np.uint8)
 
-    def info(self) -> dict[Any, Any]:
-        return {}
-
-    def pil(self) -> Any:
-        if self.value % 10 == 8:
-            raise ValueError("bits end early")
-        return self.value
-
 
 class Plan:
     """Adds the parameter to the pixels; fails on 7 as a transform does."""
@@ -62,21 +55,19 @@ class Plan:
         value = int(image.region(Box(0, 0, 1, 1))[0, 0, 0])
         if value % 10 == 7:
             raise ZeroDivisionError("a transform's own error")
-        result = value + parameters[0]
         if out is None:
-            return result
-        out[:] = result
+            return value + parameters[0]
+        out[:] = value + parameters[0]
         return None
 
 
 class Decoder:
-    """Decodes batches, but what ends early."""
+    """Decodes batches by a function; by default all images but 8."""
 
-    def __init__(self) -> None:
-        self.asked: list[list[bytes]] = []
+    def __init__(self, decode: Callable[[Sequence[Any]], Any] | None = None) -> None:
+        self.decode = decode or self._decode
 
-    def decode(self, parts: Sequence[tuple[bytes, Box]]) -> list[Any]:
-        self.asked.append([blob for blob, _ in parts])
+    def _decode(self, parts: Sequence[tuple[bytes, Box]]) -> list[Any]:
         return [
             None if blob.endswith(b"8") else np.full((box.height, box.width, 3), int(blob), np.uint8)
             for blob, box in parts
@@ -106,106 +97,61 @@ def pool(request: pytest.FixtureRequest) -> Iterator[ThreadPool | None]:
         made.close()
 
 
-_decoders: list[Any] = [None]
+Make = Callable[..., BatchMaker]
 
 
-@pytest.fixture(params=[None, Decoder], ids=["each by its thread", "all at once"], autouse=True)
-def decoder(request: pytest.FixtureRequest) -> Iterator[Decoder | None]:
-    """Who decodes in the makers of a test."""
-    _decoders[0] = request.param and request.param()
-    yield _decoders[0]
-    _decoders[0] = None
+@pytest.fixture(params=[None, Decoder], ids=["each by its thread", "all at once"])
+def make(request: pytest.FixtureRequest) -> Make:
+    """Makers of batches, without or with a decoder of batches."""
+
+    def maker(bad: BadSamples | str = "raise", read: Callable[[str], bytes] = _read) -> BatchMaker:
+        options = BadSamples.of(bad)
+        decoder = request.param and request.param()
+        return BatchMaker(read, _open, options.policy, BadSampleLog(options), StageClock(), decoder)
+
+    return maker
 
 
-def _maker(bad: BadSamples | str = "raise", read: Callable[[str], bytes] = _read) -> BatchMaker:
-    options = BadSamples.of(bad)
-    return BatchMaker(read, _open, options.policy, BadSampleLog(options), StageClock(), _decoders[0])
-
-
-def _items(values: Sequence[int]) -> list[Item]:
-    return [Item(index, str(value), value % 2) for index, value in enumerate(values)]
-
-
-def _parameters(count: int) -> Any:
-    return np.arange(count, dtype=np.float64).reshape(count, 1) * 100
+def _start(
+    maker: BatchMaker, pool: ThreadPool | None, values: Sequence[int], *more: Any, **options: Any
+) -> Any:
+    items = [Item(index, str(value), value % 2) for index, value in enumerate(values)]
+    parameters = np.arange(len(values), dtype=np.float64).reshape(-1, 1) * 100
+    return maker.start(pool, items, Plan(), parameters, *more, **options)
 
 
 def _values(batch: PendingBatch) -> list[Any]:
     return [batch.values[n] for n in batch.wait()]
 
 
-def test_each_sample_gets_its_own_parameters(pool: ThreadPool | None) -> None:
-    batch = _maker().start(pool, _items([1, 2, 3]), Plan(), _parameters(3))
-    assert _values(batch) == [1, 102, 203]
-
-
-def test_samples_are_written_into_the_batchs_memory(pool: ThreadPool | None) -> None:
-    memory = np.zeros((3, 2, 2), np.int64)
-    batch = _maker().start(pool, _items([1, 2, 3]), Plan(), _parameters(3), memory)
-    assert batch.wait() == [0, 1, 2]
+def test_each_sample_gets_its_own_parameters_and_place(pool: ThreadPool | None, make: Make) -> None:
+    maker, memory = make(), np.zeros((3, 2, 2), np.int64)
+    assert _values(_start(maker, pool, [1, 2, 3])) == [1, 102, 203]
+    assert set(maker.clock.totals()) == {"read", "decode", "transform"}
+    assert _start(maker, pool, [1, 2, 3], memory).wait() == [0, 1, 2]
     assert memory.reshape(3, 4).tolist() == [[1] * 4, [102] * 4, [203] * 4]
+    assert _start(maker, pool, []).wait() == []
 
 
-def test_finish_runs_where_the_sample_was_made(pool: ThreadPool | None) -> None:
+def test_finish_runs_in_the_sample_s_thread_and_its_error_is_a_transform_s(
+    pool: ThreadPool | None, make: Make
+) -> None:
     seen: list[tuple[Any, int, threading.Thread]] = []
 
     def finish(value: Any, number: int) -> Any:
         seen.append((value, number, threading.current_thread()))
+        if value == 202:
+            raise LookupError("in finish")
         return -value
 
-    batch = _maker().start(pool, _items([1, 2]), Plan(), _parameters(2), finish=finish)
-    assert _values(batch) == [-1, -102]
+    assert _values(_start(make(), pool, [1, 2], finish=finish)) == [-1, -102]
     assert {(value, number) for value, number, _ in seen} == {(1, 0), (102, 1)}
     assert {thread is threading.main_thread() for *_, thread in seen} == {pool is None}
-
-
-def test_an_empty_batch(pool: ThreadPool | None) -> None:
-    assert _maker().start(pool, [], Plan(), _parameters(0)).wait() == []
-
-
-def test_stages_are_timed(pool: ThreadPool | None) -> None:
-    maker = _maker()
-    maker.start(pool, _items([1, 2, 3]), Plan(), _parameters(3)).wait()
-    assert set(maker.clock.totals()) == {"read", "decode", "transform"}  # type: ignore[attr-defined]
-
-
-# ---- raise ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("bad", "cause"), [(9, FileNotFoundError), (5, OSError), (8, ValueError)], ids=["read", "open", "decode"]
-)
-def test_raise_names_the_first_bad_sample(pool: ThreadPool | None, bad: int, cause: type[Exception]) -> None:
-    batch = _maker().start(pool, _items([1, bad, 2, bad]), Plan(), _parameters(4))
-    with pytest.raises(BadSampleError) as caught:
-        batch.wait()
-    assert (caught.value.index, caught.value.path) == (1, str(bad))
-    assert type(caught.value.__cause__) is cause
-    assert repr(str(bad)) in str(caught.value)
-
-
-@pytest.mark.parametrize("policy", ["raise", "replace", "skip"])
-def test_a_transforms_error_keeps_its_type_whatever_the_policy(pool: ThreadPool | None, policy: str) -> None:
-    maker = _maker(policy)
-    batch = maker.start(pool, _items([1, 7]), Plan(), _parameters(2))
-    with pytest.raises(ZeroDivisionError, match="own error") as caught:
-        batch.wait()
-    assert any(
-        "sample 1" in note and "'7'" in note for note in getattr(caught.value, "__notes__", ["sample 1 '7'"])
-    )
-    assert maker.bad.count == 0
-
-
-def test_an_error_of_finish_is_one_of_a_transform(pool: ThreadPool | None) -> None:
-    def finish(value: Any, number: int) -> Any:
-        raise LookupError("in finish")
-
-    batch = _maker("skip").start(pool, _items([1]), Plan(), _parameters(1), finish=finish)
     with pytest.raises(LookupError, match="in finish"):
-        batch.wait()
+        _start(make("skip"), pool, [1, 1, 2], finish=finish).wait()
 
 
-def test_the_first_error_by_position_is_raised_whoever_is_first_in_time() -> None:
+def test_the_first_error_by_position_is_raised(make: Make) -> None:
     second_failed = threading.Event()
 
     def read(path: str) -> bytes:
@@ -216,70 +162,28 @@ def test_the_first_error_by_position_is_raised_whoever_is_first_in_time() -> Non
         return _read(path)
 
     pool = ThreadPool(2)
-    batch = _maker(read=read).start(pool, _items([5, 9]), Plan(), _parameters(2))
     with pytest.raises(BadSampleError) as caught:
-        batch.wait()
+        _start(make(read=read), pool, [5, 9]).wait()
     assert caught.value.index == 0
     pool.close()
 
 
-# ---- skip -----------------------------------------------------------------------------------
-
-
-def test_skip_says_which_samples_are_there(pool: ThreadPool | None) -> None:
-    maker = _maker("skip")
-    batch = maker.start(pool, _items([9, 1, 8, 2, 5]), Plan(), _parameters(5))
-    assert batch.wait() == [1, 3]
-    assert _values(batch) == [101, 302]
-    assert maker.bad.count == 3
-
-
-def test_skip_everything(pool: ThreadPool | None) -> None:
-    assert _maker("skip").start(pool, _items([9, 8, 5]), Plan(), _parameters(3)).wait() == []
-
-
-def test_the_error_budget_ends_skipping(pool: ThreadPool | None) -> None:
-    maker = _maker(BadSamples("skip", max_errors=1))
-    assert maker.start(pool, _items([9, 1]), Plan(), _parameters(2)).wait() == [1]
-    batch = maker.start(pool, [Item(5, "8", 0)], Plan(), _parameters(1))
-    with pytest.raises(TooManyBadSamplesError, match="max_errors=1"):
-        batch.wait()
-
-
-# ---- replace --------------------------------------------------------------------------------
-
-
-def test_replace_asks_for_others_until_one_is_good(pool: ThreadPool | None) -> None:
+def test_replace_asks_for_others_until_one_is_good(pool: ThreadPool | None, make: Make) -> None:
     asked: list[tuple[int, int]] = []
 
     def substitute(number: int, attempt: int) -> Item:
         asked.append((number, attempt))
         return Item(50 + attempt, {1: "9", 2: "8", 3: "4"}[attempt], 0)
 
-    maker = _maker("replace")
-    batch = maker.start(pool, _items([1, 5]), Plan(), _parameters(2), substitute=substitute)
-    assert _values(batch) == [1, 104]  # with the parameters of the sample that it stands for
+    maker = make("replace")
+    # With the parameters of the sample that it replaces.
+    assert _values(_start(maker, pool, [1, 5], substitute=substitute)) == [1, 104]
     assert asked == [(1, 1), (1, 2), (1, 3)]
     assert maker.bad.count == 3
 
 
-def test_replace_gives_up_when_there_is_no_other(pool: ThreadPool | None) -> None:
-    def substitute(number: int, attempt: int) -> Item | None:
-        return Item(50 + attempt, "9", 1) if attempt <= 4 else None
-
-    batch = _maker("replace").start(pool, _items([1, 5]), Plan(), _parameters(2), substitute=substitute)
-    with pytest.raises(BadSampleError) as caught:
-        batch.wait()
-    assert (caught.value.index, caught.value.path) == (1, "5")
-    for part in ("sample 1", "'5'", "4 tried", "class 1"):
-        assert part in str(caught.value)
-
-
-# ---- giving up, and letting go --------------------------------------------------------------------
-
-
-def test_cancel_keeps_samples_from_being_begun() -> None:
-    entered, opened, begun = threading.Event(), threading.Event(), []
+def test_cancel_keeps_samples_from_being_begun(make: Make) -> None:
+    entered, opened, begun = threading.Event(), threading.Event(), list[str]()
 
     def read(path: str) -> bytes:
         begun.append(path)
@@ -288,7 +192,7 @@ def test_cancel_keeps_samples_from_being_begun() -> None:
         return _read(path)
 
     pool = ThreadPool(1)
-    batch = _maker(read=read).start(pool, _items([1, 2, 3]), Plan(), _parameters(3))
+    batch = _start(make(read=read), pool, [1, 2, 3])
     assert entered.wait(WAIT_S)
     batch.cancel()
     with pytest.raises(ClosedError):
@@ -298,44 +202,95 @@ def test_cancel_keeps_samples_from_being_begun() -> None:
     assert begun == ["1"]
 
 
-@pytest.mark.parametrize("policy", ["raise", "skip", "replace"])
-@pytest.mark.parametrize("values", [[1, 2, 3], [1, 9, 8], [7, 7, 1], [9, 5, 8]], ids=str)
+@pytest.mark.usefixtures("no_gc")
+@pytest.mark.parametrize("end", ["raise", "skip", "replace", "cancel"])
 def test_a_batch_is_freed_without_the_garbage_collector(
-    pool: ThreadPool | None, policy: str, values: list[int]
+    pool: ThreadPool | None, make: Make, end: str
 ) -> None:
-    gc.collect()
-    gc.disable()
-    try:
+    for values in ([1, 2, 3], [1, 9, 8], [7, 7, 1], [9, 5, 8])[: 1 if end == "cancel" else 4]:
         memory = np.zeros((3, 4), np.int64)
         gone = weakref.ref(memory)
-        batch: PendingBatch | None = _maker(policy).start(
-            pool, _items(values), Plan(), _parameters(3), memory,
+        batch: PendingBatch | None = _start(
+            make("raise" if end == "cancel" else end), pool, values, memory,
             substitute=lambda number, attempt: Item(50, "4", 0) if attempt < 3 else None,
         )  # fmt: skip
         del memory
         assert batch is not None
         with contextlib.suppress(BadSampleError, ZeroDivisionError):
-            batch.wait()
+            batch.cancel() if end == "cancel" else batch.wait()
         batch = None
         if pool:  # a thread may still be leaving the batch's last task
-            pool.submit(lambda number: None, 8).wait()
-            pool.close()
+            threads = len(pool._running)
+            meet = threading.Barrier(threads, timeout=WAIT_S)
+            pool.submit(lambda number, meet=meet: meet.wait() and None, threads).wait()  # type: ignore[misc]
         assert gone() is None
-    finally:
-        gc.enable()
 
 
-def test_a_cancelled_batch_is_freed_without_the_garbage_collector() -> None:
-    gc.collect()
-    gc.disable()
-    try:
-        pool, memory = ThreadPool(1), np.zeros((3, 4), np.int64)
-        gone = weakref.ref(memory)
-        batch = _maker().start(pool, _items([1, 2, 3]), Plan(), _parameters(3), memory)
-        batch.cancel()
-        del memory, batch
-        pool.close()
-        del pool
-        assert gone() is None
-    finally:
-        gc.enable()
+# Images of a batch that are decoded by one call.
+
+
+class Part:
+    """Remembers the pixels that it was given."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.given: Any = None
+
+    def encoded(self) -> bytes:
+        return self.name.encode()
+
+    def give(self, box: Box, pixels: Any) -> None:
+        self.given = box, pixels
+
+
+def _begin(
+    pool: ThreadPool | None,
+    images: Sequence[Part],
+    decode: Callable[[Sequence[Any]], Any],
+    make: Callable[[int], None],
+    asked: Callable[[int], Any] | None = None,
+    width: int = 1,
+) -> Any:
+    ask: Any = asked or (lambda number: [(images[number], Box(0, 0, number, 1))])
+
+    def asked_of(numbers: Sequence[int]) -> Any:
+        assert 1 <= len(numbers) <= width
+        return [ask(number) for number in numbers]
+
+    return decoded_together(
+        pool, Decoder(decode), len(images), asked_of, make, lambda nanoseconds: None, width=width
+    )
+
+
+def _wait(jobs: Sequence[Any]) -> None:
+    for job in jobs:
+        job.wait()
+
+
+@pytest.mark.parametrize("width", [1, 2, 8])
+def test_one_call_decodes_all_between_opening_and_making(pool: ThreadPool | None, width: int) -> None:
+    images, calls, made = [Part("a"), Part("b"), Part("c")], list[Any](), list[Any]()
+
+    def decode(parts: Sequence[Any]) -> list[str]:
+        calls.append(list(parts))
+        return [blob.decode().upper() for blob, _ in parts]
+
+    jobs = _begin(pool, images, decode, lambda n: made.append((n, images[n].given)), width=width)
+    _wait(jobs)
+    assert calls == [[(b"a", Box(0, 0, 0, 1)), (b"b", Box(0, 0, 1, 1)), (b"c", Box(0, 0, 2, 1))]]
+    assert sorted(made) == [(n, (Box(0, 0, n, 1), "ABC"[n])) for n in range(3)]
+    assert all(job.done() for job in jobs)
+
+
+@pytest.mark.parametrize("where", ["decoder", "asked"])
+def test_an_error_is_raised_and_nothing_is_made(pool: ThreadPool | None, where: str) -> None:
+    made: list[int] = []
+
+    def fail(_: Any) -> Any:
+        raise KeyboardInterrupt if where == "asked" else MemoryError("of the device")
+
+    images = [Part("a"), Part("b")]
+    jobs = _begin(pool, images, fail, made.append, fail if where == "asked" else None)
+    with pytest.raises(KeyboardInterrupt if where == "asked" else MemoryError):
+        _wait(jobs)
+    assert not made

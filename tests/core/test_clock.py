@@ -1,41 +1,27 @@
+"""Times of stages, and NVTX ranges with a module that notes them instead of the real one."""
+
 from __future__ import annotations
 
 import copy
+import json
+import os
 import pickle
+import subprocess
+import sys
 import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from fastpipe.core import clock as module
 from fastpipe.core.clock import StageClock
+from fastpipe.core.files import read_file
 
 
-def test_durations_of_a_stage_add_up() -> None:
-    clock = StageClock()
-    clock.add("read", 1_000_000_000)
-    clock.add("read", 500_000_000)
-    clock.add("decode", 250_000_000)
-    assert clock.totals() == {"read": 1.5, "decode": 0.25}
-
-
-def test_a_new_clock_is_empty() -> None:
-    clock = StageClock()
-    clock.add("x", 0)
-    assert StageClock().totals() == {}
-
-
-def test_reset_starts_from_zero_in_every_thread() -> None:
-    clock = StageClock()
-    clock.add("read", 5)
-    thread = threading.Thread(target=clock.add, args=("read", 7))
-    thread.start()
-    thread.join()
-    clock.reset()
-    assert clock.totals() == {}
-    clock.add("read", 1_000_000_000)
-    assert clock.totals() == {"read": 1.0}
-
-
-def test_threads_add_up_and_are_remembered_after_their_end() -> None:
+def test_a_clock_adds_up_in_all_threads_until_it_is_reset() -> None:
     clock, start = StageClock(), threading.Barrier(8)
 
     def work() -> None:
@@ -49,33 +35,132 @@ def test_threads_add_up_and_are_remembered_after_their_end() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert clock.totals() == pytest.approx({"decode": 0.008, "read": 0.016})
-
-
-def test_totals_may_be_asked_for_while_threads_add() -> None:
-    clock, stop = StageClock(), threading.Event()
-
-    def work() -> None:
-        number = 0
-        while not stop.is_set():
-            clock.add(f"stage {number % 500}", 1)
-            number += 1
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        seen = [sum(clock.totals().values()) for _ in range(200)]
-    finally:
-        stop.set()
-        thread.join()
-    assert seen == sorted(seen)
-
-
-@pytest.mark.parametrize(
-    "duplicate", [copy.copy, copy.deepcopy, lambda clock: pickle.loads(pickle.dumps(clock))]
-)
-def test_a_copy_starts_from_zero(duplicate: object) -> None:
-    clock = StageClock()
+    clock.add("read", 1_000_000_000)
+    assert clock.totals() == pytest.approx({"decode": 0.008, "read": 1.016})
+    assert StageClock().totals() == {}
+    for duplicate in (copy.copy(clock), copy.deepcopy(clock), pickle.loads(pickle.dumps(clock))):
+        assert duplicate.totals() == {}
+    clock.reset()
+    assert clock.totals() == {}
     clock.add("read", 3)
-    assert duplicate(clock).totals() == {}  # type: ignore[operator]
     assert clock.totals() == {"read": 3e-9}
+
+
+_FAKE = """
+import threading
+calls = []
+def push_range(message=None, color="blue", domain=None):
+    calls.append((threading.get_ident(), message))
+def pop_range(domain=None):
+    calls.append((threading.get_ident(), None))
+"""
+_SCRIPT = """
+import json, sys
+import torch
+from torchvision import transforms
+import fastpipe, nvtx
+transform = transforms.Compose([transforms.Resize((8, 8)), transforms.ToTensor()])
+for backend in ("auto", "pillow"):
+    nvtx.calls.clear()
+    dataset = fastpipe.FastImageFolder(sys.argv[1], transform, decode=fastpipe.Decode(backend))
+    loader = fastpipe.FastLoader(dataset, batch_size=4, device="cpu", augment=lambda *batch: list(batch))
+    for _ in loader:
+        pass
+    print(json.dumps(nvtx.calls))
+"""
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    module._marks.cache_clear()
+    yield
+    module._marks.cache_clear()
+
+
+def test_every_range_of_a_loader_ends_in_the_thread_that_began_it(photo_tree: Path, tmp_path: Path) -> None:
+    (tmp_path / "nvtx.py").write_text(_FAKE)
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", _SCRIPT, str(photo_tree)],
+        capture_output=True, text=True, env={**os.environ, "FASTPIPE_NVTX": "1", "PYTHONPATH": path}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for backend, calls in zip(("auto", "pillow"), done.stdout.splitlines(), strict=True):
+        stacks: dict[int, list[str]] = {}
+        within: dict[str, set[tuple[str, ...]]] = {}
+        for thread, message in json.loads(calls):
+            stack = stacks.setdefault(thread, [])
+            if message is None:
+                stack.pop()
+            else:
+                within.setdefault(message.removeprefix("fastpipe."), set()).add(tuple(stack))
+                stack.append(message.removeprefix("fastpipe."))
+        assert not any(stacks.values())
+        assert within["wait"] == {()}
+        if backend == "auto":  # the engine's threads know nothing of Python
+            assert within.keys() == {"wait", "collate", "transfer", "augment"}
+            continue
+        assert len(stacks) >= 2
+        stages = {"wait", "collate", "transfer", "augment", "sample", "read", "decode", "transform"}
+        assert within.keys() == stages
+        assert within["read"] == {("sample",)}
+        assert within["decode"] <= {("sample", "transform"), ("sample",)}
+
+
+class Notes(list[Any]):
+    """Remembers the beginnings and ends of ranges."""
+
+    def push(self, name: str) -> None:
+        self.append(name)
+
+    def pop(self) -> None:
+        self.append(None)
+
+
+def test_a_range_ends_also_where_the_function_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def function(number: int) -> int:
+        """Of the script."""
+        return 1 // number
+
+    for value in (None, "", "0"):
+        monkeypatch.delenv("FASTPIPE_NVTX", raising=False)
+        if value is not None:
+            monkeypatch.setenv("FASTPIPE_NVTX", value)
+        assert module.ranged("read")(function) is function
+    assert not hasattr(read_file, "__wrapped__")  # of this process, which was not asked
+    notes = Notes()
+    monkeypatch.setenv("FASTPIPE_NVTX", "1")
+    monkeypatch.setattr(module, "_marks", lambda: (notes.push, notes.pop))
+    outer = module.ranged("outer")(module.ranged("inner")(function))
+    assert outer(1) == 1 and outer.__doc__ == "Of the script."
+    with pytest.raises(ZeroDivisionError):
+        outer(number=0)
+    assert notes == ["fastpipe.outer", "fastpipe.inner", None, None] * 2
+
+
+@pytest.mark.parametrize("has_gpu", [True, False])
+def test_torch_makes_ranges_where_it_has_a_gpu_and_the_package_otherwise(
+    has_gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_torch, of_package = Notes(), Notes()
+    nvtx = SimpleNamespace(range_push=of_torch.push, range_pop=of_torch.pop)
+    torch = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: has_gpu, nvtx=nvtx))
+    package = SimpleNamespace(push_range=of_package.push, pop_range=of_package.pop)
+    for name, fake in (("torch", torch), ("nvtx", package)):
+        monkeypatch.setitem(sys.modules, name, fake)
+    push, pop = module._marks()
+    push("a")
+    pop()
+    assert (of_torch if has_gpu else of_package) == ["a", None]
+    assert not (of_package if has_gpu else of_torch)
+
+
+def test_a_missing_package_is_warned_about_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("FASTPIPE_NVTX", "1")
+    for name in ("torch", "nvtx"):
+        monkeypatch.setitem(sys.modules, name, None)
+    double = module.ranged("double")(lambda number: 2 * number)
+    assert [double(1), double(2)] == [2, 4]
+    assert len(caplog.messages) == 1 and "pip install nvtx" in caplog.text

@@ -1,106 +1,243 @@
+"""Reading regular files whole or in parts, also more of them than the process may have open."""
+
 from __future__ import annotations
 
 import errno
 import os
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import h5py
+import numpy as np
+import numpy.ma  # NumPy imports it late, which takes a descriptor
 import pytest
+import tifffile
+import torch
 from odd_images import write_fifo
+from PIL import Image
+from torch.utils.data import DataLoader
 
+from fastpipe import FastHDF5Dataset, FastImageFolder, FastLoader, FastPatchDataset
 from fastpipe.core import files
 from fastpipe.core.files import open_file, read_file, regular_status
+from fastpipe.core.reads import ChunkError, read_bytes, read_fully
+from fastpipe.sampling import Grid
+
+COUNT = 60  # files of each kind
+InChild = Callable[[Callable[[], object]], None]
 
 
 @pytest.mark.parametrize("size", [0, 1, 4095, 4096, 1_000_003])
-def test_reads_everything(tmp_path: Path, size: int) -> None:
+def test_all_of_a_file_is_read(tmp_path: Path, size: int) -> None:
     content = os.urandom(size)
-    path = tmp_path / "x.jpg"
-    path.write_bytes(content)
-    assert read_file(str(path)) == content
+    (tmp_path / "x.jpg").write_bytes(content)
+    assert read_file(str(tmp_path / "x.jpg")) == content
 
 
-@pytest.mark.parametrize("most", [1, 7])
-def test_short_reads_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    path = tmp_path / "x.jpg"
-    path.write_bytes(b"0123456789" * 3)
-    real = os.read
-    monkeypatch.setattr(files.os, "read", lambda descriptor, count: real(descriptor, min(count, most)))
-    assert read_file(str(path)) == b"0123456789" * 3
-
-
-def test_a_file_that_grows_after_its_size_was_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "x.jpg"
-    path.write_bytes(b"0123456789")
-    real = os.fstat
+def test_short_reads_and_a_file_that_grows_are_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "x.jpg").write_bytes(b"0123456789" * 3)
+    real = os.read, os.fstat
 
     def smaller(descriptor: int) -> os.stat_result:
-        status = list(real(descriptor))
+        status = list(real[1](descriptor))
         status[6] = 4
         return os.stat_result(status)
 
+    for most in (1, 7):
+        monkeypatch.setattr(files.os, "read", lambda descriptor, count: real[0](descriptor, min(count, most)))
+        assert read_file(str(tmp_path / "x.jpg")) == b"0123456789" * 3
     monkeypatch.setattr(files.os, "fstat", smaller)
-    assert read_file(str(path)) == b"0123456789"
-
-
-def test_a_folder_with_an_image_s_name(tmp_path: Path) -> None:
-    (tmp_path / "x.jpg").mkdir()
-    with pytest.raises(IsADirectoryError) as raised:
-        read_file(str(tmp_path / "x.jpg"))
-    assert raised.value.filename == str(tmp_path / "x.jpg")
+    assert read_file(str(tmp_path / "x.jpg")) == b"0123456789" * 3
 
 
 @pytest.mark.hang_after(20)
-def test_a_fifo_is_an_error_at_once(tmp_path: Path) -> None:
-    path = write_fifo(tmp_path)
-    with pytest.raises(OSError, match="Not a regular file") as raised:
-        read_file(str(path))
-    assert raised.value.filename == str(path)
-
-
-def test_a_device_is_an_error() -> None:
-    with pytest.raises(OSError, match="Not a regular file"):
-        read_file(os.devnull)
-
-
-def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError) as raised:
-        read_file(str(tmp_path / "no.jpg"))
-    assert raised.value.filename == str(tmp_path / "no.jpg")
-
-
-def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: str, *_: object, **__: object) -> int:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
-
-    monkeypatch.setattr(files.os, "open", refuse)
-    with pytest.raises(PermissionError) as raised:
-        read_file(str(tmp_path / "x.jpg"))
-    assert raised.value.filename == str(tmp_path / "x.jpg")
-
-
-def test_descriptors_are_closed_after_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "x.jpg"
-    path.write_bytes(b"x")
-
-    def fail(descriptor: int, count: int) -> bytes:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    before = set(os.listdir("/proc/self/fd"))
-    with monkeypatch.context() as patch:
-        patch.setattr(files.os, "read", fail)
-        with pytest.raises(OSError, match="Input/output error"):
-            read_file(str(path))
-    assert set(os.listdir("/proc/self/fd")) == before
-
-
-@pytest.mark.hang_after(20)
-def test_what_a_library_opens_by_its_path_is_a_regular_file(tmp_path: Path) -> None:
-    path = write_fifo(tmp_path)
-    with pytest.raises(OSError, match="Not a regular file"):
-        regular_status(str(path))
-    with pytest.raises(OSError, match="Not a regular file"), open(path, "rb", opener=open_file):
-        pass
-    with pytest.raises(IsADirectoryError):
-        regular_status(str(tmp_path))
+def test_anything_but_a_regular_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "folder.jpg").mkdir()
+    fifo = str(write_fifo(tmp_path))
+    for path, kind, message in (
+        (str(tmp_path / "folder.jpg"), IsADirectoryError, "directory"),
+        (fifo, OSError, "Not a regular file"),
+        (os.devnull, OSError, "Not a regular file"),
+        (str(tmp_path / "no.jpg"), FileNotFoundError, "No such file"),
+    ):
+        with pytest.raises(kind, match=message) as raised:
+            read_file(path)
+        assert raised.value.filename == path
+        with pytest.raises(kind, match=message):
+            regular_status(path)
+        with pytest.raises(kind, match=message), open(path, "rb", opener=open_file):
+            pass
     (tmp_path / "x").write_bytes(b"123")
     assert regular_status(str(tmp_path / "x")).st_size == 3
+
+
+def test_an_error_of_the_system_keeps_its_name_and_leaves_no_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "x.jpg")
+    Path(path).write_bytes(b"x")
+    before = set(os.listdir("/proc/self/fd"))
+    for name, number, given in (("open", errno.EACCES, path), ("read", errno.EIO, None)):
+
+        def fail(*_: object, number: int = number, given: Any = given, **__: object) -> Any:
+            raise OSError(number, os.strerror(number), given)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(files.os, name, fail)
+            with pytest.raises(OSError, match=os.strerror(number)) as raised:
+                read_file(path)
+        assert given is None or raised.value.filename == path
+        assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_file_that_ends_within_a_part_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"abcdef")
+    with open(tmp_path / "x", "rb") as file:
+        out = np.empty(4, np.uint8)
+        read_fully(file.fileno(), out, 1)
+        assert out.tobytes() == b"bcde" == read_bytes(file.fileno(), 1, 4)
+        with pytest.raises(ChunkError, match="ends within"):
+            read_fully(file.fileno(), out, 3)
+        with pytest.raises(ChunkError, match="ends within"):
+            read_bytes(file.fileno(), 3, 1 << 60)
+
+
+# Datasets of more files than the process may have open.
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("many")
+    (made / "images" / "a").mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for number in range(COUNT):
+        values = rng.random((4, 6)).astype(np.float32)
+        with h5py.File(made / f"{number}.h5", "w") as file:
+            file.create_dataset("x", data=values, chunks=(1, 6), compression="gzip")
+            file.create_dataset("library", data=values, chunks=(2, 6), scaleoffset=3)
+        np.save(made / f"{number}.npy", values)
+        tifffile.imwrite(made / f"{number}.tif", values, photometric="minisblack", compression="zlib")
+        ending = "png" if number % 2 else "jpg"
+        Image.fromarray((values * 255).astype(np.uint8)).save(made / "images" / "a" / f"{number}.{ending}")
+    return made
+
+
+def _as_tensor(image: Image.Image) -> torch.Tensor:
+    return torch.from_numpy(np.array(image))
+
+
+def _rows(folder: Path, key: str) -> Any:
+    return FastHDF5Dataset([folder / f"{n}.h5" for n in range(COUNT)], key, bad_samples="skip")
+
+
+def _patches(folder: Path, name: str) -> Any:
+    paths = [folder / name.format(n) for n in range(COUNT)]
+    return FastPatchDataset(paths, (2, 3), sampling=Grid(), bad_samples="skip")
+
+
+MADE: dict[str, Callable[[Path], Any]] = {
+    "rows": lambda folder: _rows(folder, "x"),
+    "rows, by the library": lambda folder: _rows(folder, "library"),
+    "patches of HDF5": lambda folder: _patches(folder, "{}.h5/x"),
+    "patches of HDF5, by the library": lambda folder: _patches(folder, "{}.h5/library"),
+    "patches of NumPy": lambda folder: _patches(folder, "{}.npy"),
+    "patches of TIFF": lambda folder: _patches(folder, "{}.tif"),
+    "images": lambda folder: FastImageFolder(folder / "images", _as_tensor, bad_samples="skip"),
+}
+few_kinds = pytest.mark.parametrize("name", ["rows", "patches of NumPy", "images"])
+
+
+@contextmanager
+def _limit(left: int) -> Iterator[None]:
+    """Let this process open so many more files than it has."""
+    descriptor = os.open(os.devnull, os.O_RDONLY)
+    os.close(descriptor)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptor + left, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@contextmanager
+def _nothing_left() -> Iterator[None]:
+    taken = []
+    with _limit(20):
+        try:
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        except OSError as error:
+            assert error.errno == errno.EMFILE
+        try:
+            yield
+        finally:
+            for descriptor in taken:
+                os.close(descriptor)
+
+
+def _values(loader: Any) -> torch.Tensor:
+    return torch.cat([batch[0] if isinstance(batch, list) else batch for batch in loader])
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_more_files_than_may_be_open(folder: Path, in_child: InChild, name: str) -> None:
+    def with_few() -> None:
+        wanted = _values(FastLoader(MADE[name](folder), 16))
+        with _limit(16):
+            dataset = MADE[name](folder)
+            for kind in (FastLoader, DataLoader):
+                assert torch.equal(_values(kind(dataset, 16)), wanted)
+            os.close(os.open(os.devnull, os.O_RDONLY))  # some are left for the script
+
+    in_child(with_few)
+
+
+@few_kinds
+def test_workers_with_few_descriptors(folder: Path, in_child: InChild, name: str) -> None:
+    def with_few() -> None:
+        dataset = MADE[name](folder)
+        wanted = _values(FastLoader(dataset, 16))
+        with _limit(40):
+            loader = FastLoader(dataset, 16, num_workers=2, workers="processes")
+            assert torch.equal(_values(loader), wanted)
+
+    in_child(with_few)
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_without_a_descriptor_nothing_is_damaged(folder: Path, in_child: InChild, name: str) -> None:
+    def with_none() -> None:
+        dataset = MADE[name](folder)
+        dataset.__getitems__([0, 1])  # modules are imported, and memory is made
+        for close in files._closing:
+            close()
+        with _nothing_left():
+            for call in (
+                lambda: dataset[5],
+                lambda: dataset.__getitems__([3, 4]),
+                lambda: MADE[name](folder),
+            ):
+                with pytest.raises(OSError, match=r"Too many open files: .*ulimit -n") as raised:
+                    call()
+                assert raised.value.errno == errno.EMFILE
+        assert len(dataset.__getitems__([3, 4])) == 2
+
+    in_child(with_none)
+
+
+def test_files_that_are_idle_make_room_for_others(folder: Path, in_child: InChild) -> None:
+    def with_idle() -> None:
+        dataset, images = MADE["rows"](folder), MADE["images"](folder)
+        wanted = _values(FastLoader(dataset, 16))  # its files stay open
+        images.__getitems__([3, 4])
+        with _nothing_left():
+            assert len(images.__getitems__([3, 4])) == 2
+        assert torch.equal(_values(FastLoader(dataset, 16)), wanted)
+
+    in_child(with_idle)

@@ -1,4 +1,4 @@
-"""Batches to a device.  What needs CUDA is marked; the way of a batch is the same on the CPU."""
+"""Batches to a device."""
 
 from __future__ import annotations
 
@@ -43,24 +43,20 @@ def test_tensors_are_mapped_in_any_structure() -> None:
     assert batch["x"].device.type == "cpu", "the batch given is as it was"
 
 
-def test_a_batch_class_of_the_users_moves_itself_and_stays_there() -> None:
-    batch = {"x": torch.ones(1), "own": [_Batch()], "name": "a"}
-    for transfer in (Transfer(torch.device("meta")),):
-        moved = transfer.start(batch, lambda moved: moved)()
-        assert moved["own"][0].device.type == moved["x"].device.type == "meta"
-        assert moved["name"] == "a"
-        # As where the batch is used: what is no tensor is left alone.
-        assert map_tensors(moved, lambda tensor: tensor)["own"][0] is moved["own"][0]
-
-
-def test_a_packed_sequence_moves_itself() -> None:
+def test_batches_that_move_themselves_stay_there() -> None:
     packed = torch.nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)])
-    moved = Transfer(torch.device("meta")).start([packed], lambda moved: moved)()[0]
-    assert type(moved) is type(packed) and moved.data.device.type == "meta"
-    assert moved.batch_sizes.device.type == "cpu" and torch.equal(moved.batch_sizes, packed.batch_sizes)
+    batch = {"x": torch.ones(1), "own": [_Batch()], "name": "a", "packed": packed}
+    moved = Transfer(torch.device("meta")).start(batch, lambda moved: moved)()
+    assert moved["own"][0].device.type == moved["x"].device.type == "meta"
+    assert moved["name"] == "a"
+    # As where the batch is used: what is no tensor is left alone.
+    assert map_tensors(moved, lambda tensor: tensor)["own"][0] is moved["own"][0]
+    assert type(moved["packed"]) is type(packed) and moved["packed"].data.device.type == "meta"
+    sizes = moved["packed"].batch_sizes
+    assert sizes.device.type == "cpu" and torch.equal(sizes, packed.batch_sizes)
 
 
-def test_a_device_that_is_not_there() -> None:
+def test_a_missing_device_is_an_error() -> None:
     assert checked_device("cpu") == torch.device("cpu")
     with pytest.raises(OptionError, match="must be a device of torch's, got 'gpu'"):
         checked_device("gpu")

@@ -1,10 +1,8 @@
-"""Batches that the native core makes: torchvision's samples, bit for bit, and errors as the way through Python has them."""
+"""Batches that the native core makes: torchvision's samples, bit for bit, and the errors of the way through Python."""
 
 from __future__ import annotations
 
 import io
-import json
-import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,21 +15,17 @@ from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 from odd_images import write_fifo
 from PIL import Image
-from torch.utils.data import ConcatDataset, DataLoader, Subset
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 from transform_chains import chains
 
-from fastpipe import BadSamples, Decode, FastImageFolder, FastLoader
+from fastpipe import Decode, FastImageFolder
 from fastpipe.bench.synthetic import photograph
-from fastpipe.core.native import native
-from fastpipe.core.sample_tables import paths_of
 from fastpipe.core.types import Key
 from fastpipe.errors import BadSampleError
 from fastpipe.images import batch as images_batch
 from fastpipe.torch.randomness import keyed
-from fastpipe.torch.runtime import ImageSource
 
 # torchvision says so when antialias=False has no effect on PIL images.
 pytestmark = pytest.mark.filterwarnings("ignore:Anti-alias option is always applied")
@@ -107,8 +101,6 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
     return found
 
 
-# ---- values -------------------------------------------------------------------------------------------
-
 CHAINS = st.sampled_from([v1, v2]).flatmap(chains)
 
 
@@ -149,13 +141,7 @@ SEED = st.integers(0, 2**32)
 EVERY = list(range(len(KINDS) * len(SIZES)))
 
 
-def check(
-    datasets: tuple[FastImageFolder, FastImageFolder],
-    chain: list[Any],
-    numbers: list[int],
-    seed: int,
-    last: bool,
-) -> None:
+def check(datasets: Any, chain: list[Any], numbers: list[int], seed: int, last: bool) -> None:
     key = Key(seed, 0, np.arange(len(numbers)))
     made = []
     for dataset in datasets:
@@ -185,14 +171,12 @@ def check(
         assert_same(image, expected, strides=False)
 
 
-@settings(max_examples=400)
+@settings(max_examples=60)
 @given(chain=CHAINS, numbers=NUMBERS, seed=SEED, last=st.booleans())
-@example(chain=CLASSIC, numbers=EVERY, seed=1, last=False)
 @example(chain=CLASSIC, numbers=EVERY, seed=2, last=True)
 @example(chain=MODERN, numbers=EVERY, seed=3, last=False)
 @example(chain=[v1.Resize(32), v1.CenterCrop(28), v1.ToTensor()], numbers=EVERY, seed=0, last=False)
 @example(chain=[v1.RandomCrop(32, 4, pad_if_needed=True), *CLASSIC[1:]], numbers=EVERY, seed=0, last=False)
-@example(chain=[v1.RandomResizedCrop(20), v1.RandomVerticalFlip()], numbers=EVERY, seed=0, last=False)
 @example(chain=[v1.RandomResizedCrop(20), v1.Grayscale(1), v1.ToTensor()], numbers=EVERY, seed=0, last=True)
 @example(chain=[v1.RandomHorizontalFlip(1.0)], numbers=EVERY, seed=0, last=False)
 def test_native_batches_are_torchvisions(
@@ -210,66 +194,20 @@ def test_native_batches_are_torchvisions_at_length(
     check(datasets, chain, numbers, seed, last)
 
 
-@pytest.mark.parametrize(
-    "chain", [CLASSIC, MODERN, [v1.Resize((9, 9))], [v1.RandomResizedCrop(24), v1.ToTensor()]]
-)
 def test_python_makes_only_what_the_core_is_not_trusted_with(
-    datasets: Any, chain: list[Any], counted: Counted, monkeypatch: pytest.MonkeyPatch
+    datasets: Any, counted: Counted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dataset = datasets[0]
-    dataset.transform, dataset.memory_format = v1.Compose(chain), torch.contiguous_format
+    dataset, opened = datasets[0], list[str]()
     others = 2 * len(SIZES)  # CMYK and PNG
-    dataset.__getitems__(EVERY)
-    assert (counted.made, counted.left) == (len(EVERY) - others, others)
-    opened, real = [], ImageSource.read
-
-    def read(self: Any, path: str) -> Any:
-        opened.append(path)
-        return real(self, path)
-
-    monkeypatch.setattr(dataset._running().maker, "read", lambda path: read(dataset._running()._source, path))
-    dataset.__getitems__(EVERY[:-others])
+    for chain in (CLASSIC, MODERN, [v1.Resize((9, 9))]):
+        dataset.transform, dataset.memory_format = v1.Compose(chain), torch.contiguous_format
+        counted.made = counted.left = 0
+        dataset.__getitems__(EVERY)
+        assert (counted.made, counted.left) == (len(EVERY) - others, others)
+        with monkeypatch.context() as patch:
+            patch.setattr(dataset._running().maker, "read", opened.append)
+            dataset.__getitems__(EVERY[:-others])
     assert not opened
-
-
-@pytest.mark.parametrize("last", [False, True])
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_outputs_of_every_type(datasets: Any, dtype: torch.dtype, last: bool, counted: Counted) -> None:
-    to = [v2.ToImage(), v2.ToDtype(dtype, scale=True)]
-    norm = [v2.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])] if dtype != torch.uint8 else []
-    for more in ([], norm):
-        check(datasets, [v2.RandomResizedCrop(24), v2.RandomHorizontalFlip(), *to, *more], EVERY, 5, last)
-    assert counted.made >= len(EVERY) - 2 * len(SIZES)
-    layout = torch.channels_last if last else torch.contiguous_format
-    (batch,) = [images for images, _ in FastLoader(datasets[0], batch_size=len(EVERY))]
-    assert batch.dtype == dtype
-    assert batch.is_contiguous(memory_format=layout)
-
-
-def test_pictures_have_the_info_of_image_folder(tmp_path: Path, counted: Counted) -> None:
-    (tmp_path / "a").mkdir()
-    exif = Image.Exif()
-    exif[0x010E] = "a description"
-    picture = Image.fromarray(photograph(np.random.default_rng(0), (40, 50)))
-    picture.save(
-        tmp_path / "a" / "0.jpg", exif=exif, dpi=(72, 99), comment=b"a comment", icc_profile=b"a profile"
-    )
-    picture.save(tmp_path / "a" / "1.jpg", progressive=True)
-    picture.save(tmp_path / "a" / "2.png", dpi=(50, 50))
-    for transform in (None, v1.Resize(20), v1.RandomHorizontalFlip(1.0), v1.Lambda(lambda image: image)):
-        fast, stock = FastImageFolder(tmp_path, transform, cache="off"), ImageFolder(tmp_path, transform)
-        together = fast.__getitems__([0, 1, 2])
-        for number in range(3):
-            expected = stock[number][0]
-            for made in (together[number][0], fast[number][0]):
-                assert_same(made, expected)
-                assert made.info == expected.info
-        assert "exif" in stock[0][0].info
-        fast.close()
-    assert counted.made
-
-
-# ---- samples that are bad -----------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -295,15 +233,8 @@ def mixed(tmp_path: Path) -> list[tuple[str, int]]:
     (tmp_path / "circle.jpg").symlink_to("circle.jpg")
     (tmp_path / "unreadable.jpg").symlink_to("/proc/self/mem")
     (tmp_path / "linked.jpg").symlink_to("0 good.jpg")
-    odd = [
-        "folder.jpg",
-        "link.jpg",
-        "circle.jpg",
-        "missing.jpg",
-        "linked.jpg",
-        "x" * 300 + ".jpg",
-        "0 good.jpg/x.jpg",
-    ]
+    odd = ["folder", "link", "circle", "missing", "linked", "x" * 300, "0 good.jpg/x"]
+    odd = [f"{name}.jpg" for name in odd]
     if os.path.exists("/proc/self/mem"):
         odd.append("unreadable.jpg")
     if hasattr(os, "mkfifo"):
@@ -351,84 +282,20 @@ def test_each_sample_is_the_same_or_the_same_error(mixed: Any, name: str, counte
         else:
             assert_same(one[0], expected[0])
             assert_same(many[0][0], expected_many[0][0])
-    assert bad >= 14
-    assert counted.made >= 28
-
-
-@pytest.mark.parametrize("name", TRANSFORMS)
-def test_a_batch_raises_the_error_of_its_first_bad_sample(mixed: Any, name: str) -> None:
-    ours, by_python = pair(mixed, TRANSFORMS[name])
-    for numbers in (range(len(mixed)), range(len(mixed) - 1, -1, -1), [0, 1], [0, 7, 2, 3, 1]):
+    for numbers in (
+        range(len(mixed)),
+        range(len(mixed) - 1, -1, -1),
+        [0, 7, 2, 3, 1],
+    ):  # the first error counts
         found = []
         for dataset in (ours, by_python):
             with keyed(Key(7, 0, np.arange(len(numbers)))):
-                found.append(outcome(lambda dataset=dataset: dataset.__getitems__(numbers)))
+                found.append(outcome(lambda dataset=dataset, some=numbers: dataset.__getitems__(some)))
         assert isinstance(found[1], BadSampleError)
         assert_same(*found)
+    assert bad >= 14
+    assert counted.made >= 28
 
-
-@pytest.mark.parametrize("name", TRANSFORMS)
-@pytest.mark.parametrize("policy", ["skip", "replace"])
-def test_policies_do_the_same(
-    mixed: Any, name: str, policy: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    logs = [tmp_path / "a.log", tmp_path / "b.log"]
-    epochs: list[list[Any]] = []
-    said: list[list[str]] = []
-    for log, dataset in zip(logs, pair(mixed, TRANSFORMS[name]), strict=True):
-        dataset.bad_samples = BadSamples(policy, log=log)
-        caplog.clear()
-        with caplog.at_level(logging.WARNING, "fastpipe.bad_samples"):
-            loader = FastLoader(dataset, batch_size=9, shuffle=True, collate_fn=list)
-            epochs.append([sample for _ in range(2) for batch in loader for sample in batch])
-        said.append(
-            sorted(record.getMessage() for record in caplog.records if "bad sample" in record.getMessage())
-        )
-    assert len(epochs[0]) == len(epochs[1]) > 0
-    for (image, target), (expected, other) in zip(*epochs, strict=True):
-        assert target == other
-        assert_same(image, expected)
-    assert said[0] == said[1]
-    assert len(said[0]) >= 14
-    lines = [
-        sorted(map(json.loads, log.read_text().splitlines()), key=lambda line: line["index"]) for log in logs
-    ]
-    assert lines[0] == lines[1]
-
-
-@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
-@pytest.mark.parametrize("limit", ["own", 70 * 93 - 1, 70 * 93, 2 * 70 * 93, None])
-def test_pillows_limit_of_pixels_holds(mixed: Any, limit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Above twice as many it raises."""
-    if limit != "own":
-        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit and limit // 2)
-    samples = [
-        sample for sample in mixed if ("huge" in sample[0] and limit is not None) or "behind" in sample[0]
-    ]
-    found = [
-        outcome(lambda dataset=dataset, n=number: dataset.__getitems__([n])[0][0])
-        for dataset in pair(samples, v1.Compose([v1.CenterCrop(9), v1.ToTensor()]))
-        for number in range(len(samples))
-    ]
-    for one, other in zip(found[: len(samples)], found[len(samples) :], strict=True):
-        assert_same(one, other)
-    assert isinstance(found[0], torch.Tensor) == (limit in ("own", None) or limit // 2 * 2 >= 70 * 93)
-
-
-@pytest.mark.parametrize("limit", [70 * 93 - 1, 70 * 93])
-def test_an_own_limit_of_pixels_holds(mixed: Any, limit: int, counted: Counted) -> None:
-    samples = [sample for sample in mixed if "behind" in sample[0]]
-    decode = Decode(max_pixels=limit)
-    dataset = FastImageFolder.from_samples(samples, TRANSFORMS["tensors"], cache="off", decode=decode)
-    if limit < 70 * 93:
-        with pytest.raises(BadSampleError, match=f"6510 pixels, more than Decode.max_pixels={limit}"):
-            dataset.__getitems__([0])
-    else:
-        assert len(dataset.__getitems__([0])) == 1
-    assert counted.made == (limit >= 70 * 93)
-
-
-# ---- names ----------------------------------------------------------------------------------------------
 
 NAMES = [
     "plain",
@@ -440,10 +307,8 @@ NAMES = [
     "\udcff\udc80",
     "x" * 251,
     "é" * 125 + "x",
-    "-",
-    "~",
-    "%s",
 ]
+NAMES += ["-", "~", "%s"]
 
 
 @pytest.mark.parametrize("prefix", ["a", "ü\udcfe"])
@@ -456,16 +321,12 @@ def test_files_of_any_name(tmp_path: Path, prefix: str, counted: Counted) -> Non
     except (OSError, UnicodeError):
         pytest.skip("this file system does not take such names: run it on one that does")
     transform = v1.Compose([v1.CenterCrop((20, 24)), v1.PILToTensor()])
-    fast, stock = (
-        FastImageFolder(tmp_path / prefix, transform, cache="off"),
-        ImageFolder(tmp_path / prefix, transform),
-    )
+    fast = FastImageFolder(tmp_path / prefix, transform, cache="off")
+    stock = ImageFolder(tmp_path / prefix, transform)
     assert list(fast.samples) == stock.samples
-    made = fast.__getitems__(range(len(NAMES)))
-    assert all(torch.equal(made[number][0], stock[number][0]) for number in range(len(NAMES)))
-    listed = FastImageFolder.from_samples(stock.samples, transform, cache="off")
-    made = listed.__getitems__(range(len(NAMES)))
-    assert all(torch.equal(made[number][0], stock[number][0]) for number in range(len(NAMES)))
+    for dataset in (fast, FastImageFolder.from_samples(stock.samples, transform, cache="off")):
+        made = dataset.__getitems__(range(len(NAMES)))
+        assert all(torch.equal(made[number][0], stock[number][0]) for number in range(len(NAMES)))
     assert (counted.made, counted.left) == (2 * len(NAMES), 0)
 
 
@@ -477,113 +338,3 @@ def test_a_name_with_a_zero_is_not_that_before_it(tmp_path: Path) -> None:
         found.append(outcome(lambda dataset=dataset: dataset.__getitems__([0])))
     assert isinstance(found[0], BadSampleError)
     assert_same(*found)
-
-
-def test_paths_are_packed_as_they_are(tmp_path: Path) -> None:
-    (tmp_path / "c").mkdir()
-    for name in ("a", "ü", "bb"):
-        (tmp_path / "c" / f"{name}.jpg").write_bytes(encoded((9, 9), {}))
-    dataset = FastImageFolder(tmp_path, cache="off")
-    for samples in (dataset.samples.frozen, list(dataset.samples)):
-        packed = paths_of(samples, np.array([2, 0, 2, 1]))
-        made = [
-            packed.prefix + packed.arena[start:end]
-            for start, end in zip(packed.starts, packed.ends, strict=True)
-        ]
-        assert made == [os.fsencode(dataset.samples[number][0]) for number in (2, 0, 2, 1)]
-
-
-# ---- around it ----------------------------------------------------------------------------------------------
-
-
-def test_samples_that_the_script_changes(files: list[str]) -> None:
-    transform = v1.Compose([v1.Resize((9, 9)), v1.PILToTensor()])
-    dataset = FastImageFolder.from_samples([(path, 0) for path in files[:20]], transform, cache="off")
-
-    def is_right() -> bool:
-        made = dataset.__getitems__(range(len(dataset.samples)))
-        return all(
-            torch.equal(image, transform(Image.open(path).convert("RGB"))) and target == wanted
-            for (image, target), (path, wanted) in zip(made, dataset.samples, strict=True)
-        )
-
-    assert is_right()
-    dataset.samples = [(path, number) for number, path in enumerate(files[30:50])]
-    assert is_right()
-    dataset.samples[3] = (files[60], "text")
-    assert is_right()
-    dataset.samples = tuple((Path(path), (number, 1.5)) for number, path in enumerate(files[:4]))
-    assert is_right()
-
-
-@pytest.mark.parametrize("kind", [FastLoader, DataLoader])
-def test_wrapped_datasets(files: list[str], kind: Any, counted: Counted) -> None:
-    transform = v1.Compose([v1.Resize((9, 9)), v1.PILToTensor()])
-    halves = [
-        FastImageFolder.from_samples([(path, 0) for path in part], transform, cache="off")
-        for part in (files[:40], files[40:80])
-    ]
-    whole = ConcatDataset(
-        [Subset(halves[0], range(39, 3, -3)), halves[1], Subset(Subset(halves[1], [5, 6, 7]), [2, 0])]
-    )
-    paths = [*files[:40][39:3:-3], *files[40:80], files[47], files[45]]
-    made = [image for images, _ in kind(whole, batch_size=7) for image in images]
-    assert len(made) == len(paths) == len(whole)
-    for image, path in zip(made, paths, strict=True):
-        assert torch.equal(image, transform(Image.open(path).convert("RGB")))
-    assert counted.made == len(paths)
-
-
-def test_user_code_behind_is_handed_finished_pictures(files: list[str], counted: Counted) -> None:
-    seen: list[Any] = []
-
-    def own(image: Any) -> torch.Tensor:
-        seen.append(image)
-        return torch.from_numpy(np.array(image))
-
-    transform = v1.Compose([v1.Resize((9, 12)), own])
-    dataset = FastImageFolder.from_samples([(path, 0) for path in files[:60]], transform, cache="off")
-    made = dataset.__getitems__(range(60))
-    assert all(isinstance(image, Image.Image) and image.size == (12, 9) for image in seen)
-    for (image, _), path in zip(made, files[:60], strict=True):
-        expected = Image.open(path).convert("RGB").resize((12, 9), Image.Resampling.BILINEAR)
-        assert np.array_equal(image.numpy(), np.asarray(expected))
-    assert counted.made == 60
-
-
-def test_what_is_kept_stays_as_it_is(files: list[str]) -> None:
-    """Memory is used again only when nobody has it."""
-    transform = v1.Compose([v1.RandomResizedCrop(16), v1.ToTensor()])
-    dataset = FastImageFolder.from_samples([(path, 0) for path in files[:60]], transform, cache="off", seed=1)
-    kept, copies = [], []
-    for _ in range(4):
-        for images, _ in FastLoader(dataset, batch_size=8, shuffle=True):
-            kept.append(images[3] if len(images) > 3 else images)
-            copies.append(kept[-1].clone())
-    assert all(torch.equal(one, other) for one, other in zip(kept, copies, strict=True))
-
-
-def test_a_core_that_declines_all_changes_nothing(
-    datasets: Any, monkeypatch: pytest.MonkeyPatch, counted: Counted
-) -> None:
-    real: Any = native.image_batch
-
-    def declined(*arguments: Any, **options: Any) -> Any:
-        return real(*arguments, **{**options, "inputs": [False] * len(arguments[3])})
-
-    monkeypatch.setattr(images_batch, "native", _With(native, image_batch=declined))
-    for chain in (CLASSIC, MODERN, [v1.RandomResizedCrop(20)]):
-        check(datasets, chain, EVERY, 3, False)
-    assert counted.made == 0
-    assert counted.left == 3 * len(EVERY)
-
-
-class _With:
-    """A module with some names in the place of its own."""
-
-    def __init__(self, module: Any, **names: Any) -> None:
-        self._module = module
-        self.__dict__.update(names)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, name)

@@ -13,15 +13,12 @@ from array_image import ArrayImage
 from PIL import Image
 from torch import nn
 from torchvision import transforms as v1
-from torchvision import tv_tensors
 from torchvision.models import EfficientNet_B0_Weights, ResNet18_Weights
 from torchvision.transforms import v2
 
 from fastpipe.core.keys import uniforms
 from fastpipe.core.types import Key
-from fastpipe.images.pillow_rules import grey_is_known
 from fastpipe.images.plan import Plan, TensorSpec, compile_plan, plan_state
-from fastpipe.images.pointwise import rows_of
 
 PIXELS = np.random.default_rng(5).integers(0, 256, (50, 60, 3), np.uint8)
 NORMALIZE = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
@@ -48,10 +45,7 @@ def full(plan: Plan, image: Any, u: Sequence[float]) -> Any:
 CLASSIC = [v1.RandomResizedCrop(24), v1.RandomHorizontalFlip(), v1.ToTensor(), v1.Normalize(*NORMALIZE)]
 
 
-# ---- what runs where ---------------------------------------------------------------------------
-
-
-def test_no_transform_gives_pillow_s_own_image() -> None:
+def test_no_transform_gives_pillows_own_image() -> None:
     for transform in (None, v1.Compose([])):
         plan = compile_plan(transform)
         image = ArrayImage(PIXELS)
@@ -69,18 +63,14 @@ def test_the_classic_pipeline_is_fused_and_decodes_once() -> None:
     plan.apply(image, parameters(plan))
     assert image.wholes == 0
     assert len(image.regions) == 1
-    assert [line.split("→")[1].strip() for line in lines(plan)] == [
-        "region decode and kernel",
-        "region decode and kernel",
-        "kernel (fused normalisation)",
-        "kernel (fused normalisation)",
-    ]
+    ways = [line.split("→")[1].strip() for line in lines(plan)]
+    assert ways == ["region decode and kernel"] * 2 + ["kernel (fused normalisation)"] * 2
     assert plan.output == TensorSpec((3, 24, 24), "float32", np.float32, "contiguous")
     assert plan.draws == 23
 
 
 @pytest.mark.parametrize("position", range(len(CLASSIC) + 1))
-def test_an_unknown_transform_at_each_position(position: int) -> None:
+def test_an_unknown_transform_leaves_all_behind_it_alone(position: int) -> None:
     def unknown(value: Any) -> Any:
         return value if isinstance(value, torch.Tensor) else value.rotate(90)
 
@@ -114,7 +104,7 @@ def test_an_unknown_transform_at_each_position(position: int) -> None:
         ([v1.Normalize(*NORMALIZE), v1.ToTensor()], 0),
     ],
 )
-def test_what_cannot_be_fused_is_drawn_and_says_why(chain: list[Any], fused: int) -> None:
+def test_a_step_that_cannot_be_fused_is_drawn_and_says_why(chain: list[Any], fused: int) -> None:
     plan = compile_plan(v1.Compose(chain))
     notes = lines(plan)
     assert all("kernel" in note for note in notes[:fused])
@@ -138,58 +128,29 @@ def test_numbers_with_an_arithmetic_of_their_own_are_left_to_torchvision(number:
             assert torch.equal(made, plan.reference(Image.fromarray(PIXELS), u))
 
 
-PIECES = [*CLASSIC[:2], v2.PILToTensor()]
+def test_containers_are_looked_into() -> None:
+    pieces = [*CLASSIC[:2], v2.PILToTensor()]
+    flat = compile_plan(v1.Compose(pieces))
+    nested = v1.Compose([v1.Compose(pieces[:2]), nn.Sequential(pieces[2])])
+    for transform in (nn.Sequential(*pieces), nested, v2.Compose(pieces)):
+        plan = compile_plan(transform)
+        u = parameters(plan)
+        assert (plan.draws, lines(plan)) == (flat.draws, lines(flat))
+        assert torch.equal(plan.apply(ArrayImage(PIXELS), u), flat.apply(ArrayImage(PIXELS), u))
+    assert compile_plan(len).stock == (len,)
+    for single in (v1.Resize((20, 30)), v1.ToTensor(), v1.Grayscale(1)):
+        made, expected = compile_plan(single).apply(ArrayImage(PIXELS), []), single(Image.fromarray(PIXELS))
+        assert type(made) is type(expected)
+        assert np.array_equal(np.asarray(made), np.asarray(expected))
 
 
-@pytest.mark.parametrize(
-    "transform",
-    [
-        nn.Sequential(*PIECES),
-        v1.Compose([v1.Compose(PIECES[:2]), nn.Sequential(PIECES[2])]),
-        v2.Compose(PIECES),
-    ],
-    ids=["Sequential", "nested", "v2.Compose of v1"],
-)
-def test_containers_are_looked_into(transform: Any) -> None:
-    plan, flat = compile_plan(transform), compile_plan(v1.Compose(PIECES))
-    u = parameters(plan)
-    assert plan.draws == flat.draws
-    assert lines(plan) == lines(flat)
-    assert torch.equal(plan.apply(ArrayImage(PIXELS), u), flat.apply(ArrayImage(PIXELS), u))
-
-
-@pytest.mark.parametrize("transform", [v1.Resize((20, 30)), v1.ToTensor(), v1.Grayscale(1), len], ids=str)
-def test_a_single_transform(transform: Any) -> None:
-    plan = compile_plan(transform)
-    if transform is len:
-        assert plan.stock == (len,)
-        return
-    made, expected = plan.apply(ArrayImage(PIXELS), []), transform(Image.fromarray(PIXELS))
-    assert type(made) is type(expected)
-    assert np.array_equal(np.asarray(made), np.asarray(expected))
-
-
-def test_an_error_of_the_transform_is_torchvision_s() -> None:
+def test_an_error_of_the_transform_is_torchvisions() -> None:
     plan = compile_plan(v1.Compose([v1.ToTensor(), v1.Normalize([0.5, 0.5], [0.5, 0.5])]))
     with pytest.raises(RuntimeError, match="size of tensor"):
         plan.apply(ArrayImage(PIXELS), [])
     crop = compile_plan(v1.Compose([v1.RandomCrop(70), v1.ToTensor()]))
     with pytest.raises(ValueError, match="larger than input image size"):
         crop.apply(ArrayImage(PIXELS), parameters(crop))
-
-
-def test_an_image_for_user_code_has_the_file_s_info() -> None:
-    seen: list[Any] = []
-
-    def look(image: Any) -> Any:
-        seen.append(image.info)
-        return image
-
-    plan = compile_plan(v1.Compose([v1.CenterCrop(20), look]))
-    image = ArrayImage(PIXELS)
-    full(plan, image, [])
-    assert image.wholes == 0
-    assert seen == [image.info()]
 
 
 @pytest.mark.parametrize("size", [(50, 60), (300, 260)], ids=str)
@@ -202,103 +163,6 @@ def test_the_transforms_of_weights_are_fused(size: tuple[int, int]) -> None:
         assert torch.equal(plan.apply(ArrayImage(pixels), []), transform(Image.fromarray(pixels)))
 
 
-# ---- memory --------------------------------------------------------------------------------------
-
-CONVERSIONS: list[tuple[list[Any], str]] = [
-    ([v1.ToTensor()], "float32"),
-    ([v1.ToTensor(), v1.Normalize(*NORMALIZE)], "float32"),
-    ([v1.PILToTensor()], "uint8"),
-    ([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)], "float32"),
-    ([v2.ToImage(), v2.ToDtype(torch.float16, scale=True)], "float16"),
-    ([v2.ToImage(), v2.ToDtype(torch.bfloat16, scale=True), v2.Normalize(*NORMALIZE)], "bfloat16"),
-    ([v2.ToImage(), v2.ToDtype(torch.float64, scale=True)], "float64"),
-    ([v2.ToImage(), v2.ToDtype(torch.int64)], "int64"),
-    ([v1.PILToTensor(), v1.ConvertImageDtype(torch.int16)], "int16"),
-    ([v1.PILToTensor(), v1.ConvertImageDtype(torch.int8)], "int8"),
-]
-
-
-@pytest.mark.parametrize(("convert", "dtype"), CONVERSIONS, ids=str)
-@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
-@pytest.mark.parametrize("grey", [False, True])
-def test_a_batch_s_memory(convert: list[Any], dtype: str, layout: Any, grey: bool) -> None:
-    if grey and not grey_is_known():
-        pytest.skip("the installed Pillow turns grey in a way of its own: install Pillow itself")
-    channels = 1 if grey else 3
-    if grey and any(isinstance(item, (v1.Normalize, v2.Normalize)) for item in convert):
-        convert = [*convert[:-1], type(convert[-1])([0.5], [0.25])]
-    chain = [*CLASSIC[:2], *([v1.Grayscale(1)] if grey else []), *convert]
-    plan = compile_plan(v1.Compose(chain), layout=layout)
-    spec = plan.output
-    assert spec is not None
-    assert spec.shape == (channels, 24, 24)
-    assert spec.dtype == dtype
-    count = 3
-    us = plan.draw(Key(1, 2, np.arange(count))).tolist()
-    memory = np.zeros((count, channels * 24 * 24), spec.word)
-    for row, u in zip(memory, us, strict=True):
-        assert plan.apply(ArrayImage(PIXELS), u, row) is None
-    batch = plan.over(torch.from_numpy(memory.reshape(-1).view(np.uint8)), (count, *spec.shape))
-    assert batch.data_ptr() == memory.ctypes.data, "nothing is copied"
-    wanted = torch.channels_last if layout == "channels_last" else torch.contiguous_format
-    assert batch.is_contiguous(memory_format=wanted)
-    for row, other, u in zip(rows_of(batch, plan.kind), batch, us, strict=True):
-        expected = plan.reference(Image.fromarray(PIXELS), u)
-        assert type(row) is type(expected)
-        assert row.dtype == expected.dtype
-        assert str(row.dtype) == f"torch.{dtype}"
-        assert torch.equal(row, expected)
-        assert torch.equal(other, expected.as_subclass(torch.Tensor))
-        assert torch.equal(plan.apply(ArrayImage(PIXELS), u), expected)
-
-
-def test_memory_is_filled_by_torchvision_where_one_pass_cannot() -> None:
-    """Reflected padding is only needed by images that are too small."""
-    crop = v1.RandomCrop((55, 40), pad_if_needed=True, padding_mode="reflect")
-    plan = compile_plan(v1.Compose([crop, v1.ToTensor()]))
-    assert plan.output is not None
-    for pixels in (PIXELS, np.ascontiguousarray(PIXELS[:, ::-1].transpose(1, 0, 2))):
-        image = ArrayImage(pixels)
-        memory = np.zeros(3 * 55 * 40, np.float32)
-        u = parameters(plan)
-        assert plan.apply(image, u, memory) is None
-        expected = plan.reference(Image.fromarray(pixels), u)
-        assert torch.equal(plan.over(torch.from_numpy(memory.view(np.uint8)), (3, 55, 40)), expected)
-        assert image.wholes == (1 if pixels is PIXELS else 0)
-
-
-@pytest.mark.parametrize(
-    ("chain", "shape"),
-    [
-        ([v1.Resize(20), v1.ToTensor()], None),
-        ([v1.Resize((20, 30)), v1.ToTensor()], (3, 20, 30)),
-        ([v1.Resize(40), v1.CenterCrop(30), v1.ToTensor()], (3, 30, 30)),
-        ([v1.CenterCrop((30, 40)), v1.Resize(15), v1.ToTensor()], (3, 15, 20)),
-        ([v1.ToTensor()], None),
-        ([v1.CenterCrop(30)], None),
-        ([v1.CenterCrop(30), v1.ToTensor(), v1.Resize(20)], None),
-    ],
-)
-def test_a_batch_shares_memory_only_where_all_shapes_are_the_same(chain: list[Any], shape: Any) -> None:
-    output = compile_plan(v1.Compose(chain)).output
-    assert (output and output.shape) == shape
-    if shape is not None:
-        assert compile_plan(v1.Compose(chain)).apply(ArrayImage(PIXELS), []).shape == shape
-
-
-def test_types_of_samples() -> None:
-    for chain, kind in (
-        ([v2.ToImage()], tv_tensors.Image),
-        ([v2.ToImage(), v2.ToPureTensor()], torch.Tensor),
-        ([v2.ToImage(), v2.ToDtype(torch.float32)], tv_tensors.Image),
-        ([v1.ToTensor()], torch.Tensor),
-    ):
-        assert type(compile_plan(v1.Compose(chain)).apply(ArrayImage(PIXELS), [])) is kind
-
-
-# ---- randomness ------------------------------------------------------------------------------------
-
-
 def test_parameters_come_from_the_key() -> None:
     plan = compile_plan(v1.Compose(CLASSIC))
     draws = np.array([7, 3, 7])
@@ -307,9 +171,6 @@ def test_parameters_come_from_the_key() -> None:
     np.testing.assert_array_equal(drawn[0], drawn[2])
     assert not np.array_equal(drawn, plan.draw(Key(5, 3, draws)))
     assert compile_plan(v1.CenterCrop(9)).draw(Key(0, 0, draws)).shape == (3, 0)
-
-
-# ---- following a change -----------------------------------------------------------------------------
 
 
 def follow(transform: Any, change: Callable[[], Any]) -> None:

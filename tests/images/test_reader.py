@@ -6,7 +6,6 @@ import io
 import pickle
 import sys
 import warnings
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -84,24 +83,17 @@ def test_every_odd_file_is_as_pillow_has_it(
     assert capfd.readouterr().err == ""
 
 
-def test_trusted_files_go_to_the_fast_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = ImageReader(Decode())
+def test_trusted_files_go_to_the_fast_decoder_and_all_others_to_pillow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader, data, box = ImageReader(Decode()), encoded(), Box(1, 2, 3, 4)
     asked: list[Box] = []
-    real = reader.fast_region
-    monkeypatch.setattr(reader, "fast_region", lambda blob, box: asked.append(box) or real(blob, box))
-    box = Box(1, 2, 3, 4)
-    reader.open(encoded(), "x.jpg").region(box)
-    reader.open(encoded("PNG"), "x.png").region(box)
-    reader.open(encoded().replace(b"\xff\xd9", b""), "x.jpg")
-    assert asked == [box]
-
-
-def test_what_the_fast_decoder_declines_goes_to_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = ImageReader(Decode())
-    monkeypatch.setattr(reader, "fast_region", lambda blob, box: None)
-    data = encoded()
+    monkeypatch.setattr(reader, "fast_region", lambda blob, box: asked.append(box))  # declines
     expected = np.asarray(Image.open(io.BytesIO(data)))[1:4, 2:6]
-    np.testing.assert_array_equal(reader.open(data, "x.jpg").region(Box(1, 2, 3, 4)), expected)
+    np.testing.assert_array_equal(reader.open(data, "x.jpg").region(box), expected)
+    reader.open(encoded("PNG"), "x.png").region(box)
+    reader.open(data.replace(b"\xff\xd9", b""), "x.jpg")
+    assert asked == [box]
 
 
 def test_an_unknown_file_is_named() -> None:
@@ -111,26 +103,18 @@ def test_an_unknown_file_is_named() -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-def test_max_pixels(backend: Any, kind: str) -> None:
-    data = encoded(kind)
-    pixels = 70 * 93
+def test_limits_of_pixels_hold(backend: Any, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, pixels = encoded(kind), 70 * 93
     assert ImageReader(Decode(backend=backend, max_pixels=pixels)).open(data, "x").size == Size(70, 93)
     with pytest.raises(OptionError, match=rf"'/a/x.img' has {pixels} pixels.*max_pixels={pixels - 1}"):
         ImageReader(Decode(backend=backend, max_pixels=pixels - 1)).open(data, "/a/x.img")
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-def test_pillow_s_policy_for_bombs_holds(backend: Any, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = ImageReader(Decode(backend=backend))
-    data = encoded(kind)
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 70 * 93 // 2 - 1)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", pixels // 2 - 1)  # Pillow's own
     with pytest.raises(Image.DecompressionBombError):
         reader.open(data, "x")
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 70 * 93 - 1)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", pixels - 1)
     with pytest.warns(Image.DecompressionBombWarning):
-        image = reader.open(data, "x")
-    assert image.size == Size(70, 93)
+        assert reader.open(data, "x").size == Size(70, 93)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -138,21 +122,25 @@ def test_pillow_s_policy_for_bombs_holds(backend: Any, kind: str, monkeypatch: p
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("orientation", range(10))
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
-def test_exif_turns(backend: Any, orientation: int, kind: str) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    data = encoded(kind, exif=exif)
-    expected = ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB")
-    image = ImageReader(Decode(backend=backend, exif=True)).open(data, "x")
-    assert image.size == (expected.height, expected.width)
-    np.testing.assert_array_equal(image.region(Box(0, 0, *image.size)), np.asarray(expected))
-    assert image.pil().tobytes() == expected.tobytes()
-    plain = ImageReader(Decode(backend=backend)).open(data, "x")
-    expected = Image.open(io.BytesIO(data)).convert("RGB")  # which for TIFF turns it as well
-    assert plain.size == (expected.height, expected.width)
-    np.testing.assert_array_equal(plain.region(Box(0, 0, *plain.size)), np.asarray(expected))
+def test_images_are_turned_as_exif_says(backend: Any, kind: str) -> None:
+    for orientation in range(10):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        data = encoded(kind, exif=exif)
+        opened = Image.open(io.BytesIO(data))
+        # Pillow turns TIFF by itself.
+        for turn, expected in (
+            (True, ImageOps.exif_transpose(opened)),
+            (False, Image.open(io.BytesIO(data))),
+        ):
+            image, expected = (
+                ImageReader(Decode(backend=backend, exif=turn)).open(data, "x"),
+                expected.convert("RGB"),
+            )
+            assert image.size == (expected.height, expected.width)
+            np.testing.assert_array_equal(image.region(Box(0, 0, *image.size)), np.asarray(expected))
+            assert image.pil().tobytes() == expected.tobytes()
 
 
 PILLOW = tuple(int(part) for part in PIL.__version__.split(".")[:2])
@@ -160,7 +148,7 @@ XMP = b'http://ns.adobe.com/xap/1.0/\0<x:xmpmeta><rdf:Description tiff:Orientati
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_exif_turns_by_xmp_as_pillow_does(backend: Any) -> None:
+def test_images_are_turned_by_xmp_as_pillow_does(backend: Any) -> None:
     data = encoded()
     data = data[:2] + b"\xff\xe1" + (len(XMP) + 2).to_bytes(2, "big") + XMP + data[2:]
     expected = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
@@ -170,28 +158,20 @@ def test_exif_turns_by_xmp_as_pillow_does(backend: Any) -> None:
     np.testing.assert_array_equal(image.region(Box(0, 0, *image.size)), np.asarray(expected))
 
 
-def test_a_reader_pickles_by_its_options() -> None:
-    reader = pickle.loads(pickle.dumps(ImageReader(Decode(backend="simplejpeg", max_pixels=10))))
-    assert reader.decode == Decode(backend="simplejpeg", max_pixels=10)
-    assert reader.is_native
-
-
 def test_settings_name_the_versions_of_all_that_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
     before = ImageReader(Decode()).settings()
     assert before == ImageReader(Decode()).settings()
     monkeypatch.setattr("PIL.features.version", lambda name: "0.1" if name == "libjpeg_turbo" else "1")
     assert "'libjpeg_turbo': '0.1'" in ImageReader(Decode()).settings()
     assert ImageReader(Decode(exif=True)).settings() != ImageReader(Decode()).settings()
+    reader = pickle.loads(pickle.dumps(ImageReader(Decode(backend="simplejpeg", max_pixels=10))))
+    assert reader.decode == Decode(backend="simplejpeg", max_pixels=10)
 
 
-def test_a_png_plugin_that_another_thread_is_importing_has_changed_nothing(
+def test_a_png_plugin_that_is_being_imported_changes_no_rule(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reader = ImageReader(Decode())
     rules = reader.rules()
     monkeypatch.setitem(sys.modules, "PIL.PngImagePlugin", ModuleType("PIL.PngImagePlugin"))
     assert reader.rules() == rules
-
-
-def test_a_path_is_only_a_name(tmp_path: Path) -> None:
-    assert ImageReader(Decode()).open(encoded(), str(tmp_path / "no such file")).size == Size(70, 93)

@@ -1,20 +1,23 @@
-"""What the installed Pillow does is asked for once, and what it does otherwise is left to it."""
+"""The arithmetic of the installed Pillow and torchvision is looked up, and left to them where it is another."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from array_image import ArrayImage
-from image_steps import fold, pillow_resize
 from PIL import Image
 from torchvision import transforms as v1
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional
 
-from fastpipe.core.types import Size, UInt8Array
+from fastpipe.core.types import UInt8Array
 from fastpipe.images import kernels
 from fastpipe.images import pillow_rules as pillow
+from fastpipe.images.pillow_rules import torch_filter
 from fastpipe.images.plan import Plan, compile_plan
 
 PIXELS = np.random.default_rng(5).integers(0, 256, (70, 90, 3), np.uint8)
@@ -55,7 +58,7 @@ def test_a_pillow_that_turns_grey_in_its_own_way_does_it_itself(rules: Any) -> N
 
 
 @pytest.mark.parametrize("flag", [0, kernels.NARROW])
-def test_the_weights_are_told_by_what_they_give(flag: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_results_show_the_weights(flag: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def other_pillow(image: UInt8Array, to: tuple[int, int], mode: int) -> UInt8Array:
         return pillow.resized(image, to, mode | flag)
 
@@ -63,9 +66,7 @@ def test_the_weights_are_told_by_what_they_give(flag: int, monkeypatch: pytest.M
     assert pillow._flag() == flag
 
 
-def test_weights_of_another_kind_are_told_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One value of one filter is enough."""
-
+def test_one_value_of_one_filter_shows_another_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
     def other_pillow(image: UInt8Array, to: tuple[int, int], mode: int) -> UInt8Array:
         made = pillow.resized(image, to, mode).copy()
         made[3, 4, 1] ^= mode == kernels.LANCZOS
@@ -75,24 +76,42 @@ def test_weights_of_another_kind_are_told_as_well(monkeypatch: pytest.MonkeyPatc
     assert pillow._flag() is None
 
 
-@pytest.mark.parametrize(
-    ("by_size", "by_shape", "size", "to", "expected"),
-    [
-        (True, False, Size(100, 50), Size(39, 20), True),  # 61 rows fewer, 30 columns
-        (True, False, Size(100, 50), Size(40, 20), False),
-        (True, False, Size(100, 50), Size(99, 90), True),
-        (True, False, Size(100, 50), Size(100, 90), False),
-        (False, True, Size(404, 4), Size(5, 3), True),
-        (False, True, Size(400, 4), Size(5, 3), False),
-        (False, True, Size(404, 4), Size(404, 3), False),
-        (False, False, Size(404, 4), Size(5, 3), False),
-    ],
-)
-def test_the_order_of_the_passes(
-    rules: Any, by_size: bool, by_shape: bool, size: Size, to: Size, expected: bool
+@pytest.fixture
+def asked_anew() -> Iterator[None]:
+    pillow._torch_is_equal.cache_clear()
+    yield
+    pillow._torch_is_equal.cache_clear()
+
+
+def test_a_torchvision_that_resizes_floats_does_it_itself(
+    monkeypatch: pytest.MonkeyPatch, asked_anew: None
 ) -> None:
-    rules(kernels.NARROW, by_size, by_shape, True)
-    resize = pillow_resize(kernels.BICUBIC, to)
-    assert resize.mode == kernels.TORCH_BICUBIC
-    region = fold([resize], size)
-    assert region is not None and region.vertical_first is expected
+    # Its own condition: it was another one before 0.22, and looks at the processor.
+    monkeypatch.setattr(functional._geometry, "_do_native_uint8_resize_on_cpu", lambda interpolation: False)
+    chain = [v2.ToImage(), v2.RandomResizedCrop(24, antialias=True), v2.RandomHorizontalFlip()]
+    plan = compile_plan(v2.Compose(chain))
+    assert "not on a value that is a uint8 tensor" in repr(plan)
+    assert all(_is_equal(plan, seed) for seed in range(5))
+    assert torch_filter("bilinear", True) is None
+
+
+@pytest.mark.parametrize("name", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("antialias", [True, False])
+def test_one_value_shows_another_arithmetic_of_torchvision(
+    name: str, antialias: bool, monkeypatch: pytest.MonkeyPatch, asked_anew: None
+) -> None:
+    resize = functional.resize
+
+    def other(image: torch.Tensor, size: list[int], mode: Any, antialias: bool) -> torch.Tensor:
+        made = resize(image, size, mode, antialias=antialias)
+        made[1, 3, 4] ^= image.shape[1] == 23
+        return made
+
+    monkeypatch.setattr(functional, "resize", other)
+    assert torch_filter(name, antialias) is None
+    monkeypatch.undo()
+    pillow._torch_is_equal.cache_clear()
+    found = torch_filter(name, antialias)
+    native = functional._geometry._do_native_uint8_resize_on_cpu(v2.InterpolationMode(name))
+    assert (found is not None) is native
+    assert torch_filter("nearest", True) is torch_filter("lanczos", True) is None

@@ -1,12 +1,14 @@
-"""Resampling of images that are on a device: the CPU's kernels' bytes, by torch's operations and by Triton."""
+"""Resampling and nvJPEG on a GPU, as far as a machine without one can show it."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,8 +20,8 @@ from hypothesis import strategies as st
 from image_steps import Crop, Flip, Grey, Operation, Resize, fold
 
 from fastpipe.core.types import Box, Size
-from fastpipe.images import kernels
-from fastpipe.images.gpu_batches import resample_by_torch, tables_of
+from fastpipe.images import gpu_batches, kernels
+from fastpipe.images.gpu_batches import NvJpegDecoder, resample_by_torch, tables_of
 from fastpipe.images.pixels import Resampling, render, resampling_of
 
 MODES = [
@@ -80,7 +82,7 @@ def test_torchs_operations_make_the_same_bytes(cases: list[tuple[ArrayImage, lis
             assert torch.equal(made, on_host(*case))
 
 
-def test_what_is_more_than_resampling_is_not_described() -> None:
+def test_only_resampling_is_described() -> None:
     image = ArrayImage(np.zeros((20, 30, 3), np.uint8))
     resize = Resize(OUT, kernels.BILINEAR)
     for operations in ([Crop(Box(-1, 0, 20, 30)), resize], [Grey(3), resize], [resize, Grey(3)]):
@@ -95,12 +97,10 @@ def test_what_is_more_than_resampling_is_not_described() -> None:
 # Triton's interpreter is chosen by the environment before it is loaded, so it has a process of its own.
 INTERPRETED = """
 import sys
-import numpy as np
 import torch
 sys.path.insert(0, sys.argv[1])
-from test_resampling import OUT, cases_for_triton, on_host, source_of
-from fastpipe.images.gpu_batches import tables_of
-from fastpipe.images.gpu_batches import resample_by_triton
+from test_gpu_batches import OUT, cases_for_triton, on_host, source_of
+from fastpipe.images.gpu_batches import resample_by_triton, tables_of
 cases = cases_for_triton()
 sources, hows = zip(*(source_of(*case) for case in cases), strict=True)
 out = torch.empty((len(cases), 3, *OUT), dtype=torch.uint8)
@@ -129,18 +129,7 @@ def cases_for_triton() -> list[tuple[ArrayImage, list[Operation]]]:
     return found
 
 
-@pytest.mark.slow
-def test_tritons_kernel_makes_the_same_bytes() -> None:
-    pytest.importorskip("triton", reason="the kernel is Triton's: pip install triton")
-    done = subprocess.run(
-        [sys.executable, "-c", INTERPRETED, os.path.dirname(__file__)], capture_output=True, text=True,
-        timeout=170, check=False, env={**os.environ, "TRITON_INTERPRET": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout == f"{2 * len(MODES)} are the same\n"
-
-
-# In a process of its own, as what Triton's compiler is, the environment of the test above has chosen.
+# As is the environment for Triton's compiler.
 COMPILED = """
 import warnings
 warnings.simplefilter("ignore")
@@ -156,14 +145,24 @@ for capability in (75, 80, 90):
 """
 
 
-def test_tritons_kernel_compiles_for_gpus_without_one(tmp_path: Path) -> None:
+def _output_of(script: str, *arguments: str, **variables: str) -> str:
     pytest.importorskip("triton", reason="the kernel is Triton's: pip install triton")
     done = subprocess.run(
-        [sys.executable, "-c", COMPILED], capture_output=True, text=True, timeout=170, check=False,
-        env={**os.environ, "TRITON_CACHE_DIR": str(tmp_path)},
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=170, check=False,
+        env={**os.environ, **variables},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.split() == ["True"] * 3
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_tritons_kernel_makes_the_same_bytes() -> None:
+    made = _output_of(INTERPRETED, os.path.dirname(__file__), TRITON_INTERPRET="1")
+    assert made == f"{2 * len(MODES)} are the same\n"
+
+
+def test_tritons_kernel_compiles_for_gpus_without_one(tmp_path: Path) -> None:
+    assert _output_of(COMPILED, TRITON_CACHE_DIR=str(tmp_path)).split() == ["True"] * 3
 
 
 @pytest.mark.gpu
@@ -179,3 +178,113 @@ def test_a_gpu_makes_the_same_bytes(by: str) -> None:
     resample([source.cuda() for source in sources], tables_of(hows), out)
     for made, case in zip(out.cpu(), cases, strict=True):
         assert torch.equal(made, on_host(*case))
+
+
+# nvImageCodec, with a library instead of it that remembers its calls.
+
+STREAM = SimpleNamespace(cuda_stream=7)
+
+
+class Codec:
+    """As much of nvImageCodec as is called.  An image's pixels have a number's value, its file's length."""
+
+    BackendKind = SimpleNamespace(HW_GPU_ONLY="engines", GPU_ONLY="kernels", HYBRID_CPU_GPU="both")
+    ColorSpec = SimpleNamespace(SRGB="srgb")
+    __version__ = "0.9.0"
+
+    def __init__(self, has_engines: bool, *, says_so: bool = True) -> None:
+        self.has_engines, self.says_so = has_engines, says_so
+        self.made: list[dict[str, Any]] = []
+        self.inside, self.most = 0, 0
+        self.gate = threading.Event()
+        self.gate.set()
+        self._lock = threading.Lock()
+
+    def DecodeParams(self, **options: Any) -> Any:
+        return options
+
+    def Backend(self, kind: str) -> str:
+        return kind
+
+    def CodeStream(self, blob: bytes) -> bytes:
+        if not blob:
+            raise RuntimeError("cannot be parsed")
+        return blob
+
+    def Decoder(self, **options: Any) -> Any:
+        is_of_engines = options["backends"] == ["engines"]
+        if is_of_engines and not self.has_engines and self.says_so:
+            raise RuntimeError("Could not create decoder")
+        self.made.append(options)
+        declines = is_of_engines and not self.has_engines
+
+        def decode(streams: Any, params: Any, cuda_stream: int = 0) -> Any:
+            with self._lock:
+                self.inside += 1
+                self.most = max(self.most, self.inside)
+            self.gate.wait(20)
+            with self._lock:
+                self.inside -= 1
+            if isinstance(streams, bytes):
+                return None if declines else object()
+            assert cuda_stream == STREAM.cuda_stream
+            return [None if blob == b"progressive" else Pixels(len(blob)) for blob in streams]
+
+        return SimpleNamespace(decode=decode)
+
+
+class Pixels:
+    def __init__(self, value: int) -> None:
+        self._pixels = torch.full((9, 8, 3), value, dtype=torch.uint8)
+
+    def to_dlpack(self, cuda_stream: int) -> Any:
+        assert cuda_stream == STREAM.cuda_stream
+        return self._pixels.__dlpack__()
+
+
+def decoder_of(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> NvJpegDecoder:
+    monkeypatch.setattr(gpu_batches, "_require_nvimgcodec", lambda: codec)
+    return NvJpegDecoder(torch.device("cuda", 0), 5)
+
+
+@pytest.mark.parametrize(("has_engines", "says_so"), [(True, True), (False, True), (False, False)])
+def test_engines_decode_alone_where_there_are_any(
+    monkeypatch: pytest.MonkeyPatch, has_engines: bool, says_so: bool
+) -> None:
+    codec = Codec(has_engines, says_so=says_so)
+    decoder = decoder_of(codec, monkeypatch)
+    assert decoder.has_engines == has_engines
+    asked = codec.made[-2:]
+    kinds = ["engines"] if has_engines else ["kernels", "both"]
+    assert [made["backends"] for made in asked] == [kinds] * 2
+    assert [made["max_num_cpu_threads"] for made in asked] == [2 if has_engines else 5] * 2
+    assert ("by its engines" if has_engines else "by its kernels") in decoder.describe()
+
+
+def test_parts_are_decoded_and_declined_files_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = decoder_of(Codec(True), monkeypatch)
+    box = Box(2, 3, 4, 5)
+    found = decoder.decode([(b"abc", box), (b"", box), (b"progressive", box), (b"abcd", box)], STREAM)
+    assert [None if one is None else (tuple(one.shape), int(one.max())) for one in found] == [
+        ((4, 5, 3), 3), None, None, ((4, 5, 3), 4),
+    ]  # fmt: skip
+
+
+@pytest.mark.hang_after(60)
+def test_two_batches_are_decoded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    codec = Codec(True)
+    decoder = decoder_of(codec, monkeypatch)
+    codec.gate.clear()
+    found: list[Any] = []
+    threads = [
+        threading.Thread(target=lambda: found.extend(decoder.decode([(b"abc", Box(0, 0, 9, 8))], STREAM)))
+        for _ in range(5)
+    ]
+    for thread in threads:
+        thread.start()
+    while codec.inside < 2:
+        threading.Event().wait(0.001)
+    codec.gate.set()
+    for thread in threads:
+        thread.join()
+    assert codec.most == 2 and len(found) == 5 and all(one is not None for one in found)

@@ -1,0 +1,48 @@
+"""The errors of bad samples, and the log that counts them."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import threading
+from pathlib import Path
+
+from fastpipe.core.bad_samples import BadSampleLog, Item, bad_sample_error
+from fastpipe.errors import BadSampleError, FastpipeError, TooManyBadSamplesError
+from fastpipe.options import BadSamples
+
+ITEM = Item(7, "some/where.jpg", 3)
+
+
+def _record(log: BadSampleLog, item: Item = ITEM) -> None:
+    log.record(item, bad_sample_error(item, ValueError("broken bits")))
+
+
+def test_the_error_names_the_sample_the_cause_and_the_remedy() -> None:
+    error = bad_sample_error(ITEM, ValueError("broken bits"))
+    for part in ("7", "'some/where.jpg'", "ValueError", "broken bits", "bad_samples='replace'"):
+        assert part in str(error)
+    assert (error.path, error.index) == ("some/where.jpg", 7)
+    assert isinstance(error.__cause__, ValueError)
+    assert isinstance(error, FastpipeError) and isinstance(error, OSError)
+    for kind in (BadSampleError, TooManyBadSamplesError):
+        loaded = pickle.loads(pickle.dumps(kind("a text", path="p.jpg", index=4)))
+        assert type(loaded) is kind
+        assert (str(loaded), loaded.path, loaded.index) == ("a text", "p.jpg", 4)
+
+
+def test_lines_of_many_threads_and_of_several_logs_do_not_mix(tmp_path: Path) -> None:
+    path = tmp_path / "bad.jsonl"
+    logs = [BadSampleLog(BadSamples("skip", log=str(path))) for _ in range(2)]
+
+    def work(me: int) -> None:
+        for number in range(50):
+            _record(logs[me % 2], Item(me * 100 + number, "x" * 300, 0))
+
+    threads = [threading.Thread(target=work, args=(me,)) for me in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    found = sorted(json.loads(line)["index"] for line in path.read_text().splitlines())
+    assert found == sorted(me * 100 + number for me in range(6) for number in range(50))

@@ -1,0 +1,413 @@
+"""Finding classes and samples, against torchvision; the walk through folders, and what it logs."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from clock import ManualClock
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torchvision.datasets import folder as reference
+
+from fastpipe.core import class_folders
+from fastpipe.core.class_folders import (
+    TORCHVISION_EXTENSIONS,
+    Folder,
+    ScanProgress,
+    Walker,
+    find_classes,
+    scan_folder,
+)
+from fastpipe.core.file_identity import FileSystems
+from fastpipe.core.sample_tables import SampleTable
+from fastpipe.core.text import printable
+
+posix_only = pytest.mark.skipif(os.name != "posix", reason="makes fifos and links: run it on Linux or macOS")
+LATER = 10**20  # nanoseconds since 1970: all times in this file are long past
+IMAGES: dict[str, Any] = {"extensions": TORCHVISION_EXTENSIONS}
+
+# Names in which sorting by path string and sorting by components disagree ("a-b" < "a/b"
+# < "aXb"), folders that look like files, upper case, other scripts, bytes that are not UTF-8.
+FOLDERS = ["a", "a-b", "a b", "a.b", "a.jpg", "ab", "A", "_", "é", "日本", "Σ", "ﬃ", "a\udcffb", "\U0001f40d"]
+STEMS = ["1", "10", "2", "a", "A", "-", "a.b", "é", "é", "Σ", "new\nline", "\udc80", "\ue000", ".hidden"]
+ENDINGS = [".jpg", ".JPG", ".jPeG", ".png", ".txt", "", ".", ".jpg.txt", ".jpgx", ".webp", "jpg", ".tıff"]
+
+folders = st.lists(st.sampled_from(FOLDERS), max_size=4).map(tuple)
+names = st.builds(str.__add__, st.sampled_from(STEMS), st.sampled_from(ENDINGS))
+entries = st.lists(
+    st.tuples(folders, st.sampled_from(["file", "file", "file", "folder", "link"]), names, folders),
+    max_size=25,
+)
+
+
+def _make(root: str, where: tuple[str, ...], kind: str, name: str, to: tuple[str, ...]) -> None:
+    """Make a file, a folder or a link, unless the name is in use."""
+    folder = os.path.join(root, *where)
+    path = os.path.join(folder, name)
+    try:
+        os.makedirs(folder, exist_ok=True)
+        if kind == "folder":
+            os.mkdir(path)
+        elif kind == "link":
+            os.symlink(os.path.join(root, *to), path)
+        else:
+            open(path, "xb").close()
+    except OSError:
+        return
+
+
+def _outcome(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What a function returns, or the type and message of what it raises, in which names are escaped."""
+    try:
+        result = function(*args, **kwargs)
+    except (OSError, ValueError) as error:
+        return type(error), printable(str(error))
+    return list(result) if isinstance(result, SampleTable) else result
+
+
+def assert_same(root: Any, class_to_idx: dict[str, Any], **options: Any) -> None:
+    options = options or IMAGES
+    ours = _outcome(scan_folder, root, class_to_idx, **options)
+    assert ours == _outcome(reference.make_dataset, root, class_to_idx, **options)
+
+
+def test_extensions_are_torchvisions() -> None:
+    assert TORCHVISION_EXTENSIONS == reference.IMG_EXTENSIONS
+
+
+@posix_only
+@given(entries, st.booleans())
+@example([(("a-b",), "file", "1.jpg", ()), (("a", "b"), "file", "1.jpg", ())], False)
+@example([(("a", "a", "b"), "file", "1.jpg", ()), (("a", "a-b"), "file", "1.jpg", ())], False)
+@settings(max_examples=100, deadline=None)
+def test_random_trees(made: list[Any], allow_empty: bool) -> None:
+    root = tempfile.mkdtemp()
+    for entry in made:
+        # Links lead to folders in the tree or to nowhere.  Those that lead to a folder
+        # above themselves make a scan grow exponentially and have a test of their own.
+        where, kind, _, to = entry
+        if kind != "link" or where[: len(to)] != to:
+            _make(root, *entry)
+    # A tree in which two links point into each other still loops: leave such trees out.
+    if not _has_link_cycle(root):
+        assert _outcome(find_classes, root) == _outcome(reference.find_classes, root)
+        classes = [*sorted(os.listdir(root)), "not there"]
+        class_to_idx = {name: len(classes) - i for i, name in enumerate(classes)}
+        for options in (IMAGES, {"extensions": ".jpg"}, {"is_valid_file": lambda path: "a" in path}):
+            assert_same(root, class_to_idx, **options, allow_empty=allow_empty)
+    shutil.rmtree(root)
+
+
+def _has_link_cycle(root: str) -> bool:
+    """Whether following links from ``root`` comes to a folder that holds the way to it."""
+
+    def visit(folder: str, above: frozenset[str]) -> bool:
+        real = os.path.realpath(folder)
+        if real in above:
+            return True
+        below = [os.path.join(folder, name) for name in os.listdir(folder)]
+        return any(visit(path, above | {real}) for path in below if os.path.isdir(path))
+
+    return visit(root, frozenset())
+
+
+@posix_only
+def test_links_in_a_loop_end_where_the_system_stops_following(tmp_path: Path) -> None:
+    (tmp_path / "cat" / "deep").mkdir(parents=True)
+    (tmp_path / "cat" / "1.jpg").touch()
+    (tmp_path / "cat" / "deep" / "up.jpg").symlink_to(tmp_path / "cat")
+    assert_same(tmp_path, {"cat": 0})
+    found = scan_folder(tmp_path, {"cat": 0}, **IMAGES)
+    assert len(found) > 10
+    assert found[-1][0].endswith("up.jpg")  # the last link is no folder any more: a file
+
+
+@posix_only
+def test_everything_that_is_no_folder_is_a_file(tmp_path: Path) -> None:
+    cat = tmp_path / "cat"
+    (cat / "folder.jpg").mkdir(parents=True)
+    (cat / "folder.jpg" / "inner.jpg").touch()
+    (cat / "broken.jpg").symlink_to(tmp_path / "nowhere")
+    (cat / "itself.jpg").symlink_to(cat / "itself.jpg")
+    (cat / "linked.jpg").symlink_to(cat / "folder.jpg" / "inner.jpg")
+    os.mkfifo(cat / "fifo.jpg")
+    assert_same(tmp_path, {"cat": 0})
+    names = [os.path.relpath(path, cat) for path, _ in scan_folder(tmp_path, {"cat": 0}, extensions=".jpg")]
+    assert names == ["broken.jpg", "fifo.jpg", "itself.jpg", "linked.jpg", "folder.jpg/inner.jpg"]
+
+
+@posix_only
+def test_class_folders_may_be_links_and_a_broken_one_is_no_class(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "1.jpg").touch()
+    (root / "cat").symlink_to(tmp_path / "store")
+    (root / "dog").symlink_to(tmp_path / "nowhere")
+    (root / "file").touch()
+    assert find_classes(root) == reference.find_classes(root) == (["cat"], {"cat": 0})
+    for allow_empty in (True, False):
+        assert_same(str(root), {"cat": 0, "dog": 1, "file": 2}, **IMAGES, allow_empty=allow_empty)
+
+
+def test_folders_that_cannot_be_read_are_left_out_with_all_below(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad, real = tmp_path / "cat" / "bad", os.scandir
+    for folder in (bad.parent, bad, bad / "below"):
+        folder.mkdir(exist_ok=True, parents=True)
+        (folder / "1.jpg").touch()
+
+    def scandir(folder: Any) -> Any:
+        if os.fspath(folder) == str(bad):
+            raise PermissionError(13, "Permission denied", folder)
+        return real(folder)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert list(scan_folder(tmp_path, {"cat": 0}, **IMAGES)) == [(str(tmp_path / "cat/1.jpg"), 0)]
+    assert_same(str(tmp_path), {"cat": 0})
+
+
+@pytest.fixture
+def two_classes(tmp_path: Path) -> Path:
+    for name in ("cat/1.jpg", "cat/sub/2.PNG", "dog/3.jpeg", "dog/notes.txt", "empty/notes.txt"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize("allow_empty", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {}, {"extensions": ".jpg", "is_valid_file": bool}, IMAGES, {"extensions": list(TORCHVISION_EXTENSIONS)},
+        {"extensions": ".jpg"}, {"extensions": ""}, {"extensions": ()}, {"extensions": ".JPG"},
+        {"extensions": ("cat/1.jpg", "sub/2.png")}, {"extensions": "/1.jpg"},
+        pytest.param({"is_valid_file": lambda path: path.endswith(".txt")}, id="texts"),
+        pytest.param({"is_valid_file": lambda path: 1 if "cat" in path else None}, id="no bool"),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_options_and_errors_are_torchvisions(
+    two_classes: Path, options: dict[str, Any], allow_empty: bool
+) -> None:
+    for classes in ({"cat": 0, "dog": 1, "empty": 2}, {"dog": 7}, {}, {"none": 0, "cat": 1}):
+        assert_same(str(two_classes), classes, allow_empty=allow_empty, **options)
+
+
+def test_odd_class_names_and_directories_are_torchvisions(
+    two_classes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("", ".", "cat/sub", "../cat", "cat\0dog", "\ud800"):
+        assert_same(str(two_classes / "dog"), {name: 0})
+        assert_same(str(two_classes), {name: 0})
+    monkeypatch.setenv("HOME", str(two_classes))
+    monkeypatch.chdir(two_classes)
+    root = two_classes
+    spellings = [f"{root}/", f"{root}//", f"{root}/../{root.name}", "~", ".", "", "cat/..", root / "none"]
+    for directory in (*spellings, root, two_classes / "cat" / "1.jpg"):
+        assert_same(directory, {"cat": 0, "dog": 1})
+        if directory not in ("~", ""):
+            assert _outcome(find_classes, directory) == _outcome(reference.find_classes, directory)
+
+
+def test_is_valid_file_is_called_as_torchvision_calls_it(two_classes: Path) -> None:
+    calls: list[list[str]] = [[], []]
+    classes = {"dog": 0, "cat": 1, "empty": 2}
+    for noted, scan in zip(calls, (scan_folder, reference.make_dataset), strict=True):
+        scan(two_classes, classes, is_valid_file=lambda path, noted=noted: noted.append(path) or True)
+    assert calls[0] == calls[1]
+    assert len(calls[0]) == 5
+
+
+def test_selected_classes_keep_the_users_order(two_classes: Path) -> None:
+    names, class_to_idx = find_classes(two_classes, ["dog", "cat"])
+    assert (names, class_to_idx) == (["dog", "cat"], {"dog": 0, "cat": 1})
+    found = scan_folder(two_classes, class_to_idx, **IMAGES)
+    assert [target for _, target in found] == [1, 1, 0]  # sorted by class name all the same
+    classes: dict[str, Any] = {"cat": True, "dog": 2**70}
+    assert_same(two_classes, classes)
+    assert [type(target) for _, target in scan_folder(two_classes, classes, **IMAGES)] == [bool, bool, int]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs names that are not UTF-8: run it on Linux")
+def test_files_whose_names_are_not_utf8_can_be_opened(tmp_path: Path) -> None:
+    folder = os.fsencode(tmp_path) + b"/c\xe9"
+    os.mkdir(folder)
+    with open(folder + b"/\xff\xfe.jpg", "wb") as file:
+        file.write(b"content")
+    names, class_to_idx = find_classes(tmp_path)
+    (path, target), *_ = scan_folder(tmp_path, class_to_idx, **IMAGES)
+    assert (names, target) == ([os.fsdecode(b"c\xe9")], 0)
+    assert Path(path).read_bytes() == b"content"
+
+
+# The walk: threads where listing waits, stamps where times can be relied on.
+
+
+class Systems(FileSystems):
+    """File systems of one kind."""
+
+    def __init__(self, *, local: bool = True, remote: bool = False) -> None:
+        super().__init__("")
+        self.local, self.remote = local, remote
+
+    def is_local(self, device: int, folder: str) -> bool:
+        return self.local
+
+    def is_remote(self, device: int, folder: str) -> bool:
+        return self.remote
+
+
+def take(folder: str, names: list[str]) -> tuple[int, list[str]]:
+    return len(names), sorted(names)
+
+
+def walker(root: Path, take: Any = take, **options: Any) -> Walker[list[str]]:
+    usual = {"now": lambda: LATER, "file_systems": Systems(), "is_waiting": lambda: False}
+    return Walker(f"{root}/", take, **{**usual, **options})
+
+
+def plain(found: list[list[Folder[list[str]]]]) -> list[Any]:
+    return [[(folder.path, folder.content) for folder in folders] for folders in found]
+
+
+TOPS = list("abcdefgh")
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for top in TOPS:
+        for below in ("", "1", "1-2", "1/2", "links"):
+            (tmp_path / "root" / top / below).mkdir(parents=True, exist_ok=True)
+            (tmp_path / "root" / top / below / f"{top}.jpg").touch()
+        (tmp_path / "root" / top / "links" / "up").symlink_to("../1")
+    return tmp_path / "root"
+
+
+def walked(root: Path) -> list[Any]:
+    return [
+        [
+            (os.path.relpath(folder, root), sorted(files))
+            for folder, _, files in sorted(os.walk(root / top, followlinks=True))
+        ]
+        for top in sorted(os.listdir(root))
+    ]
+
+
+@pytest.mark.parametrize("systems", ["local and busy", "local and waiting", "remote"])
+def test_folders_are_listed_in_parallel_where_one_thread_would_wait(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, systems: str
+) -> None:
+    expected, real, calls = walked(tree), os.scandir, list[int]()
+    numbers = itertools.count()  # atomic, unlike the length of a list that threads append to
+    barrier = threading.Barrier(4)
+
+    def scandir(folder: Any) -> Any:
+        number = next(numbers)
+        calls.append(threading.get_ident())
+        # The first shows what kind it is; the last ones need not come in fours.
+        if systems != "local and busy" and 1 <= number <= 8:
+            barrier.wait(60)
+        return real(folder)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    kind = Systems(local=systems != "remote", remote=systems == "remote")
+    one = walker(tree, file_systems=kind, is_waiting=lambda: systems == "local and waiting")
+    assert plain(one.walk(TOPS)) == expected
+    here = [thread == threading.get_ident() for thread in calls]
+    if systems == "local and busy":
+        assert all(here)
+    else:
+        assert not any(here[1:]) and here[0] == (systems == "remote")
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("where", ["a thread", "the caller"])
+def test_an_error_ends_the_threads(tree: Path, error: type[BaseException], where: str) -> None:
+    def fail(folder: str, names: list[str]) -> tuple[int, list[str]]:
+        if where == "a thread" and folder == "c/1":
+            raise error("here")
+        return take(folder, names)
+
+    def interrupt(folders: int, files: int) -> None:
+        if where == "the caller":
+            raise error("here")
+
+    ticks = itertools.count()
+    clock: Any = lambda: float(next(ticks))  # noqa: E731
+    one = walker(tree, fail, is_waiting=lambda: True, on_progress=interrupt, clock=clock)
+    with pytest.raises(error, match="here"):
+        one.walk(TOPS)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("fastpipe-scan")]
+
+
+# What a scan that takes long writes.
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO, "fastpipe.index")
+    return caplog
+
+
+@pytest.mark.parametrize("has_stderr", [True, False])
+def test_the_log_has_a_line_after_two_seconds_and_each_ten(
+    log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, has_stderr: bool
+) -> None:
+    if not has_stderr:
+        monkeypatch.setattr(sys, "stderr", None)
+    clock = ManualClock()
+    with ScanProgress(Path("/data/train"), clock=clock) as progress:
+        for second in range(1, 25):
+            clock.now = 100.0 + second
+            progress(second, 1000 * second)
+    assert log.messages == [
+        "Scanning /data/train: 2,000 files in 2 folders so far, 2 s",
+        "Scanning /data/train: 12,000 files in 12 folders so far, 12 s",
+        "Scanning /data/train: 22,000 files in 22 folders so far, 22 s",
+        "Scanned /data/train in 24 s",
+    ]
+    assert {record.levelno for record in log.records} == {logging.INFO}
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt])
+def test_a_terminal_has_a_line_that_is_erased_when_the_scan_ends(
+    log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, error: type[BaseException] | None
+) -> None:
+    clock, terminal = ManualClock(), Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", terminal)
+    try:
+        with ScanProgress("/data/[odd]", clock=clock) as progress:
+            clock.now += 1.99
+            progress(1, 1)
+            assert terminal.getvalue() == "", "a short scan writes nothing"
+            clock.now += 3
+            progress(10, 12345)
+            progress(11, 23456)
+            if error is not None:
+                raise error
+    except KeyboardInterrupt:
+        assert error is KeyboardInterrupt
+    assert "Scanning /data/[odd]: " in terminal.getvalue()
+    assert "23,456 files" in terminal.getvalue()
+    assert terminal.getvalue().endswith(class_folders._ERASE)
+    assert log.messages == []
