@@ -195,11 +195,8 @@ def lengths_of(motion: Tensor) -> Tensor:
 
 def by_torch(ops: Any, batch: Tensor, parameters: Any) -> Tensor:
     """The result by torch's operations, which other devices take, on the processor."""
-    tables = (
-        parameters.table
-        if hasattr(parameters, "table")
-        else np.concatenate([one.table for one in parameters], 1)
-    )
+    given = [parameters] if isinstance(parameters, augment.Parameters) else parameters
+    tables = np.concatenate([np.zeros((len(batch), 0)), *(one.table for one in given)], axis=1)
     planes = batch.unsqueeze(1) if batch.ndim == 3 else batch
     applied = applied_table(ops, tables, tuple(planes.shape[1:]))
     if ops and ops[0].kind == "volumes":
