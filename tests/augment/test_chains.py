@@ -223,12 +223,6 @@ def test_an_own_operation_resizes_mixes_and_inherits() -> None:
     assert found.shape == (12, 3, 20, 26) and found.max() <= 255 / 8
 
 
-def test_an_own_operation_takes_spectrograms_by_its_ranks() -> None:
-    louder = Own(lambda images: images * 2)
-    louder.ranks = (3, 4)
-    assert torch.equal(louder(smooth_images()[:, 0]), smooth_images()[:, 0] * 2)
-
-
 def test_on_tensors_of_a_subclass_replaces_the_kernels() -> None:
     class Brighter(augment.RandomHorizontalFlip):
         def on_tensors(self, images: Tensor, columns: Any, of_bytes: bool) -> Tensor:

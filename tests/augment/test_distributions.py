@@ -1,7 +1,8 @@
-"""Parameters are distributed as those of the transforms that augmentations replace: 10,000 draws of each."""
+"""Parameters are distributed as those of the transforms that augmentations replace."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ from torchvision.transforms import v2
 
 from fastpipe import augment
 
-COUNT = 10_000
+COUNT = 10_000 if os.environ.get("FASTPIPE_HYPOTHESIS") == "nightly" else 4_000
 SURE = 1e-4  # at fixed seeds a smaller p is a real difference
 
 Columns = Mapping[str, npt.NDArray[Any]]
@@ -27,8 +28,8 @@ def same(ours: npt.ArrayLike, theirs: npt.ArrayLike) -> None:
         np.testing.assert_array_equal(np.unique(one), np.unique(other))
         return
     assert stats.ks_2samp(one, other, method="asymp").pvalue > SURE
-    # Of 10,000 draws the least has a part of more than 0.0025 below it once in 10**11 times.
-    for end in (0.0025, 0.9975):
+    # Of 4,000 draws the least has a part of more than 0.005 below it once in 10**8 times.
+    for end in (0.005, 0.995):
         assert one.min() <= np.quantile(other, end) <= one.max()
         assert other.min() <= np.quantile(one, end) <= other.max()
 

@@ -155,17 +155,6 @@ def test_spectrograms_are_heat_maps(shape: tuple[int, ...]) -> None:
     check_rows(page, rows)
 
 
-def test_pictures_are_as_large_as_tiles() -> None:
-    small = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
-    assert np.array_equal(fitted(small, 12, 12), small.repeat(3, 0).repeat(3, 1))
-    large = np.zeros((300, 150, 3), np.uint8)
-    assert fitted(large, 100, 100).shape == (100, 50, 3)
-    assert fitted(large, 100, 100, keeps_shape=False).shape == (100, 100, 3)
-    flip = augment.RandomHorizontalFlip()
-    few, many = (augment.preview(flip, noise(8), count=count, tile=160) for count in (2, 8))
-    assert many.width - few.width == 6 * 170 and many.height == few.height
-
-
 def test_names_are_shown_as_far_as_they_fit() -> None:
     names = (None, list("abcde"), torch.arange(5), ["a very long name " * 20] * 5, ["é", "日本", "", 1, 2.5])
     assert (
@@ -227,13 +216,6 @@ def test_captions_say_what_was_drawn(
 ) -> None:
     assert names is None or set(names) == set(op.names_for(1))
     assert caption(op, dict(zip(names or op.names_for(1), row, strict=True)), "sample 3") == lines
-
-
-def test_captions_of_some_masks_and_channels() -> None:
-    masks = {"time0_begin": 3, "time0_end": 8, "freq1_begin": 2, "freq1_end": 2}
-    assert caption(augment.SpecAugment(1, 9, 1, 9), masks, "") == ["time 3:8"]
-    changes = {"0.is_changed": 0, "0.factor": 2, "1.is_changed": 1, "1.factor": 2}
-    assert caption(augment.Gamma3D(), changes) == ["1: power 2.00"]
 
 
 def test_policies_are_captioned_with_torchvisions_names() -> None:

@@ -204,7 +204,8 @@ def test_a_pickle_and_a_retrying_store_have_the_same_name(full: Place) -> None:
     assert full.location.bucket in full.store.name
     retrying = RetryingStore(full.store)
     for one in (full.store, retrying):
-        assert pickle.loads(pickle.dumps(one)).name == full.store.name
+        again = pickle.loads(pickle.dumps(one))
+        assert again.name == full.store.name and repr(again) == repr(one)
     assert list(retrying.objects(full.key("cat/"))) == list(full.store.objects(full.key("cat/")))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, repeat
@@ -12,7 +11,6 @@ import pytest
 
 from fastpipe.core.types import FetchedObject, StoredObject
 from fastpipe.errors import ClosedError, ObjectChangedError, StoreAccessError, StoreBusyError, StoreError
-from fastpipe.stores.opening import open_store
 from fastpipe.stores.retrying import Retries, RetryingStore
 
 BUSY = StoreBusyError("busy")
@@ -205,11 +203,3 @@ def test_closing_ends_a_wait_at_once(in_child: Callable[[Callable[[], object]], 
         store.get("k")
     assert flaky.tries == 1
     in_child(lambda: store.get("k"))  # a forked child begins anew
-
-
-def test_a_copy_by_pickle_asks_the_same_store_by_the_same_policy() -> None:
-    store = RetryingStore(open_store("/data/x")[0], Retries(tries=3))
-    again = pickle.loads(pickle.dumps(store))
-    assert again.name == store.name == "/data/x/"
-    assert repr(again) == repr(store) == "RetryingStore(FolderStore('/data/x/'))"
-    assert again._policy == Retries(tries=3)

@@ -17,7 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fastpipe import augment
 from fastpipe.augment.base import applied_table
 from fastpipe.augment.volumes.base import on_volumes
-from fastpipe.core.native import native
 from fastpipe.core.slots import SlotPool
 from fastpipe.core.types import Key
 from fastpipe.errors import AugmentError
@@ -183,27 +182,6 @@ def test_values_that_are_no_numbers_stay_what_torch_makes_of_them(value: float) 
     ):  # fmt: skip
         host, device = both_ways([op], volumes, op.draw(volumes.shape, generator=seeded(2)).table)
         assert torch.allclose(host, device, atol=1e-4, equal_nan=True), op
-
-
-def test_a_chain_that_cuts_is_the_same_by_torch() -> None:
-    views, volumes = augment.nnunet_default((6, 8, 10)), smooth((16, 2, *SIZE))
-    host, device = both_ways(
-        views.ops, volumes, views._chain.table(volumes.shape, None, Key(3, 0, np.arange(16)))
-    )
-    assert host.shape == (16, 2, 6, 8, 10) and torch.allclose(host, device, atol=2e-5)
-
-
-def test_sizes_of_every_instruction_sets_vectors_give_the_same_bits() -> None:
-    views, best, found = augment.nnunet_default(), native.level(), list[Tensor]()
-    try:
-        for level in range(best + 1):
-            assert native.force_level(level)
-            for size in ((1, 7, 13), (33, 35, 37)):
-                volumes = smooth((3, 2, *size))
-                found += views(volumes, (volumes[:, 0] > 0).byte(), key=Key(4, 1, np.arange(3)))
-    finally:
-        native.force_level(best)
-    assert all(torch.equal(one, found[at % 4]) for at, one in enumerate(found))
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.3, 1.0, 1.7, 5.0, 63.0, 100.0])
