@@ -220,7 +220,7 @@ def test_a_loader_repeats_an_epoch_by_its_seed(case: str) -> None:
     batch = batch_for(chain)[:6]
     others = others_of(chain, batch, np.arange(6))
     dataset = torch.utils.data.TensorDataset(batch, *others, torch.arange(6))
-    loader = FastLoader(dataset, batch_size=3, augment=chain, seed=4)
+    loader: Any = FastLoader(dataset, batch_size=3, augment=chain, seed=4)
     first = [[part.clone() for part in one] for one in loader]
     assert torch.cat([one[-1] for one in first]).tolist() == list(range(6))
     assert all(one[0].shape != batch[:3].shape or not torch.equal(one[0], batch[:3]) for one in first)

@@ -294,7 +294,7 @@ ARGUMENTS: list[tuple[Callable[[], Any], str]] = [
     (lambda: augment.RandomRotation(-10), "degrees="),
     (lambda: augment.RandomRotation((10, -10)), "degrees="),
     (lambda: augment.RandomAffine(0, (0.1, 1.1)), "translate="),
-    (lambda: augment.RandomAffine(0, fill="black"), "fill="),
+    (lambda: augment.RandomAffine(0, fill="black"), "fill="),  # type: ignore[arg-type]
     (lambda: augment.RandomAffine(0, center=(1,)), "center="),
     (lambda: augment.ColorJitter(-1), "brightness="),
     (lambda: augment.ColorJitter(hue=0.6), "hue="),
@@ -312,7 +312,7 @@ ARGUMENTS: list[tuple[Callable[[], Any], str]] = [
     (lambda: augment.MixUp(alpha=0), "alpha"),
     (lambda: augment.CutMix(alpha=0), "alpha"),
     (lambda: augment.RandomApply(augment.MixUp(num_classes=3)), "mixes all"),
-    (lambda: augment.Compose([v2.RandomHorizontalFlip()]), "augmentations of batches"),  # type: ignore[list-item]
+    (lambda: augment.Compose([v2.RandomHorizontalFlip()]), "augmentations of batches"),
     (lambda: augment.Compose([augment.RandomFlip3D(), FLIP]), "RandomFlip3D of volumes, RandomHorizontalFlip of images"),
     (lambda: augment.Compose([augment.RandomFlip3D()], fuse=True), "fuse=True is for images, got augmentations of volumes"),
     (lambda: augment.Compose([augment.MotionSpeed()], lengths=0), "lengths= is of motion, the number"),
@@ -324,13 +324,13 @@ ARGUMENTS: list[tuple[Callable[[], Any], str]] = [
     (lambda: augment.RandomGain(1.0, "loud"), "scale="),  # type: ignore[arg-type]
     (lambda: augment.RandomFlip3D(3), "axes= is some of 0, 1 and 2, depth, height and width, got 3"),
     (lambda: augment.RandomFlip3D((1, 1)), "axes= is some of 0, 1 and 2"),
-    (lambda: augment.RandomRotate90(0), "axes= is a plane, two of 0, 1 and 2"),
+    (lambda: augment.RandomRotate90((0,)), "axes= is a plane, two of 0, 1 and 2"),
     (lambda: augment.RandomAffine3D((30, 10)), "degrees= is a number of at least 0, or two"),
     (lambda: augment.RandomAffine3D(0, (1.2, 0.8)), "scale= is a number of at least 0.001, or two"),
     (lambda: augment.RandomAffine3D(0, spacing=(1, 0, 1)), "spacing= is three numbers"),
     (lambda: augment.RandomAffine3D(0, size=(4, 4)), "size= is depth, height and width in voxels"),
     (lambda: augment.RandomAffine3D(0, translate=(0.1, 0.1)), "translate= is three numbers"),
-    (lambda: augment.RandomAffine3D(0, fill="border"), "fill= is a number, or fill='edge'"),
+    (lambda: augment.RandomAffine3D(0, fill="border"), "fill= is a number, or fill='edge'"),  # type: ignore[arg-type]
     (lambda: augment.RandomElastic3D(1), "points= is three numbers of at least 2"),
     (lambda: augment.RandomElastic3D(sigma=(1, -1, 1)), "sigma= is three numbers"),
     (lambda: augment.GaussianNoise3D((0.1, float("nan"))), "std= is a number of at least 0"),
@@ -345,7 +345,7 @@ ARGUMENTS: list[tuple[Callable[[], Any], str]] = [
     (lambda: augment.MotionTranslation(-0.1), "most= is a number of at least 0"),
     (lambda: augment.MotionTranslation(()), "most= is a number of at least 0"),
     (lambda: augment.MotionMirror([(0, 1), (1, 2)]), "pairs= is numbers of joints, two by two"),
-    (lambda: augment.MotionMirror([(0, 1, 2)]), "pairs= is numbers of joints, two by two"),  # type: ignore[list-item]
+    (lambda: augment.MotionMirror([(0, 1, 2)]), "pairs= is numbers of joints, two by two"),
     (lambda: augment.MotionMirror([(3, 3)]), "pairs= is numbers of joints, two by two"),
     (lambda: augment.MotionMirror({0: 1, 1: 2}), "pairs= is numbers of joints, two by two"),
     (lambda: augment.MotionMirror(axis=-1), "axis= is the number of a coordinate"),
@@ -405,7 +405,7 @@ BATCHES: list[tuple[Any, tuple[Any, ...], str]] = [
     (augment.RandomAffine3D(30, label_fill=-1), (VOLUME, VOLUME[0].byte()), "label_fill=-1 is no label of torch.uint8"),
     (augment.RandomAffine3D(30, label_fill=0.5), (VOLUME, VOLUME[0].long()), "label_fill=0.5 is no label of torch.int64"),
     (augment.RandomAffine3D(30, label_fill=2), (VOLUME, VOLUME[0].bool()), "label_fill=2 is no label of torch.bool"),
-    (augment.RandomAffine3D(30), (VOLUME, VOLUME[0].cfloat()), "labels are whole numbers or floats, got torch.complex64"),
+    (augment.RandomAffine3D(30), (VOLUME, VOLUME[0].to(torch.complex64)), "labels are whole numbers or floats, got torch.complex64"),
     (CHAINS["motion"], (MOVED[0], ONES), r"takes a batch \(N, T, J, C\), got shape .*sequence\[None\]"),
     (CHAINS["motion"], (MOVED.long(), ONES), "got torch.int64"),
     (CHAINS["motion"], (MOVED,), "lengths=1 says where a batch has the sequences' lengths, got 1 parts"),

@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -196,7 +197,7 @@ def test_keys_that_can_be_no_files_are_samples(kind: Any) -> None:
 
 
 def test_a_key_that_stands_for_a_folder_is_no_sample() -> None:
-    store = Bucket(["cat/", "cat/sub.jpg/", "cat/1.jpg", "/1.jpg", "./2.jpg", "../3.jpg"])
+    store: Any = Bucket(["cat/", "cat/sub.jpg/", "cat/1.jpg", "/1.jpg", "./2.jpg", "../3.jpg"])
     assert find_remote_classes(store, ROOT, PREFIX) == (["cat"], {"cat": 0})
     assert scan(store, extensions="") == [(f"{ROOT}cat/1.jpg", 0)]
 
@@ -231,11 +232,12 @@ def test_is_valid_file_is_called_as_torchvision_calls_it(tmp_path: Path) -> None
     assert all(make_file(str(tmp_path / name)) for name in names)
     calls: list[list[tuple[str, int]]] = [[], []]
 
-    def noting(at: int) -> Callable[[str], bool]:
-        return lambda path: calls[at].append((path, threading.get_ident())) is None
+    def note(at: int, path: str) -> bool:
+        calls[at].append((path, threading.get_ident()))
+        return True
 
-    scan(Bucket(names), is_valid_file=noting(0))
-    ImageFolder(tmp_path, is_valid_file=noting(1))
+    scan(Bucket(names), is_valid_file=partial(note, 0))
+    ImageFolder(tmp_path, is_valid_file=partial(note, 1))
     assert calls[0] == moved(calls[1], str(tmp_path))
 
 
@@ -359,11 +361,12 @@ def test_an_error_of_the_store_ends_the_scan(error: Exception) -> None:
         def folders(self, prefix: str) -> list[str]:
             raise error
 
+    store: Any = Failing()
     with pytest.raises(type(error)) as raised:
-        scan(Failing(), {"ant": 0, "bee": 1, "cat": 2})
+        scan(store, {"ant": 0, "bee": 1, "cat": 2})
     assert raised.value is error
     with pytest.raises(type(error)):
-        find_remote_classes(Failing(), ROOT, PREFIX)
+        find_remote_classes(store, ROOT, PREFIX)
 
 
 def test_progress_is_reported_in_the_callers_thread_which_may_interrupt(

@@ -135,7 +135,11 @@ Step = Callable[[Prefetcher, Store], object]
 
 
 def follow(*orders: Any, **options: Any) -> Step:
-    return lambda prefetcher, store: [prefetcher.follow(parts(order), **options) for order in orders]
+    def step(prefetcher: Prefetcher, store: Store) -> None:
+        for order in orders:
+            prefetcher.follow(parts(order), **options)
+
+    return step
 
 
 def need(*numbers: int) -> Step:

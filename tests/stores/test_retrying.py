@@ -87,7 +87,7 @@ def time() -> Time:
 
 
 def retrying(time: Time, *plan: Any, of: Any = None, draw: float = 1.0, **policy: Any) -> tuple[Any, Flaky]:
-    flaky = of or Flaky(iter(plan))
+    flaky: Any = of or Flaky(iter(plan))
     return RetryingStore(flaky, Retries(**policy), clock=time.clock, wait=time.wait, draw=lambda: draw), flaky
 
 

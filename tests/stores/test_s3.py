@@ -262,7 +262,7 @@ class TestOptions:
         self, s3: Any, filled: str, monkeypatch: Any
     ) -> None:
         asked: list[str] = []
-        monkeypatch.setattr(S3fsStore, "region", lambda self: asked.append(self.name) or "eu-north-1")
+        monkeypatch.setattr(S3fsStore, "region", lambda self: asked.append(self.name) or "eu-north-1")  # type: ignore[func-returns-value]
         for options in (s3.options, {**s3.options, "client_kwargs": {"region_name": "eu-west-1"}}):
             store, _ = open_store(f"s3://{filled}", options)
             assert store.get(KEY).data == DATA
