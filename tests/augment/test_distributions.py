@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from torchvision.transforms import v2
 
 from fastpipe import augment
 
+Reads = dict[str, Any]  # functions of torchvision's parameters
 COUNT = 10_000 if os.environ.get("FASTPIPE_HYPOTHESIS") == "nightly" else 4_000
 SURE = 1e-4  # at fixed seeds a smaller p is a real difference
 
@@ -73,7 +74,6 @@ def nth(theirs: str, *names: str) -> Reads:
     return {name: lambda params, at=at: float(params[theirs][at]) for at, name in enumerate(names)}
 
 
-Reads = dict[str, Callable[[dict[str, Any]], Any]]
 BOX = ("top", "left", "height", "width")
 ERASED: Reads = {
     name: lambda params, theirs=theirs: 0.0 if params["v"] is None else params[theirs]
@@ -304,7 +304,12 @@ def test_volumes_are_changed_as_by_batchgenerators(monkeypatch: pytest.MonkeyPat
     np.random.seed(0)
     torch.manual_seed(0)
     seen: list[tuple[Any, Any]] = []
-    monkeypatch.setattr(spatial, "create_affine_matrix_3d", lambda *given: seen.append(given) or np.eye(3))
+
+    def note(*given: Any) -> Any:
+        seen.append(given)
+        return np.eye(3)
+
+    monkeypatch.setattr(spatial, "create_affine_matrix_3d", note)
     half = np.deg2rad(30)
     theirs = spatial.SpatialTransform(
         (2, 2, 2), 0, False, p_rotation=0.2, rotation=(-half, half), p_scaling=0.2, scaling=(0.7, 1.4),
@@ -385,7 +390,7 @@ def test_motion_is_changed_as_in_the_example(example: Any) -> None:
         before, frames = scripts["before"], scripts["actor"].FRAMES
         motion = np.zeros((frames, scripts["actor"].JOINTS, 3))
         motion[:, :, 2] = np.arange(frames)[:, None] / frames
-        found = {kind: [] for kind in ("speed", "position", "scale")}
+        found: dict[str, list[Any]] = {kind: [] for kind in ("speed", "position", "scale")}
         for kind, values in found.items():
             for _ in range(COUNT // 2):
                 values.append(before.augment_motion_sequence(motion, kind, rng)[[0, 100], 0])

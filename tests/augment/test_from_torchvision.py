@@ -68,7 +68,7 @@ def test_nested_chains_become_one() -> None:
     assert ours(smooth_images()).shape == smooth_images().shape
 
 
-class Flip(v2.RandomHorizontalFlip):
+class Flip(v2.RandomHorizontalFlip):  # type: ignore[misc]
     """Somebody's own."""
 
 

@@ -102,13 +102,15 @@ def test_arrays_of_images_that_do_not_fit_are_errors() -> None:
         (4, images(2, 3, 4, 4)), (4, images(3, 3, 4, 5)), (4, readonly), (5, "uint8"), (5, "float16"),
     ]  # fmt: skip
     for at, value in wrong:
+        arguments: list[Any] = [*good[:at], value, *good[at + 1 :]]
         with pytest.raises((ValueError, TypeError)):
-            native.augment_batch(*good[:at], value, *good[at + 1 :])
+            native.augment_batch(*arguments)
     with pytest.raises(ValueError, match="a kind of step"):
         plan(Step("turn", 0))
     for places in ([0, 2], [-1, 0], [0]):
+        arguments = [*good, (0, 0, 0), np.array(places, np.int64)]
         with pytest.raises(ValueError, match="place"):
-            native.augment_batch(*good, (0, 0, 0), np.array(places, np.int64))
+            native.augment_batch(*arguments)
 
 
 def test_images_of_a_batch_may_be_given_one_by_one() -> None:

@@ -170,7 +170,8 @@ class Own(augment.BatchTransform):
         return u
 
     def on_tensors(self, images: Tensor, columns: Any, of_bytes: bool) -> Tensor:
-        return images * columns["strength"].view(-1, 1, 1, 1)
+        changed: Tensor = images * columns["strength"].view(-1, 1, 1, 1)
+        return changed
 
 
 MOVED = ("angle", "translate_x", "translate_y", "scale", "shear_x", "shear_y")

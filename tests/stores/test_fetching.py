@@ -70,33 +70,6 @@ def one_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetching, "available_cpus", lambda: 1)
 
 
-def test_the_thread_that_writes_also_writes_what_others_bring(
-    table: StageTable, one_cpu: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fetcher, _ = make(table)
-    begun, may_go_on = threading.Event(), threading.Event()
-    keep, given = table.keep, list[bytes]()
-
-    def keep_slowly(row: int, data: bytes) -> bool:
-        begun.set()
-        may_go_on.wait()
-        return keep(row, data)
-
-    monkeypatch.setattr(table, "keep", keep_slowly)
-    with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(fetcher.fetch, 0, given.append)
-        begun.wait()
-        assert given == [content(0)]  # it need not wait for the disk
-        for row in (1, 2):
-            assert fetcher.fetch(row, given.append) == content(row)
-        assert not any(table.has(row) for row in range(3))
-        may_go_on.set()
-        assert first.result() == content(0)
-    assert [table.read(row) for row in range(3)] == [content(row) for row in range(3)] == given
-    with table.claim(1, 0.0) as is_free:  # which the thread that has written releases
-        assert is_free
-
-
 def test_a_thread_waits_where_too_much_is_unwritten(
     table: StageTable, one_cpu: None, monkeypatch: Any
 ) -> None:

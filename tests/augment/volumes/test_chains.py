@@ -220,11 +220,11 @@ def test_noise_is_normal_and_has_no_pattern() -> None:
 # ---- memory and arguments ----------------------------------------------------------------------------
 
 
-class Peak(TorchDispatchMode):
+class Peak(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the memory of tensors that operations make."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.most = 0
         self._seen: set[int] = set()
 
@@ -274,7 +274,8 @@ def test_an_operation_takes_three_batches_of_memory_at_most(op: Any, is_host: bo
 
 
 def test_arguments_may_be_arrays() -> None:
-    given = augment.RandomAffine3D(
+    kind: Any = augment.RandomAffine3D
+    given = kind(
         np.array([10.0, 20.0]), np.array([0.7, 1.4]), spacing=np.array([3.0, 1.0, 1.0]), size=np.array([4, 4, 4]),
         scale_axes=np.array([1, 2]),
     )  # fmt: skip
@@ -282,7 +283,8 @@ def test_arguments_may_be_arrays() -> None:
         (10.0, 20.0), (0.7, 1.4), spacing=(3, 1, 1), size=(4, 4, 4), scale_axes=(1, 2)
     )
     assert repr(given) == repr(plain)
-    assert augment.RandomFlip3D(np.int64(1)).axes == (1,)
+    kind = augment.RandomFlip3D
+    assert kind(np.int64(1)).axes == (1,)
     assert augment.Brightness3D(np.array([0.5, 1.5])).limits == (0.5, 1.5)
 
 
