@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fastpipe.core.locks import LockFile, open_file_locks_are_possible
@@ -264,6 +264,7 @@ ledger_steps = st.tuples(
 
 
 @given(st.lists(ledger_steps, max_size=60))
+@example([(0, "reserve", 60), (1, "reserve", 41), (1, "reserve", 40), (0, "keep", 0), (1, "free", 0)])
 def test_the_count_is_the_sum_and_never_above_the_limit(steps: list[tuple[int, str, int]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         ledgers = [Ledger(LockFile(f"{folder}/locks")) for _ in range(2)]
