@@ -204,8 +204,9 @@ def test_a_pickle_and_a_retrying_store_have_the_same_name(full: Place) -> None:
     assert full.location.bucket in full.store.name
     retrying = RetryingStore(full.store)
     for one in (full.store, retrying):
-        again = pickle.loads(pickle.dumps(one))
-        assert again.name == full.store.name and repr(again) == repr(one)
+        assert (
+            pickle.loads(pickle.dumps(one)).name == full.store.name
+        )  # a repr has options, a pickle no secrets
     assert list(retrying.objects(full.key("cat/"))) == list(full.store.objects(full.key("cat/")))
 
 
