@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from augmentations import by_torch, seeded, smooth_images
 from torch import Tensor
-from torchvision import tv_tensors
 
 from fastpipe import augment
-from fastpipe.augment.base import applied_table
-from fastpipe.augment.chains import on_device
 from fastpipe.augment.fusing import FusedRun
 
-Make = Callable[..., Tensor]
 Ops = list[augment.BatchTransform]
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def both(ops: Ops, images: Tensor, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -57,33 +49,33 @@ def test_parameters_are_the_same_and_the_name_says_it() -> None:
 
 @pytest.mark.parametrize("size", [(17, 23), (60, 80), (40, 52)])
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
-def test_crops_and_flips_are_the_same(make_images: Make, interpolation: str, size: tuple[int, int]) -> None:
+def test_crops_and_flips_are_the_same(interpolation: str, size: tuple[int, int]) -> None:
     ops: Ops = [
         augment.RandomResizedCrop(size, interpolation=interpolation),
         augment.RandomHorizontalFlip(), augment.RandomVerticalFlip(),
     ]  # fmt: skip
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        plain, fused = both(ops, make_images(dtype))
+        plain, fused = both(ops, smooth_images(dtype))
         assert torch.equal(plain, fused)
-    plain, fused = both(ops, make_images(torch.uint8))  # of which torch rounds twice
+    plain, fused = both(ops, smooth_images(torch.uint8))  # of which torch rounds twice
     apart = (plain.float() - fused.float()).abs()
     if interpolation == "bilinear":
         assert apart.max() <= 1
     assert (apart > 1).float().mean() < 0.01 and apart.mean() < 0.3
 
 
-def test_two_crops_one_after_the_other_are_one_box(make_images: Make) -> None:
+def test_two_crops_one_after_the_other_are_one_box() -> None:
     ops: Ops = [
         augment.RandomResizedCrop((48, 64), (0.5, 1.0)),
         augment.RandomResizedCrop((96, 96), (0.5, 1.0)),
     ]
-    plain, fused = both(ops, make_images())
+    plain, fused = both(ops, smooth_images())
     assert (plain[:3] - fused[:3]).abs().mean() < 0.01  # smooth images
 
 
 @pytest.mark.parametrize("channels", [3, 1])
-def test_colours_that_stay_in_the_range_are_the_same(make_images: Make, channels: int) -> None:
-    images = in_the_middle(make_images(channels=channels))
+def test_colours_that_stay_in_the_range_are_the_same(channels: int) -> None:
+    images = in_the_middle(smooth_images(channels=channels))
     changes: Ops = [
         augment.ColorJitter(0.3, 0.3, 0.3),
         augment.RandomApply([augment.ColorJitter(contrast=0.3), augment.RandomGrayscale(0.5)]),
@@ -94,24 +86,17 @@ def test_colours_that_stay_in_the_range_are_the_same(make_images: Make, channels
         assert torch.allclose(plain, fused, atol=1e-5 if channels == 3 else 2e-3)
 
 
-def test_a_third_of_a_turn_is_the_same_hue(make_images: Make) -> None:
+def test_a_third_of_a_turn_is_the_same_hue() -> None:
     for turn in (1 / 3, -1 / 3):
         plain, fused = both(
-            [augment.ColorJitter(hue=(turn, turn)), augment.RandomGrayscale(0.2)], make_images()
+            [augment.ColorJitter(hue=(turn, turn)), augment.RandomGrayscale(0.2)], smooth_images()
         )
         assert torch.allclose(plain, fused, atol=1e-5)
 
 
-def test_other_turns_are_near(make_images: Make) -> None:
-    plain, fused = both(
-        [augment.ColorJitter(hue=0.1), augment.Normalize([0.0], [1.0])], in_the_middle(make_images())
-    )
-    assert (plain - fused).abs().max() < 0.05 and (plain - fused).abs().mean() < 0.01
-
-
-def test_colours_are_cut_off_in_the_end(make_images: Make) -> None:
+def test_colours_are_cut_off_in_the_end() -> None:
     ops: Ops = [augment.ColorJitter(3.0, 3.0, 3.0), augment.Normalize([0.4, 0.5, 0.6], [0.2, 0.3, 0.4])]
-    _, fused = both(ops, make_images())
+    _, fused = both(ops, smooth_images())
     low = (torch.tensor([0.0]) - torch.tensor([0.4, 0.5, 0.6])) / torch.tensor([0.2, 0.3, 0.4])
     high = (torch.tensor([1.0]) - torch.tensor([0.4, 0.5, 0.6])) / torch.tensor([0.2, 0.3, 0.4])
     assert torch.allclose(fused.amin((0, 2, 3)), low) and torch.allclose(fused.amax((0, 2, 3)), high)
@@ -119,29 +104,14 @@ def test_colours_are_cut_off_in_the_end(make_images: Make) -> None:
 
 @pytest.mark.parametrize("to", [torch.uint8, torch.float32])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-def test_dtypes_are_those_of_the_chain(make_images: Make, dtype: torch.dtype, to: torch.dtype) -> None:
-    images = make_images(dtype)
+def test_dtypes_are_those_of_the_chain(dtype: torch.dtype, to: torch.dtype) -> None:
+    images = smooth_images(dtype)
     images = images if dtype == torch.uint8 else in_the_middle(images)
     ops: Ops = [augment.ColorJitter(0.1, 0.1), augment.GaussianBlur(3), augment.ToDtype(to)]
     plain, fused = both(ops, images)
     unit = 255.0 if to == torch.uint8 else 1.0
     assert fused.dtype == to
     assert (plain.float() - fused.float()).abs().mean() < 0.01 * unit
-
-
-def test_a_chain_is_near_to_itself_without_fusing(make_images: Make) -> None:
-    """On images like photographs most colours are nearly what they were."""
-    images = in_the_middle(make_images())
-    plain, fused = both(views(), images)
-    assert (plain - fused).abs().mean() < 0.06  # of numbers that are normalised
-
-
-# ---- affine maps ---------------------------------------------------------------------------------
-
-
-def test_maps_that_move_nothing_change_nothing(make_images: Make) -> None:
-    plain, fused = both([augment.RandomRotation(0), augment.RandomAffine(0)], make_images())
-    assert torch.allclose(plain, fused, atol=1e-6)
 
 
 def test_one_resampling_is_sharper_than_three_and_in_the_same_place() -> None:
@@ -175,30 +145,24 @@ def test_what_is_outside_is_filled(fill: Any) -> None:
         )
 
 
-# ---- other devices, gradients, the compiler, what goes along -----------------------------------------
-
-
 @pytest.mark.parametrize("channels", [3, 1])
 @pytest.mark.parametrize("rotates", [False, True])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-def test_both_ways_are_the_same(make_images: Make, dtype: torch.dtype, rotates: bool, channels: int) -> None:
+def test_both_ways_are_the_same(dtype: torch.dtype, rotates: bool, channels: int) -> None:
     ops = views()
     if rotates:
         ops.insert(2, augment.RandomAffine(20, (0.1, 0.1), (0.9, 1.4), 5, fill=0.5))
-    chain, images = augment.Compose(ops, fuse=True), make_images(dtype, channels)
+    chain, images = augment.Compose(ops, fuse=True), smooth_images(dtype, channels)
     parameters = chain.draw(images.shape, generator=seeded())
     found = chain.apply(images, parameters)
-    tables = np.concatenate([one.table for one in parameters], axis=1)
     steps = chain._chain.steps
     assert [type(step) for step in steps] == [FusedRun]
-    applied = torch.from_numpy(applied_table(steps, tables, tuple(images.shape[1:]))).float()
-    other = on_device(steps, images, applied)
-    apart = (found - other).abs()
+    apart = (found - by_torch(steps, images, parameters)).abs()
     assert apart.max() < 2e-4 if not rotates else apart.mean() < 0.02
 
 
-def test_layouts_and_regions_change_no_result(make_images: Make) -> None:
-    chain, images = augment.Compose(views(), fuse=True), make_images()
+def test_layouts_and_regions_change_no_result() -> None:
+    chain, images = augment.Compose(views(), fuse=True), smooth_images()
     wanted = chain(images, generator=seeded())
     assert torch.equal(
         chain(images.contiguous(memory_format=torch.channels_last), generator=seeded()), wanted
@@ -210,8 +174,8 @@ def test_layouts_and_regions_change_no_result(make_images: Make) -> None:
     assert torch.equal(later.apply(images, [first, *tables]), wanted)
 
 
-def test_gradients_and_the_compiler(make_images: Make) -> None:
-    chain, images = augment.Compose(views(), fuse=True), make_images()
+def test_gradients_and_the_compiler() -> None:
+    chain, images = augment.Compose(views(), fuse=True), smooth_images()
     torch.manual_seed(1)
     wanted = chain(images)
     torch.manual_seed(1)
@@ -224,40 +188,7 @@ def test_gradients_and_the_compiler(make_images: Make) -> None:
     assert images.grad is not None and images.grad.abs().sum() > 0
 
 
-def test_masks_boxes_and_points_go_along() -> None:
-    chain = augment.Compose(
-        [
-            augment.RandomResizedCrop((80, 90), scale=(0.5, 1.0)),
-            augment.RandomApply([augment.RandomHorizontalFlip(), augment.RandomRotation(40)]),
-            augment.ColorJitter(0.1),
-            augment.RandomAffine(10, (0.1, 0.1), (0.8, 1.2), 10),
-        ],
-        fuse=True,
-    )
-    images = torch.zeros(32, 3, 40, 52)
-    images[:, :, 18:23, 24:29] = 1.0
-    masks = tv_tensors.Mask(images[:, :1] > 0)
-    boxes = [tv_tensors.BoundingBoxes([[24.0, 18, 29, 23]], format="XYXY", canvas_size=(40, 52))] * 32
-    points = tv_tensors.KeyPoints(torch.tensor([26.0, 20.5]).expand(32, 1, 2), canvas_size=(40, 52))
-    changed, moved, around, at = chain(images, masks, boxes, points, generator=seeded())
-    seen = 0
-    for image, mask, box, point in zip(changed, moved, around, at, strict=True):
-        rows, columns = torch.nonzero(mask[0], as_tuple=True)
-        if len(rows) < 30:  # nearly all of it has left the image
-            continue
-        seen += 1
-        left, top, right, bottom = box[0].tolist()
-        assert left - 2 <= columns.min() and columns.max() < right + 2
-        assert top - 2 <= rows.min() and rows.max() < bottom + 2
-        assert image[0][mask[0]].mean() > 0.6
-        if left > 0 and right < 90 and top > 0 and bottom < 80:
-            assert (
-                abs(point[0, 0] - columns.float().mean()) < 2 and abs(point[0, 1] - rows.float().mean()) < 2
-            )
-    assert seen > 20
-
-
-def test_what_cannot_be_fused_stays_in_its_place(make_images: Make) -> None:
+def test_what_cannot_be_fused_stays_in_its_place() -> None:
     ops: Ops = [
         augment.RandomHorizontalFlip(), augment.ColorJitter(0.4), augment.RandomErasing(0.5, value=0.3),
         augment.ColorJitter(0.4), augment.GaussianBlur(3), augment.RandomHorizontalFlip(),
@@ -267,11 +198,11 @@ def test_what_cannot_be_fused_stays_in_its_place(make_images: Make) -> None:
     assert [type(step).__name__ for step in steps] == [
         "FusedRun", "RandomErasing", "FusedRun", "RandomHorizontalFlip", "RandomResizedCrop",
     ]  # fmt: skip
-    plain, fused = both(ops, make_images())
+    plain, fused = both(ops, smooth_images())
     assert torch.allclose(plain, fused, atol=1e-5)
 
 
-def test_mixing_comes_after_the_run(make_images: Make) -> None:
+def test_mixing_comes_after_the_run() -> None:
     chain = augment.Compose([*views(), augment.MixUp(num_classes=12)], fuse=True)
-    images, labels = chain(make_images(), torch.arange(12), generator=seeded())
+    images, labels = chain(smooth_images(), torch.arange(12), generator=seeded())
     assert images.shape == (12, 3, 32, 32) and torch.allclose(labels.sum(1), torch.ones(12))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from pathlib import Path
@@ -156,32 +155,14 @@ def test_spectrograms_are_heat_maps(shape: tuple[int, ...]) -> None:
     check_rows(page, rows)
 
 
-def test_pictures_are_as_large_as_tiles() -> None:
-    small = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
-    assert np.array_equal(fitted(small, 12, 12), small.repeat(3, 0).repeat(3, 1))
-    large = np.zeros((300, 150, 3), np.uint8)
-    assert fitted(large, 100, 100).shape == (100, 50, 3)
-    assert fitted(large, 100, 100, keeps_shape=False).shape == (100, 100, 3)
-    flip = augment.RandomHorizontalFlip()
-    few, many = (augment.preview(flip, noise(8), count=count, tile=160) for count in (2, 8))
-    assert many.width - few.width == 6 * 170 and many.height == few.height
-
-
 def test_names_are_shown_as_far_as_they_fit() -> None:
-    images = noise()
-    sizes = set()
-    for names in (
-        None,
-        list("abcde"),
-        torch.arange(5),
-        ["a very long name " * 20] * 5,
-        ["é", "日本", "", 1, 2.5],
-    ):
-        sizes.add(augment.preview(augment.RandomGrayscale(), images, names=names).size)
-    assert len(sizes) == 1
+    names = (None, list("abcde"), torch.arange(5), ["a very long name " * 20] * 5, ["é", "日本", "", 1, 2.5])
+    assert (
+        len({augment.preview(augment.RandomGrayscale(), noise(), names=these).size for these in names}) == 1
+    )
 
 
-class _Own(augment.BatchTransform):
+class Own(augment.BatchTransform):
     draws = 1
     names = ("strength",)
 
@@ -189,60 +170,53 @@ class _Own(augment.BatchTransform):
         return u
 
     def on_tensors(self, images: Tensor, columns: Any, of_bytes: bool) -> Tensor:
-        return images * columns["strength"].view(-1, 1, 1, 1)
+        changed: Tensor = images * columns["strength"].view(-1, 1, 1, 1)
+        return changed
 
 
-@pytest.mark.parametrize(
-    ("op", "row", "lines"),
-    [
-        (augment.RandomResizedCrop(8), {"top": 3, "left": 4, "height": 50, "width": 60}, ["60 x 50 at 4, 3"]),
-        (augment.RandomHorizontalFlip(), {"is_flipped": 1}, ["mirrored"]),
-        (augment.RandomVerticalFlip(), {"is_flipped": 0}, ["-"]),
-        (augment.RandomGrayscale(), {"is_grey": 1}, ["grey"]),
-        (augment.RandomRotation(9), {"angle": -0.04}, ["+0.0°"]),
-        (augment.GaussianBlur(5), {"sigma": 0.512}, ["sigma 0.51"]),
-        (
-            augment.ColorJitter(0.5, hue=0.2),
-            {"brightness": 1.2, "contrast": 1, "saturation": 1, "hue": 0.125,
-             "first": 3, "second": 1, "third": 0, "fourth": 2},
-            ["hue +0.12", "brightness x1.20"],
-        ),
-        (
-            augment.RandomAffine(9, (0.1, 0.1), (0.5, 2), 5),
-            {"angle": 3, "translate_x": 2, "translate_y": -1, "scale": 1.5, "shear_x": -4, "shear_y": 0},
-            ["+3.0°", "moved +2, -1", "x1.50", "shear -4.0°"],
-        ),
-        (
-            augment.RandomAffine(0, shear=(1, 2, 3, 4)),
-            {"angle": 0, "translate_x": 0, "translate_y": 0, "scale": 1, "shear_x": 1, "shear_y": 3},
-            ["shear +1.0°, +3.0°"],
-        ),
-        (augment.RandomErasing(), {"top": 1, "left": 2, "height": 3, "width": 4, "noise": 9}, ["4 x 3 at 2, 1"]),
-        (augment.RandomErasing(), {"top": 0, "left": 0, "height": 0, "width": 0, "noise": 9}, ["-"]),
-        (augment.MixUp(num_classes=2), {"kept": 0.7}, ["30% of sample 3"]),
-        (augment.CutMix(num_classes=2), {"top": 0, "left": 0, "bottom": 4, "right": 6}, ["6 x 4 of sample 3"]),
-        (augment.CutMix(num_classes=2), {"top": 0, "left": 5, "bottom": 4, "right": 5}, ["-"]),
-        (
-            augment.SpecAugment(1, 9, 1, 9),
-            {"time0_begin": 3, "time0_end": 8, "freq1_begin": 2, "freq1_end": 2},
-            ["time 3:8"],
-        ),
-        (augment.RandomGain(), {"gain_db": 2.34}, ["+2.3 dB"]),
-        (augment.TimeShift(9), {"shift": -7}, ["-7 frames"]),
-        (augment.RandomApply(augment.RandomGain()), {"is_applied": 0, "0.gain_db": 1}, ["not applied"]),
-        (augment.RandomApply(augment.RandomGain()), {"is_applied": 1, "0.gain_db": 1}, ["+1.0 dB"]),
-        (augment.RandAugment(1), {"0.change": 10, "0.magnitude": 6}, ["Posterize 6 bits"]),
-        (augment.TrivialAugmentWide(), {"change": 5, "magnitude": -13.5}, ["Rotate -13.5°"]),
-        (_Own(), {"strength": 0.25}, ["strength 0.25"]),
-    ],
-    ids=lambda value: str(value)[:20] if isinstance(value, augment.BatchTransform) else "",
-)  # fmt: skip
+MOVED = ("angle", "translate_x", "translate_y", "scale", "shear_x", "shear_y")
+SOMETIMES = augment.RandomApply(augment.RandomGain())
+VIEWS3D = augment.nnunet_default()
+WORDS3D = [
+    ["+1.0°, +1.0°, +1.0°", "moved +1, +1, +1"], ["std 1.000"], ["sigma 1.0, 1.0, 1.0"], ["x1.00"], ["x1.00"],
+    ["100% of voxels"], ["power 1.00"], ["power 1.00"], ["depth height width"],
+]  # fmt: skip
+CAPTIONS: list[tuple[Any, tuple[str, ...] | None, list[float], list[str]]] = [
+    (augment.RandomResizedCrop(8), ("top", "left", "height", "width"), [3, 4, 50, 60], ["60 x 50 at 4, 3"]),
+    (augment.RandomHorizontalFlip(), None, [1], ["mirrored"]),
+    (augment.RandomVerticalFlip(), None, [0], ["-"]),
+    (augment.RandomGrayscale(), None, [1], ["grey"]),
+    (augment.RandomRotation(9), None, [-0.04], ["+0.0°"]),
+    (augment.GaussianBlur(5), None, [0.512], ["sigma 0.51"]),
+    (augment.ColorJitter(0.5, hue=0.2),
+     ("brightness", "contrast", "saturation", "hue", "first", "second", "third", "fourth"),
+     [1.2, 1, 1, 0.125, 3, 1, 0, 2], ["hue +0.12", "brightness x1.20"]),
+    (augment.RandomAffine(9, (0.1, 0.1), (0.5, 2), 5), MOVED, [3, 2, -1, 1.5, -4, 0],
+     ["+3.0°", "moved +2, -1", "x1.50", "shear -4.0°"]),
+    (augment.RandomAffine(0, shear=(1, 2, 3, 4)), MOVED, [0, 0, 0, 1, 1, 3], ["shear +1.0°, +3.0°"]),
+    (augment.RandomErasing(), ("top", "left", "height", "width", "noise"), [1, 2, 3, 4, 9], ["4 x 3 at 2, 1"]),
+    (augment.RandomErasing(), ("top", "left", "height", "width", "noise"), [0, 0, 0, 0, 9], ["-"]),
+    (augment.MixUp(num_classes=2), None, [0.7], ["30% of sample 3"]),
+    (augment.CutMix(num_classes=2), ("top", "left", "bottom", "right"), [0, 0, 4, 6], ["6 x 4 of sample 3"]),
+    (augment.CutMix(num_classes=2), ("top", "left", "bottom", "right"), [0, 5, 4, 5], ["-"]),
+    (augment.RandomGain(), None, [2.34], ["+2.3 dB"]),
+    (augment.TimeShift(9), None, [-7], ["-7 frames"]),
+    (SOMETIMES, ("is_applied", "0.gain_db"), [0, 1], ["not applied"]),
+    (SOMETIMES, ("is_applied", "0.gain_db"), [1, 1], ["+1.0 dB"]),
+    (augment.RandAugment(1), ("0.change", "0.magnitude"), [10, 6], ["Posterize 6 bits"]),
+    (augment.TrivialAugmentWide(), ("change", "magnitude"), [5, -13.5], ["Rotate -13.5°"]),
+    (Own(), None, [0.25], ["strength 0.25"]),
+    *[(op, None, [1.0] * len(op.names_for(1)), words) for op, words in zip(VIEWS3D.ops, WORDS3D, strict=True)],
+    (augment.RandomFlip3D(), None, [0, 0, 0], ["-"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("op", "names", "row", "lines"), CAPTIONS, ids=[str(one[3]) for one in CAPTIONS])
 def test_captions_say_what_was_drawn(
-    op: augment.BatchTransform, row: dict[str, float], lines: list[str]
+    op: Any, names: tuple[str, ...] | None, row: Any, lines: list[str]
 ) -> None:
-    names = op.names if lines != ["time 3:8"] else tuple(row)
-    assert set(row) == set(names)
-    assert caption(op, row, "sample 3") == lines
+    assert names is None or set(names) == set(op.names_for(1))
+    assert caption(op, dict(zip(names or op.names_for(1), row, strict=True)), "sample 3") == lines
 
 
 def test_policies_are_captioned_with_torchvisions_names() -> None:
@@ -252,22 +226,34 @@ def test_policies_are_captioned_with_torchvisions_names() -> None:
     )
 
 
-def test_titles() -> None:
+def test_titles_are_names_with_the_main_argument() -> None:
     assert title(augment.RandAugment(2, 9)) == ["RandAugment", "2 of magnitude 9"]
-    assert title(augment.TrivialAugmentWide()) == ["TrivialAugmentWide"]
     assert title(augment.RandomErasing(0.25)) == ["RandomErasing", "p = 0.25"]
     assert title(augment.SpecAugment(1, 5, 1, 5, p=0.5)) == ["SpecAugment"]
-    assert title(_Own()) == ["_Own"]
-    assert augment.preview(_Own(), noise() / 255).size[0] > 0
+    assert title(VIEWS3D.ops[1]) == ["GaussianNoise3D", "p = 0.1"]
+    assert title(Own()) == ["Own"]
+    assert augment.preview(Own(), noise() / 255).size[0] > 0
 
 
-def test_what_is_wrong_is_said(tmp_path: Path) -> None:
+@pytest.mark.parametrize("channels", [0, 1, 2])
+def test_volumes_are_shown_by_their_middle_plane(channels: int) -> None:
+    volumes = 1 + torch.rand(3, max(channels, 1), 8, 12, 12, generator=generator())
+    volumes = volumes if channels else volumes[:, 0]
+    size = augment.preview(augment.nnunet_default((6, 8, 8)), volumes, tile=40).size
+    bright = augment.preview(augment.Brightness3D(0.0), volumes, tile=40)
+    assert size[1] > bright.size[1] > 80
+    # What was drawn for each is beneath: black planes beside none that are.
+    assert (np.asarray(bright) == 0).all(axis=-1).sum() > 3 * 30 * 15
+
+
+def test_wrong_arguments_and_images_are_named(tmp_path: Path) -> None:
     flip, images, path = augment.RandomHorizontalFlip(), noise(), tmp_path / "a.png"
     for arguments, options, message in (
         ((flip, images, tmp_path / "a.jpg"), {}, r"ends in \.png, got .*a\.jpg"),
         ((images, flip, path), {}, "got Tensor: they are the first argument"),
         (([], images, path), {}, "at least one augmentation"),
         (([flip, abs], images, path), {}, "augmentations of batches"),
+        ((augment.MotionSpeed(), torch.zeros(1, 4, 3, 2)), {}, "got augmentations of motion"),
         ((flip, images.numpy(), path), {}, "takes a tensor"),
         ((flip, images[0], path), {}, r"image\[None\]"),
         ((flip, images[:0], path), {}, "empty batch"),
@@ -318,8 +304,3 @@ def test_without_pillow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
     with pytest.raises(MissingDependencyError, match=r"fastpipe\[image\]"):
         augment.preview(augment.RandomGrayscale(), noise())
-
-
-def test_the_module_does_not_hide_the_function() -> None:
-    importlib.import_module("fastpipe.augment.pictures")
-    assert callable(augment.preview) and "preview" in dir(augment)

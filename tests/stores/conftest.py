@@ -1,124 +1,106 @@
-"""Stores of every kind, with objects in them."""
+"""Stages with small objects."""
 
 from __future__ import annotations
 
-import shutil
-import uuid
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from fastpipe.core.types import Store
-from fastpipe.stores.clients import StorageOptions
-from fastpipe.stores.filesystems import FilesystemStore
-from fastpipe.stores.locations import Location
-from fastpipe.stores.opening import open_store
-from fastpipe.stores.s3 import S3fsStore
+from fastpipe.core.locks import open_file_locks_are_possible
+from fastpipe.options import Stage
+from fastpipe.stores.stage import StageFolder
+from fastpipe.stores.table import StageTable
 
 
-@dataclass
-class Place:
-    """A store, and how objects get into it."""
+class Uses:
+    """When rows are needed next."""
 
-    kind: str
-    store: Store
-    location: Location
-    put: Callable[[str, bytes], object]
-    delete: Callable[[str], object]
-    options: Mapping[str, Any] = field(default_factory=dict)
+    def __init__(self, at: Any, tag: bytes = b"t" * 16) -> None:
+        self.at, self.tag = at, tag
 
-    @property
-    def is_bucket(self) -> bool:
-        return self.kind.startswith("s3")
-
-    def fill(self, keys: list[str]) -> None:
-        """Objects whose content is their key."""
-        for key in keys:
-            self.put(key, key.encode())
+    def next_uses(self, rows: Any) -> Any:
+        return self.at[rows]
 
 
-KINDS = ("s3-obstore", "s3-s3fs", "memory", "file", "file-fsspec", "folder")
+class Users:
+    """Users of a stage in a folder: their tables have rows of 100 bytes, and room for ten."""
 
+    SIZE, ROWS = 100, 60
 
-@pytest.fixture(params=KINDS)
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    """A new, empty store."""
-    yield from make_place(request.param, request, tmp_path)
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.path = folder, folder / "fastpipe-stage"
+        self.tables: list[StageTable] = []
 
+    @staticmethod
+    def name_of(row: int) -> bytes:
+        return hashlib.md5(b"%d" % row).digest()
 
-@pytest.fixture(params=[kind for kind in KINDS if kind.startswith("s3")])
-def bucket(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    """A new, empty bucket."""
-    yield from make_place(request.param, request, tmp_path)
+    @staticmethod
+    def name_elsewhere(row: int) -> bytes:
+        return hashlib.md5(b"elsewhere %d" % row).digest()
+
+    def content(self, row: int) -> bytes:
+        return (b"%d," % row * self.SIZE)[: self.SIZE]
+
+    def open(
+        self, limit: int = 1000, digest: bytes = b"d" * 16, name_of: Callable[[int], bytes] = name_of, rows: int = ROWS
+    ) -> StageTable:  # fmt: skip
+        sizes = np.full(rows, self.SIZE, np.int64)
+        folder = StageFolder(Stage(self.folder, max_bytes=limit))
+        self.tables.append(folder.open_table(digest, sizes, name_of))
+        return self.tables[-1]
+
+    def open_other(self) -> StageTable:
+        """A table of another listing of the same objects."""
+        return self.open(digest=b"e" * 16)
+
+    def leave_old(self, name_of: Callable[[int], bytes] = name_elsewhere) -> None:
+        """Fill the stage with ten objects of a listing that is used no more."""
+        table = self.open(digest=b"o" * 16, name_of=name_of)
+        self.keep(table, *range(10))
+        table.close()
+
+    def open_full(self) -> StageTable:
+        table = self.open()
+        self.keep(table, *range(10))
+        return table
+
+    def keep(self, table: StageTable, *rows: int) -> list[int]:
+        """Store rows; those that there is room for."""
+        return [row for row in rows if table.keep(row, self.content(row))]
+
+    def kept(self, table: StageTable) -> list[int]:
+        """The rows that are there, and what they should be."""
+        found = {row: table.read(row) for row in range(self.ROWS)}
+        assert all(data in (None, self.content(row)) for row, data in found.items())
+        return [row for row, data in found.items() if data is not None]
+
+    def follow(self, table: StageTable, at: Sequence[int], tag: bytes = b"t" * 16) -> None:
+        """Say when the first rows are needed; the others are needed at once."""
+        table.follow(Uses(np.r_[np.array(at, np.int64), np.zeros(self.ROWS - len(at), np.int64)], tag))
+
+    def files(self) -> list[Path]:
+        return [path for path in (self.path / "objects").glob("*/*") if path.is_file()]
+
+    def unfinished(self) -> list[Path]:
+        return list((self.path / "writing").iterdir())
+
+    def nbytes(self) -> int:
+        return StageFolder(Stage(self.folder)).usage().nbytes
+
+    def close(self) -> None:
+        while self.tables:  # their memory, and its descriptors, go with the last reference
+            self.tables.pop().close()
 
 
 @pytest.fixture
-def by_obstore(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    """A new, empty bucket that obstore reads."""
-    yield from make_place("s3-obstore", request, tmp_path)
-
-
-def make_place(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    make = {"s3": _s3, "memory": _memory}.get(kind.partition("-")[0])
-    made = _folder(kind, tmp_path) if make is None else make(kind, request)
-    yield made
-    made.store.close()
-    if kind == "memory":
-        import fsspec
-
-        fsspec.filesystem("memory").rm(f"/{made.location.bucket}", recursive=True)
-
-
-def _s3(kind: str, request: pytest.FixtureRequest) -> Place:
-    s3 = request.getfixturevalue("s3")
-    name = s3.bucket()
-    store, location = open_store(f"s3://{name}", s3.options)
-    if kind == "s3-s3fs":
-        store = S3fsStore(location, StorageOptions(s3.options))
-    return Place(
-        kind,
-        store,
-        location,
-        lambda key, data: s3.put(name, key, data),
-        lambda key: s3.delete(name, key),
-        s3.options,
-    )
-
-
-def _memory(kind: str, request: pytest.FixtureRequest) -> Place:
-    fsspec = pytest.importorskip("fsspec", reason="pip install 'fastpipe[s3]'")
-    fs, name = fsspec.filesystem("memory"), f"test-{uuid.uuid4().hex}"
-    store, location = open_store(f"memory://{name}")
-    fs.mkdir(f"/{name}")
-    return Place(
-        kind,
-        store,
-        location,
-        lambda key, data: fs.pipe_file(f"/{name}/{key}", data),
-        lambda key: fs.rm(f"/{name}/{key}"),
-    )
-
-
-def _folder(kind: str, tmp_path: Path) -> Place:
-    """A folder; keys of a URL's store begin at the root of the file system."""
-    store, location = open_store(str(tmp_path / "top") if kind == "folder" else f"file://{tmp_path}/top")
-    if kind == "file-fsspec":
-        store = FilesystemStore(location, StorageOptions())
-    top = tmp_path / "top"
-    top.mkdir()
-
-    def at(key: str) -> Path:
-        return Path(location.path(key).removeprefix("file://"))
-
-    def put(key: str, data: bytes) -> None:
-        at(key).parent.mkdir(parents=True, exist_ok=True)
-        at(key).unlink(missing_ok=True)
-        at(key).write_bytes(data)
-
-    def delete(key: str) -> None:
-        shutil.rmtree(at(key)) if at(key).is_dir() else at(key).unlink()
-
-    return Place(kind, store, location, put, delete)
+def users(tmp_path: Path) -> Iterator[Any]:
+    if not open_file_locks_are_possible():
+        pytest.skip("run it on 64-bit Linux, which has OFD locks")
+    found = Users(tmp_path)
+    yield found
+    found.close()

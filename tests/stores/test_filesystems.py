@@ -1,11 +1,13 @@
-"""Stores by file systems of fsspec's: what their clients say when something is wrong."""
+"""Folders as stores, and what fsspec's file systems say when something is wrong."""
 
 from __future__ import annotations
 
 import asyncio
 import importlib
+import os
 import pickle
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +20,7 @@ from fastpipe.errors import (
     StoreBusyError,
     StoreError,
 )
-from fastpipe.stores.filesystems import FilesystemStore
+from fastpipe.stores.filesystems import FilesystemStore, FolderStore
 from fastpipe.stores.opening import open_store
 
 fsspec = pytest.importorskip("fsspec", reason="pip install 'fastpipe[s3]'")
@@ -26,7 +28,7 @@ memory = importlib.import_module("fsspec.implementations.memory")
 
 
 class FarSystem(memory.MemoryFileSystem):  # type: ignore[misc, name-defined]
-    """A file system that has ETags, and fails as it is told."""
+    """A file system that has ETags, and fails as a test says."""
 
     protocol = "far"
     store: dict[str, Any] = {}
@@ -63,10 +65,12 @@ class FarSystem(memory.MemoryFileSystem):  # type: ignore[misc, name-defined]
 
 
 @pytest.fixture
-def far(monkeypatch: pytest.MonkeyPatch) -> Iterator[FilesystemStore]:
+def far(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A store of that, with one object."""
     fsspec.register_implementation("far", FarSystem, clobber=True)
-    for name, value in {"store": {}, "pseudo_dirs": [""], "error": None, "infos": 0, "tags": {}}.items():
+    for name in ("store", "tags"):
+        monkeypatch.setattr(FarSystem, name, {})
+    for name, value in (("pseudo_dirs", [""]), ("error", None), ("infos", 0)):
         monkeypatch.setattr(FarSystem, name, value)
     FarSystem(skip_instance_cache=True).pipe_file("/box/cat/x.jpg", b"content")
     store, _ = open_store("far://box", {"password": "hunter2-word"})
@@ -76,7 +80,7 @@ def far(monkeypatch: pytest.MonkeyPatch) -> Iterator[FilesystemStore]:
     importlib.import_module("fsspec.registry")._registry.pop("far")
 
 
-class _StatusError(Exception):
+class StatusError(Exception):
     def __init__(self, status: int) -> None:
         super().__init__("hunter2-word in an answer")
         self.status = status
@@ -85,30 +89,20 @@ class _StatusError(Exception):
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (_StatusError(401), StoreAccessError),
-        (_StatusError(403), StoreAccessError),
-        (_StatusError(404), FileNotFoundError),
-        (_StatusError(412), ObjectChangedError),
-        (_StatusError(429), StoreBusyError),
-        (_StatusError(500), StoreBusyError),
-        (_StatusError(503), StoreBusyError),
-        (_StatusError(301), StoreError),
-        (_StatusError(418), StoreError),
-        (ConnectionResetError("reset hunter2-word"), StoreBusyError),
-        (TimeoutError("hunter2-word"), StoreBusyError),
-        (asyncio.TimeoutError(), StoreBusyError),
-        (PermissionError("hunter2-word"), StoreAccessError),
-        (FileNotFoundError("hunter2-word"), FileNotFoundError),
-        (OSError("hunter2-word"), StoreError),
+        (StatusError(401), StoreAccessError), (StatusError(403), StoreAccessError),
+        (StatusError(404), FileNotFoundError), (StatusError(412), ObjectChangedError),
+        (StatusError(429), StoreBusyError), (StatusError(500), StoreBusyError), (StatusError(503), StoreBusyError),
+        (StatusError(301), StoreError), (StatusError(418), StoreError),
+        (ConnectionResetError("reset hunter2-word"), StoreBusyError), (TimeoutError("hunter2-word"), StoreBusyError),
+        (asyncio.TimeoutError(), StoreBusyError), (PermissionError("hunter2-word"), StoreAccessError),
+        (FileNotFoundError("hunter2-word"), FileNotFoundError), (OSError("hunter2-word"), StoreError),
     ],
-)
-def test_errors_are_ours_without_secrets(far: Any, error: Exception, expected: type[Exception]) -> None:
+)  # fmt: skip
+def test_errors_are_fastpipes_without_secrets(far: Any, error: Exception, expected: type[Exception]) -> None:
     FarSystem.error = error
     for ask in (
-        lambda: far.get("cat/x.jpg"),
-        lambda: far.get_range("cat/x.jpg", 0, 1),
-        lambda: list(far.objects("cat/")),
-    ):
+        lambda: far.get("cat/x.jpg"), lambda: far.get_range("cat/x.jpg", 0, 1), lambda: list(far.objects("cat/")),
+    ):  # fmt: skip
         with pytest.raises(expected, match="far://box/cat/") as caught:
             ask()
         if expected in (StoreError, StoreAccessError):
@@ -116,57 +110,45 @@ def test_errors_are_ours_without_secrets(far: Any, error: Exception, expected: t
         assert "hunter2" not in str(caught.value)
 
 
-def test_what_a_client_has_broken_is_its_own_error(far: Any) -> None:
+def test_a_bug_of_a_client_is_its_own_error(far: Any) -> None:
     FarSystem.error = KeyError("x")
     with pytest.raises(KeyError):
         far.get("cat/x.jpg")
 
 
-def test_of_what_is_far_away_nothing_more_is_asked(far: Any) -> None:
+def test_a_far_object_takes_one_request_which_notices_changes(
+    far: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ((listed,),) = far.objects("")
     assert listed.version == "one-7"
     before = FarSystem.infos
     assert far.get(listed.key, listed.version) == (b"content", "one-7")
     assert far.get_range(listed.key, 1, 3, listed.version) == b"on"
     assert FarSystem.infos == before
-
-
-def test_an_object_of_another_size_was_replaced(far: Any) -> None:
-    ((listed,),) = far.objects("")
+    with monkeypatch.context() as patch:
+        patch.setattr(FarSystem, "cat_file", lambda *_, **__: b"cont")  # a part of it
+        with pytest.raises(StoreBusyError, match="4 bytes of 7"):
+            far.get(listed.key, listed.version)
     FarSystem(skip_instance_cache=True).pipe_file("/box/cat/x.jpg", b"longer content")
     FarSystem.tags = {"/box/cat/x.jpg": "two"}
     with pytest.raises(ObjectChangedError):
         far.get(listed.key, listed.version)
 
 
-def test_a_part_of_an_object_is_not_taken_for_all(far: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    ((listed,),) = far.objects("")
-    monkeypatch.setattr(FarSystem, "cat_file", lambda *_, **__: b"cont")
-    with pytest.raises(StoreBusyError, match="4 bytes of 7"):
-        far.get(listed.key, listed.version)
-
-
-def test_a_bad_option_is_not_shown(far: Any) -> None:
+def test_options_and_schemes_that_cannot_be_are_refused(far: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     store, _ = open_store("far://box", {"password": "bad-hunter2"})
     with pytest.raises(OptionError, match=r"cannot parse …") as caught:
         store.get("x")
     assert "hunter2" not in f"{caught.value}{store!r}"
-
-
-def test_an_unknown_scheme_is_refused() -> None:
-    store, _ = open_store("nosuchscheme://box/x")
     with pytest.raises(OptionError, match="nosuchscheme"):
-        store.folders("")
+        open_store("nosuchscheme://box/x")[0].folders("")
 
-
-def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*_: object, **__: object) -> None:
         raise ImportError("Please install gcsfs to access Google Storage")
 
     monkeypatch.setattr("fsspec.core.url_to_fs", missing)
-    store, _ = open_store("gs://box/x")
     with pytest.raises(MissingDependencyError, match=r"gs://box/.*install gcsfs"):
-        store.folders("")
+        open_store("gs://box/x")[0].folders("")
 
 
 def test_a_pickle_has_no_secrets(far: Any) -> None:
@@ -174,3 +156,80 @@ def test_a_pickle_has_no_secrets(far: Any) -> None:
     assert b"hunter2" not in content
     with pytest.raises(StoreAccessError, match="password"):
         pickle.loads(content).get("cat/x.jpg")
+
+
+class TestFolders:
+    """A local folder, or one that is mounted."""
+
+    @pytest.fixture
+    def top(self, tmp_path: Path) -> Path:
+        """A folder with one file, beside another file."""
+        (tmp_path / "top" / "cat").mkdir(parents=True)
+        (tmp_path / "top" / "cat" / "x.jpg").write_bytes(b"x")
+        (tmp_path / "outside").write_bytes(b"secret")
+        return tmp_path / "top"
+
+    def keys(self, store: Any) -> list[str]:
+        return sorted(one.key for page in store.objects("") for one in page)
+
+    def test_no_key_leads_out_of_the_folder(self, top: Path) -> None:
+        store, _ = open_store(top)
+        for key in ("../outside", "cat/../../outside", f"{top.parent}/outside", "cat/..", "a\0b"):
+            with pytest.raises(FileNotFoundError):
+                store.get(key)
+            with pytest.raises(FileNotFoundError):
+                store.get_range(key, 0, 1)
+
+    def test_files_are_objects_and_links_to_folders_are_followed_once(self, top: Path) -> None:
+        os.mkfifo(top / "pipe")
+        (top / "dog").symlink_to(top / "cat")
+        (top / "cat" / "back").symlink_to(top)
+        (top / "gone").symlink_to(top / "nothing")
+        with open(os.path.join(os.fsencode(top), b"\xff.jpg"), "wb") as file:  # a name that is no text
+            file.write(b"y")
+        store, _ = open_store(top)
+        names = self.keys(store)
+        assert names[:2] == ["cat/x.jpg", "dog/x.jpg"] and len(names) == 3
+        assert store.get(names[2]).data == b"y"
+        assert store.folders("") == ["cat", "dog"]
+
+    def test_a_folder_that_is_missing_is_named(self, tmp_path: Path) -> None:
+        store, _ = open_store(tmp_path / "nothing")
+        for ask in (lambda: list(store.objects("")), lambda: store.folders("cat/")):
+            with pytest.raises(FileNotFoundError, match=f"{tmp_path}/nothing/"):
+                ask()
+
+    def test_a_folder_that_is_not_mounted_any_more_is_no_missing_object(self, top: Path) -> None:
+        store, _ = open_store(top)
+        with pytest.raises(FileNotFoundError, match="it was removed since it was listed"):
+            store.get("cat/none.jpg")
+        (top / "cat" / "x.jpg").unlink()
+        (top / "cat").rmdir()
+        for is_there in (True, False):
+            if not is_there:
+                top.rmdir()
+            with pytest.raises(StoreError, match=r"is empty, or not there\. Is it still mounted\?"):
+                store.get("cat/none.jpg")
+
+    @pytest.mark.parametrize(
+        ("error", "kind"),
+        [
+            (PermissionError(13, "no"), StoreAccessError), (OSError(5, "I/O error"), StoreError),
+            (TimeoutError(110, "timed out"), StoreBusyError),
+        ],
+    )  # fmt: skip
+    def test_other_errors_name_the_file(self, top: Path, monkeypatch: Any, error: OSError, kind: Any) -> None:
+        def fail(*_: object, **__: object) -> None:
+            raise error
+
+        store, _ = open_store(top)
+        monkeypatch.setattr("builtins.open", fail)
+        for ask in (lambda: store.get("cat/x.jpg"), lambda: store.get_range("cat/x.jpg", 0, 1)):
+            with pytest.raises(kind, match=r"top/cat/x\.jpg"):
+                ask()
+
+    def test_a_folder_takes_no_options(self, top: Path) -> None:
+        with pytest.raises(OptionError, match="is a folder") as caught:
+            open_store(f"file://{top}", {"secret": "hunter2"})
+        assert "hunter2" not in str(caught.value)
+        assert isinstance(open_store(f"file://{top}", {})[0], FolderStore)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import pickle
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice, repeat
 from typing import Any
 
 import pytest
@@ -13,50 +13,52 @@ from fastpipe.core.types import FetchedObject, StoredObject
 from fastpipe.errors import ClosedError, ObjectChangedError, StoreAccessError, StoreBusyError, StoreError
 from fastpipe.stores.retrying import Retries, RetryingStore
 
+BUSY = StoreBusyError("busy")
+ALL = [f"x{number}" for number in range(10)]
+
 
 class Flaky:
     """A store with a plan: each request takes the next entry, and fails with it if it is an error."""
 
     name = "s3://flaky"
+    objects_after: Any
 
-    def __init__(self, plan: Iterator[Exception | None]) -> None:
-        self._plan = plan
+    def __init__(self, plan: Iterator[Exception | None], *, can_begin_after: bool = True) -> None:
+        self.plan = plan
         self.tries = 0
         self.closed = False
+        self.objects_after = self.pages if can_begin_after else None
 
-    def _next(self) -> None:
+    def next(self) -> None:
         self.tries += 1
-        error = next(self._plan, None)
+        error = next(self.plan, None)
         if error is not None:
             raise error
 
     def folders(self, prefix: str) -> list[str]:
-        self._next()
+        self.next()
         return ["cat"]
 
     def objects(self, prefix: str) -> Iterator[Sequence[StoredObject]]:
-        return self.objects_after(prefix, "")
+        return self.pages(prefix, "")
 
-    def objects_after(self, prefix: str, after: str) -> Iterator[Sequence[StoredObject]]:
+    def pages(self, prefix: str, after: str) -> Iterator[Sequence[StoredObject]]:
         for start in range(0, 10, 2):
             page = [StoredObject(f"{prefix}{number}", 1, "v") for number in range(start, start + 2)]
             if page[-1].key > after:
-                self._next()
+                self.next()
                 yield [one for one in page if one.key > after]
 
     def find(self, key: str) -> StoredObject:
-        self._next()
+        self.next()
         return StoredObject(key, 1, "v")
 
-    def describe(self) -> str:
-        return "flaky"
-
     def get(self, key: str, version: str = "") -> FetchedObject:
-        self._next()
+        self.next()
         return FetchedObject(key.encode(), version)
 
     def get_range(self, key: str, start: int, stop: int, version: str = "") -> bytes:
-        self._next()
+        self.next()
         return key.encode()[start:stop]
 
     def close(self) -> None:
@@ -66,11 +68,11 @@ class Flaky:
 class Time:
     """A clock that goes on when somebody waits."""
 
-    def __init__(self, per_try: float = 0.0) -> None:
-        self.now, self.waits, self.per_try = 1000.0, [], per_try  # type: tuple[float, list[float], float]
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.waits: list[float] = []
 
     def clock(self) -> float:
-        self.now += self.per_try
         return self.now
 
     def wait(self, seconds: float) -> bool:
@@ -79,146 +81,110 @@ class Time:
         return False
 
 
-def _busy(count: int | None = None) -> Iterator[Exception | None]:
-    number = 0
-    while count is None or number < count:
-        number += 1
-        yield StoreBusyError(f"busy {number}")
+@pytest.fixture
+def time() -> Time:
+    return Time()
 
 
-def _retrying(
-    plan: Iterator[Any], time: Time, draw: Callable[[], float] = lambda: 1.0, **policy: Any
-) -> tuple[Any, Flaky]:
-    flaky = Flaky(plan)
-    return RetryingStore(flaky, Retries(**policy), clock=time.clock, wait=time.wait, draw=draw), flaky
+def retrying(time: Time, *plan: Any, of: Any = None, draw: float = 1.0, **policy: Any) -> tuple[Any, Flaky]:
+    flaky: Any = of or Flaky(iter(plan))
+    return RetryingStore(flaky, Retries(**policy), clock=time.clock, wait=time.wait, draw=lambda: draw), flaky
 
 
-def test_what_works_is_handed_through() -> None:
-    time = Time()
-    store, flaky = _retrying(iter(()), time)
+def keys_of(pages: Any) -> list[str]:
+    return [one.key for page in pages for one in page]
+
+
+def test_answers_are_handed_through(time: Time) -> None:
+    store, flaky = retrying(time)
     assert store.name == "s3://flaky"
-    assert store.get("abc", "v") == (b"abc", "v")
-    assert store.get_range("abc", 1, 2, "v") == b"b"
-    assert store.folders("") == ["cat"]
-    assert [one.key for page in store.objects("x") for one in page] == [f"x{number}" for number in range(10)]
+    assert store.get("abc", "v") == (b"abc", "v") and store.get_range("abc", 1, 2, "v") == b"b"
+    assert store.folders("") == ["cat"] and store.find("k").key == "k"
+    assert keys_of(store.objects("x")) == ALL
     assert time.waits == []
     store.close()
     assert flaky.closed
 
 
 @pytest.mark.parametrize(
-    "ask", [lambda s: s.get("k"), lambda s: s.get_range("k", 0, 1), lambda s: s.folders("")]
+    "ask",
+    [lambda s: s.get("k"), lambda s: s.get_range("k", 0, 1), lambda s: s.folders(""), lambda s: s.find("k")],
 )
-def test_a_busy_store_is_asked_again(ask: Callable[[Any], object]) -> None:
-    time = Time()
-    store, flaky = _retrying(_busy(3), time)
+def test_a_busy_store_is_asked_again(time: Time, ask: Callable[[Any], object]) -> None:
+    store, flaky = retrying(time, BUSY, BUSY, BUSY)
     assert ask(store)
-    assert flaky.tries == 4
-    assert time.waits == [0.1, 0.2, 0.4]
+    assert flaky.tries == 4 and time.waits == [0.1, 0.2, 0.4]
 
 
-def test_waits_double_up_to_a_cap_and_are_drawn_in_full() -> None:
-    time = Time()
-    store, _ = _retrying(_busy(), time, draw=lambda: 0.5, tries=9)
+def test_waits_double_up_to_a_cap_and_are_drawn_in_full(time: Time) -> None:
+    store, _ = retrying(time, *repeat(BUSY, 9), draw=0.5, tries=9)
     with pytest.raises(StoreBusyError):
         store.get("k")
     assert time.waits == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.5, 2.5]
 
 
-def test_tries_have_an_end_and_the_error_tells_them() -> None:
-    store, flaky = _retrying(_busy(), Time())
-    with pytest.raises(StoreBusyError, match=r"busy 8; tried 8× in 11\.3 s"):
+def test_tries_and_time_have_an_end_which_the_error_has(time: Time) -> None:
+    store, flaky = retrying(time, *repeat(BUSY, 99))
+    with pytest.raises(StoreBusyError, match=r"busy; tried 8× in 11\.3 s"):
         store.get("k")
     assert flaky.tries == 8
-
-
-def test_time_has_an_end() -> None:
-    time = Time()
-    store, flaky = _retrying(_busy(), time, tries=1000)
+    time.waits.clear()
+    store, _ = retrying(time, *repeat(BUSY, 999), tries=1000)
     with pytest.raises(StoreBusyError):
         store.get("k")
     assert 55 <= sum(time.waits) <= 60
 
 
 @pytest.mark.parametrize(
-    "error",
-    [FileNotFoundError("x"), StoreAccessError("x"), ObjectChangedError("x"), StoreError("x"), KeyError("x")],
+    "kind", [FileNotFoundError, StoreAccessError, ObjectChangedError, StoreError, KeyError]
 )
-def test_what_does_not_help_is_not_tried_again(error: Exception) -> None:
-    store, flaky = _retrying(iter([error]), Time())
-    with pytest.raises(type(error)):
-        store.get("k")
-    assert flaky.tries == 1
-
-
-def test_a_list_goes_on_where_it_was() -> None:
-    failing = [None, StoreBusyError("a"), StoreBusyError("b"), None, None, StoreBusyError("c"), None, None]
-    store, flaky = _retrying(iter(failing), Time())
-    assert [one.key for page in store.objects("x") for one in page] == [f"x{number}" for number in range(10)]
-    assert flaky.tries == len(failing)
-
-
-def test_each_page_of_a_list_has_all_tries() -> None:
-    plan = [error for _ in range(5) for error in [*([StoreBusyError("x")] * 7), None]]
-    store, _ = _retrying(iter(plan), Time())
-    assert sum(len(page) for page in store.objects("x")) == 10
-
-
-def test_a_list_begins_behind_a_key_where_the_store_can_do_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, _ = _retrying(iter([StoreBusyError("x"), None, StoreBusyError("x")]), Time())
-    assert store.objects_after is not None
-    found = [one.key for page in store.objects_after("x", "x4") for one in page]
-    assert found == ["x5", "x6", "x7", "x8", "x9"]
-    monkeypatch.setattr(Flaky, "objects_after", None)
-    assert store.objects_after is None
-
-
-def test_a_list_that_cannot_go_on_fails_and_repeats_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = Flaky.objects_after
-
-    def objects(self: Flaky, prefix: str) -> Iterator[Sequence[StoredObject]]:
-        return whole(self, prefix, "")
-
-    monkeypatch.setattr(Flaky, "objects", objects)
-    monkeypatch.setattr(Flaky, "objects_after", None)
-    store, _ = _retrying(iter([StoreBusyError("first"), None, StoreBusyError("second")]), Time())
-    pages = store.objects("x")
-    assert len(next(pages)) == 2
-    with pytest.raises(StoreError, match="second, in the middle of a list") as caught:
-        next(pages)
-    assert not isinstance(caught.value, StoreBusyError)
-
-
-def test_refusals_are_not_asked_again() -> None:
-    store, flaky = _retrying(iter([StoreBusyError("x"), FileNotFoundError("y")]), Time())
-    with pytest.raises(FileNotFoundError):
+def test_other_errors_end_it(time: Time, kind: type[Exception]) -> None:
+    store, flaky = retrying(time, BUSY, kind("x"))
+    with pytest.raises(kind):
         store.get("k")
     assert flaky.tries == 2
 
 
-def test_the_log_says_at_most_once_a_minute_that_it_is_asked_again(caplog: pytest.LogCaptureFixture) -> None:
-    time = Time()
-    store, flaky = _retrying(_busy(5), time)
+def test_a_list_goes_on_where_it_was_and_each_page_has_all_tries(time: Time) -> None:
+    plan = [error for _ in range(5) for error in [*repeat(BUSY, 7), None]]
+    store, flaky = retrying(time, *plan)
+    assert keys_of(store.objects("x")) == ALL and flaky.tries == len(plan)
+
+
+def test_a_list_begins_behind_a_key_where_the_store_can_do_that(time: Time) -> None:
+    store, _ = retrying(time, BUSY, None, BUSY)
+    assert keys_of(store.objects_after("x", "x4")) == ALL[5:]
+    store, _ = retrying(time, of=Flaky(iter([BUSY, None, BUSY]), can_begin_after=False))
+    assert store.objects_after is None
+    pages = store.objects("x")
+    assert len(next(pages)) == 2
+    with pytest.raises(StoreError, match="busy, in the middle of a list") as caught:  # and repeats nothing
+        next(pages)
+    assert not isinstance(caught.value, StoreBusyError)
+
+
+def test_the_log_warns_at_most_once_a_minute(time: Time, caplog: pytest.LogCaptureFixture) -> None:
+    store, flaky = retrying(time, *repeat(BUSY, 5))
     for _ in range(9):
         store.get("k")
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "s3://flaky" in caplog.text and "busy 1" in caplog.text
+    assert "s3://flaky" in caplog.text and "busy" in caplog.text
     time.now += 100.0
-    flaky._plan = _busy(1)
+    flaky.plan = iter([BUSY])
     store.get("k")
-    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+    assert len(caplog.records) == 2
 
 
-def test_closing_ends_a_wait_at_once() -> None:
+def test_closing_ends_a_wait_at_once(in_child: Callable[[Callable[[], object]], None]) -> None:
     waits = threading.Event()
 
     class Announcing(Flaky):
-        def _next(self) -> None:
+        def next(self) -> None:
             waits.set()
-            super()._next()
+            super().next()
 
-    flaky = Announcing(_busy())
-    store = RetryingStore(flaky, Retries(base=3600.0, cap=3600.0, seconds=1e6), draw=lambda: 1.0)
+    flaky = Announcing(islice(repeat(BUSY), 1))
+    store = RetryingStore(flaky, Retries(base=3600.0, cap=3600.0, seconds=1e6), draw=lambda: 1.0)  # type: ignore[arg-type]
     ended: list[BaseException] = []
 
     def ask() -> None:
@@ -236,23 +202,4 @@ def test_closing_ends_a_wait_at_once() -> None:
     with pytest.raises(ClosedError):
         store.get("k")
     assert flaky.tries == 1
-
-
-def test_a_forked_child_begins_anew(in_child: Callable[[Callable[[], object]], None]) -> None:
-    store, _ = _retrying(iter(()), Time())
-    store.close()
-
-    def check() -> None:
-        assert store.get("k").data == b"k"
-
-    in_child(check)
-
-
-def test_a_copy_by_pickle_asks_the_same_store_by_the_same_policy() -> None:
-    from fastpipe.stores.opening import open_store
-
-    store = RetryingStore(open_store("/data/x")[0], Retries(tries=3))
-    again = pickle.loads(pickle.dumps(store))
-    assert again.name == store.name == "/data/x/"
-    assert repr(again) == repr(store) == "RetryingStore(FolderStore('/data/x/'))"
-    assert again._policy == Retries(tries=3)
+    in_child(lambda: store.get("k"))  # a forked child begins anew

@@ -1,332 +1,227 @@
-"""The stage's folder: what is kept, who may make room, what is shared by processes, and what faults do."""
+"""The stage's folder: what is kept, what is counted, what processes share, and what faults do."""
 
 from __future__ import annotations
 
-import hashlib
+import errno
 import os
+import resource
 import shutil
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fastpipe.core.locks import open_file_locks_are_possible
+from fastpipe.core.locks import LockFile, open_file_locks_are_possible
 from fastpipe.errors import StageError
 from fastpipe.options import Stage
-from fastpipe.stores.stage import StageFolder
+from fastpipe.stores import stage as module
+from fastpipe.stores import table as files
+from fastpipe.stores.stage import Ledger, StageFolder
 from fastpipe.stores.table import StageTable
 
 pytestmark = pytest.mark.skipif(
     not open_file_locks_are_possible(), reason="run it on 64-bit Linux, which has OFD locks"
 )
 
-SIZE, NEVER = 100, 2**62
-Int64Array = npt.NDArray[np.int64]
-Opened = Callable[..., StageTable]
 
-
-class Uses:
-    """When rows are needed, as a test says."""
-
-    def __init__(self, at: Int64Array, tag: bytes = b"t" * 16) -> None:
-        self.at, self.tag = at, tag
-
-    def next_uses(self, rows: Int64Array) -> Int64Array:
-        return self.at[rows]
-
-
-def name_of(row: int) -> bytes:
-    return hashlib.md5(b"%d" % row).digest()
-
-
-def content(row: int) -> bytes:
-    return (b"%d," % row * SIZE)[:SIZE]
-
-
-def files_in(folder: Path) -> list[Path]:
-    return [path for path in (folder / "fastpipe-stage" / "objects").glob("*/*") if path.is_file()]
-
-
-def nbytes_in(folder: Path) -> int:
-    return sum(path.stat().st_size for path in files_in(folder))
-
-
-@pytest.fixture
-def opened(tmp_path: Path) -> Iterator[Opened]:
-    tables: list[StageTable] = []
-
-    def opened(limit: int = 10 * SIZE, rows: int = 40, digest: bytes = b"d" * 16) -> StageTable:
-        folder = StageFolder(Stage(tmp_path, max_bytes=limit))
-        tables.append(folder.open_table(digest, np.full(rows, SIZE, np.int64), name_of))
-        return tables[-1]
-
-    yield opened
-    while tables:  # their memory, and its descriptors, go with the last reference
-        tables.pop().close()
-
-
-def test_what_is_kept_is_read_by_all_and_stays(opened: Opened, tmp_path: Path) -> None:
-    one, other = opened(), opened()
-    assert one.read(3) is None
-    assert not other.has(3)
-    assert one.keep(3, content(3))
-    assert other.has(3)
-    assert other.read(3) == content(3)
-    assert Path(other._folder.object_path(name_of(3))).read_bytes() == content(3)
-    assert not os.path.exists(other._folder.object_path(name_of(4)))
+def test_a_kept_object_is_read_by_all_and_stays(users: Any) -> None:
+    one, other = users.open(), users.open()
+    assert one.read(3) is None and not other.has(3)
+    assert one.keep(3, users.content(3)) and other.keep(3, users.content(3))
+    assert users.nbytes() == users.SIZE  # it counts once
+    assert other.has(3) and other.read(3) == users.content(3)
+    assert Path(other._folder.object_path(users.name_of(3))).read_bytes() == users.content(3)
     np.testing.assert_array_equal(one.have(np.array([2, 3])), [False, True])
-    assert opened().read(3) == content(3)
-    assert (tmp_path / "fastpipe-stage").stat().st_mode & 0o777 == 0o700
+    assert users.open().read(3) == users.content(3)
+    assert users.path.stat().st_mode & 0o777 == 0o700
 
 
-def test_keeping_twice_counts_once(opened: Opened, tmp_path: Path) -> None:
-    one, other = opened(), opened()
-    assert one.keep(1, content(1))
-    assert other.keep(1, content(1))
-    assert StageFolder(Stage(tmp_path)).usage()[:2] == (SIZE, 1)
+def test_another_listing_finds_the_same_object_and_another_store_does_not(users: Any) -> None:
+    users.keep(users.open(), 1)
+    other = users.open_other()
+    assert not other.has(1) and other.read(1) == users.content(1) and other.has(1)
+    elsewhere = users.open(name_of=users.name_elsewhere)
+    assert not elsewhere.has(1) and elsewhere.read(1) is None
 
 
-def test_another_listing_finds_the_same_object(opened: Opened) -> None:
-    assert opened().keep(1, content(1))
-    other = opened(digest=b"e" * 16)
-    assert not other.has(1)
-    assert other.read(1) == content(1)
-    assert other.has(1)
+def test_a_removed_object_is_noticed(users: Any) -> None:
+    table = users.open_full()
+    for path in users.files()[:4]:
+        path.unlink()
+    assert all(table.has(row) for row in range(10))
+    kept = users.kept(table)
+    assert len(kept) == 6 and [row for row in range(10) if table.has(row)] == kept
+    table.close()
+    table = users.open()  # which counts anew
+    assert users.nbytes() == 6 * users.SIZE
+    assert users.keep(table, *range(20, 30)) == [20, 21, 22, 23]
 
 
-def test_the_table_heals_when_an_object_is_gone(opened: Opened, tmp_path: Path) -> None:
-    table = opened()
-    table.keep(1, content(1))
-    files_in(tmp_path)[0].unlink()
-    assert table.has(1)
-    assert table.read(1) is None
-    assert not table.has(1)
+@pytest.mark.parametrize("change", [b"", b"short", bytes(99), bytes(104)], ids=len)
+def test_objects_of_another_length_are_removed_and_not_kept(users: Any, change: bytes) -> None:
+    table = users.open()
+    assert not table.keep(1, change) and not users.files()
+    users.keep(table, 1)
+    (path,) = users.files()
+    path.write_bytes(change)
+    assert table.read(1) is None and not path.exists()
+    assert users.keep(table, 1) == [1] == users.kept(table)
 
 
-@pytest.mark.parametrize("found", [b"", content(1)[:-1], content(1) + b"more"])
-def test_an_object_of_another_length_is_removed(opened: Opened, tmp_path: Path, found: bytes) -> None:
-    table = opened()
-    table.keep(1, content(1))
-    (path,) = files_in(tmp_path)
-    path.write_bytes(found)
-    assert table.read(1) is None
-    assert not path.exists()
-    assert table.keep(1, content(1))
-    assert table.read(1) == content(1)
+def test_a_limit_is_each_users_own(users: Any) -> None:
+    small, large = users.open(limit=300), users.open(limit=600)
+    assert users.keep(small, *range(10)) == [0, 1, 2]
+    assert users.keep(large, *range(10, 20)) == [10, 11, 12]
+    assert not users.keep(small, 9) and users.nbytes() == 600
+    users.follow(small, [50] * 20)
+    assert not users.keep(small, 20), "it would have to take from others"
+    assert users.kept(large) == [0, 1, 2, 10, 11, 12]
+    small.close()
+    large.close()
+    assert len(users.kept(users.open(limit=450))) == 4 == len(users.files())  # holds from the opening on
 
 
-def test_data_of_another_length_is_not_kept(opened: Opened, tmp_path: Path) -> None:
-    assert not opened().keep(1, b"short")
-    assert not files_in(tmp_path)
-
-
-def test_no_more_than_the_limit_is_kept(opened: Opened, tmp_path: Path) -> None:
-    table = opened()
-    assert [table.keep(row, content(row)) for row in range(12)] == [True] * 10 + [False] * 2
-    assert nbytes_in(tmp_path) == 10 * SIZE
-
-
-def test_users_with_different_limits_keep_their_own(opened: Opened, tmp_path: Path) -> None:
-    small, large = opened(limit=3 * SIZE), opened(limit=6 * SIZE)
-    assert sum(small.keep(row, content(row)) for row in range(10)) == 3
-    assert sum(large.keep(row, content(row)) for row in range(10, 20)) == 3
-    assert not small.keep(9, content(9))
-    assert nbytes_in(tmp_path) == 6 * SIZE
-
-
-# ---- making room -----------------------------------------------------------------------------------
-
-
-def test_what_is_needed_last_makes_room(opened: Opened) -> None:
-    table = opened()
-    for row in range(10):
-        table.keep(row, content(row))
-    at = np.arange(40)
-    at[[4, 7]] = 1000, 2000
-    table.follow(Uses(at))
-    assert table.keep(20, content(20))
-    assert table.keep(21, content(21))
-    assert [row for row in range(10) if table.read(row) is None] == [4, 7]
-
-
-def test_what_is_needed_later_than_all_others_is_not_kept(opened: Opened) -> None:
-    table = opened()
-    for row in range(10):
-        table.keep(row, content(row))
-    table.follow(Uses(np.arange(40)))
-    assert not table.keep(30, content(30))
-    assert all(table.read(row) for row in range(10))
-
-
-def test_where_nobody_knows_what_is_there_stays(opened: Opened) -> None:
-    table = opened()
-    for row in range(10):
-        table.keep(row, content(row))
-    table.follow(Uses(np.full(40, NEVER)))
-    assert not table.keep(30, content(30))
-    assert all(table.read(row) for row in range(10))
-
-
-def test_processes_of_one_order_all_make_room_and_those_of_another_do_not(opened: Opened) -> None:
-    first, same, other = opened(), opened(), opened()
-    for row in range(10):
-        first.keep(row, content(row))
-    at = np.arange(100, 140)
-    at[30:] = 0  # these are needed at once
-    first.follow(Uses(at))
-    same.follow(Uses(at))
-    other.follow(Uses(at, b"o" * 16))
-    assert first.keep(30, content(30))
-    assert same.keep(31, content(31))
-    assert not other.keep(32, content(32))
-
-
-def test_what_another_listing_has_in_use_is_not_removed(opened: Opened) -> None:
-    other = opened(digest=b"e" * 16)
-    for row in range(5):
-        other.keep(row, content(row))
-    table = opened()
-    for row in range(10):
-        if table.read(row) is None:
-            table.keep(row, content(row))
-    at = np.arange(100, 140)
-    at[:5], at[30:] = 1000, 0  # the shared ones would be the first to go
-    table.follow(Uses(at))
-    assert sum(table.keep(row, content(row)) for row in range(30, 40)) == 5
-    assert all(other.read(row) == content(row) for row in range(5))
-
-
-@pytest.mark.parametrize("is_known", [True, False])
-def test_half_a_dataset_spares_more_than_half_the_downloads(opened: Opened, is_known: bool) -> None:
-    rows = 400
-    table = opened(limit=rows // 2 * SIZE, rows=rows)
-    fetched = []
-    for epoch in range(4):
-        order, later = (np.random.default_rng(e).permutation(rows) for e in (epoch, epoch + 1))
-        at = rows + np.argsort(later) if is_known else np.full(rows, NEVER)
-        at[order] = np.arange(rows)
-        table.follow(Uses(at))
-        fetched.append(0)
-        for row in order.tolist():
-            at[row] = rows + int(np.flatnonzero(later == row)[0]) if is_known else NEVER
-            table.used(np.array([row]))
-            if table.read(row) is None:
-                fetched[-1] += 1
-                table.keep(row, content(row))
-    assert fetched[0] == rows
-    assert max(fetched[1:]) <= 0.55 * rows
-
-
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(steps=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 39), st.integers(0, 50)), max_size=60))
-def test_the_count_is_that_of_the_files_and_never_above_the_limit(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, int, int]]
-) -> None:
-    place = tmp_path_factory.mktemp("stage")
-    sizes = np.arange(1, 41) * 10
-    tables = [
-        StageFolder(Stage(place, max_bytes=1000)).open_table(digest * 16, sizes, name_of)
-        for digest in (b"d", b"d", b"e")
-    ]
-    at = np.arange(40)
-    for table in tables:
-        table.follow(Uses(at))
-    for which, row, use in steps:
-        at[row] = use
-        tables[which].keep(row, bytes(int(sizes[row])))
-        found = tables[which].read(row)
-        assert found is None or len(found) == sizes[row]
-        assert nbytes_in(place) <= 1000
-        assert StageFolder(Stage(place)).usage().nbytes == nbytes_in(place)
-    for table in tables:
-        table.close()
-
-
-# ---- claims ------------------------------------------------------------------------------------------
-
-
-def test_one_at_a_time_has_a_claim(opened: Opened) -> None:
-    one, other = opened(), opened()
+def test_a_claim_is_had_by_one_at_a_time(users: Any) -> None:
+    one, other = users.open(), users.open()
+    byte = other._folder.claim_byte(users.name_of(1))
     with one.claim(1, 0.0) as is_ours:
         assert is_ours
         with other.claim(1, 0.01) as waited_in_vain, other.claim(2, 0.0) as is_another:
-            assert waited_in_vain
-            assert is_another
-            assert not other._folder.locks.take(other._folder.claim_byte(name_of(1)))
-    assert other._folder.locks.take(other._folder.claim_byte(name_of(1)))
+            assert waited_in_vain and is_another
+            assert not other._folder.locks.take(byte)
+    assert other._folder.locks.take(byte)
 
 
-def test_who_waited_finds_the_object(opened: Opened) -> None:
-    one, other = opened(), opened()
+def test_a_claim_that_waited_finds_the_object(users: Any) -> None:
+    one, other = users.open(), users.open()
     found: list[bool] = []
-    at_it = threading.Event()
+    begun = threading.Event()
 
     def wait(table: StageTable) -> None:
-        at_it.set()
+        begun.set()
         with table.claim(1, 60.0) as is_ours:
             found.append(is_ours)
 
     for table in (one, other):  # a thread of the same process, and what stands for another process
-        at_it.clear()
+        begun.clear()
         with one.claim(1, 0.0):
             waiting = threading.Thread(target=wait, args=(table,))
             waiting.start()
-            at_it.wait()
+            begun.wait()
             threading.Event().wait(0.05)  # so that it comes to wait; nothing fails where it does not
-            one.keep(1, content(1))
+            users.keep(one, 1)
         waiting.join()
-    assert len(found) == 2
-    assert one.read(1) == content(1)
+    assert len(found) == 2 and users.kept(one) == [1]
+
+
+def test_a_forked_child_goes_on_with_claims_of_its_own(users: Any, in_child: Any) -> None:
+    table = users.open()
+    users.keep(table, 1)
+    byte = table._folder.claim_byte(users.name_of(5))
+
+    def child() -> None:
+        assert table.has(1) and users.kept(table) == [1]
+        assert users.keep(table, 2) == [2]
+        assert not table._folder.locks.take(byte)
+        with table.claim(5, 0.0) as waited_in_vain, table.claim(6, 0.0) as is_ours:
+            assert waited_in_vain and is_ours
+        table.close()
+
+    with table.claim(5, 0.0):
+        in_child(child)
+        assert not users.open()._folder.locks.take(byte)
+    assert table.has(2) and users.kept(table) == [1, 2]
+
+
+def test_a_closed_table_is_empty_and_warns_of_nothing(users: Any, caplog: pytest.LogCaptureFixture) -> None:
+    table = users.open()
+    users.keep(table, 1)
+    with table.claim(1, 0.0):
+        table.close()
+    assert not table.has(1) and table.read(1) is None and not table.have(np.arange(3)).any()
+    assert not users.keep(table, 2)
+    with table.claim(3, 0.0) as is_ours:
+        assert is_ours
+    users.follow(table, [])
+    table.used(np.array([1]))
+    assert not caplog.records
 
 
 # ---- faults ------------------------------------------------------------------------------------------
 
 
-def test_a_full_disk_is_said_once(
-    opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("of", "name", "code"),
+    [(os, "write", errno.ENOSPC), (files, "_rename", errno.EROFS)],
+    ids=["full", "read-only"],
+)
+def test_a_disk_that_cannot_be_written_is_one_warning(
+    users: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any, of: Any, name: str, code: int
 ) -> None:
-    table = opened()
-    table.keep(0, content(0))
+    def refuse(*_: object) -> int:
+        raise OSError(code, os.strerror(code))
 
-    def full(*_: object) -> int:
-        raise OSError(28, "No space left on device")
-
+    table = users.open()
+    users.keep(table, 0)
     with monkeypatch.context() as patched:
-        patched.setattr(os, "write", full)
-        assert not any(table.keep(row, content(row)) for row in range(1, 20))
+        patched.setattr(of, name, refuse)
+        assert not users.keep(table, *range(1, 20))
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "No space left" in caplog.text
-    assert table.read(0) == content(0)
-    assert StageFolder(Stage(tmp_path)).usage().nbytes == SIZE
-    assert not list((tmp_path / "fastpipe-stage" / "writing").iterdir())
+    assert os.strerror(code) in caplog.text
+    assert users.kept(table) == [0] and users.nbytes() == users.SIZE and not users.unfinished()
 
 
-def test_a_folder_that_vanished_is_said_once(
-    opened: Opened, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_file_that_a_limit_of_the_system_cuts_off_is_not_kept(users: Any, in_child: Any) -> None:
+    table = users.open()
+    users.keep(table, 1)
+
+    def child() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (users.SIZE // 2, users.SIZE // 2))
+        assert not users.keep(table, 2, 3, 4) and users.kept(table) == [1]
+
+    in_child(child)
+    assert users.kept(table) == [1] and users.nbytes() == users.SIZE and not users.unfinished()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EDQUOT])
+def test_a_disk_without_room_for_the_table_is_an_error(users: Any, monkeypatch: Any, code: int) -> None:
+    def full(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(StageError, match=os.strerror(code)):
+        users.open()
+
+
+@pytest.mark.parametrize("count", [1, 10])
+def test_a_folder_that_vanished_is_one_warning(
+    users: Any, caplog: pytest.LogCaptureFixture, count: int
 ) -> None:
-    table = opened()
-    table.keep(0, content(0))
-    shutil.rmtree(tmp_path / "fastpipe-stage")
-    assert table.read(0) is None
-    assert not table.has(0)
-    assert not any(table.keep(row, content(row)) for row in range(20))
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    table = users.open()
+    users.keep(table, *range(count))
+    users.follow(table, [50] * count)
+    shutil.rmtree(users.path)
+    assert users.kept(table) == [] and not table.has(0)
+    assert not users.keep(table, *range(20, 30))
+    with table.claim(1, 0.0) as is_ours:
+        assert is_ours
+    assert len(caplog.records) == (count == 1)  # nothing is tried where the count says that it is full
+    assert not users.path.exists()
 
 
-def test_a_folder_that_is_moved_is_used_on(opened: Opened, tmp_path: Path) -> None:
-    table = opened()
-    table.keep(0, content(0))
-    (tmp_path / "fastpipe-stage").rename(tmp_path / "elsewhere")
-    other = opened()
-    assert other.keep(0, content(1))
-    assert table.read(0) == content(0)
-    assert table.keep(1, content(1))
-    assert len(files_in(tmp_path)) == 1
+def test_a_folder_that_is_moved_is_used_on(users: Any, tmp_path: Path) -> None:
+    table = users.open()
+    users.keep(table, 0)
+    users.path.rename(tmp_path / "elsewhere")
+    assert users.open().keep(0, users.content(1))
+    assert table.read(0) == users.content(0)
+    assert users.keep(table, 1) == [1] and len(users.files()) == 1
 
 
 def test_a_link_or_an_open_folder_is_refused(tmp_path: Path) -> None:
@@ -340,13 +235,101 @@ def test_a_link_or_an_open_folder_is_refused(tmp_path: Path) -> None:
         StageFolder(Stage(tmp_path / "real"))
 
 
-def test_clearing_needs_to_be_alone(opened: Opened, tmp_path: Path) -> None:
-    table = opened()
-    table.keep(0, content(0))
-    folder = StageFolder(Stage(tmp_path))
+def test_a_stage_in_use_is_not_cleared(users: Any) -> None:
+    table = users.open_full()
+    folder = StageFolder(Stage(users.folder))
     with pytest.raises(StageError, match="in use"):
         folder.clear()
     table.close()
     folder.clear()
-    assert folder.usage()[:2] == (0, 0)
-    assert not files_in(tmp_path)
+    assert folder.usage()[:2] == (0, 0) and not users.files()
+
+
+# ---- the count of bytes --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    ledger = Ledger(LockFile(str(tmp_path / "locks")))
+    assert not ledger.is_reliable
+    assert ledger.reserve(1, 100) < 0, "what is there has not been counted"
+    ledger.reset(0)
+    yield ledger
+    ledger._lock.close()
+
+
+ledger_steps = st.tuples(
+    st.integers(0, 1), st.sampled_from(["reserve", "keep", "free", "remove"]), st.integers(0, 60)
+)
+
+
+@given(st.lists(ledger_steps, max_size=60))
+@example([(0, "reserve", 60), (1, "reserve", 41), (1, "reserve", 40), (0, "keep", 0), (1, "free", 0)])
+def test_the_count_is_the_sum_and_never_above_the_limit(steps: list[tuple[int, str, int]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        ledgers = [Ledger(LockFile(f"{folder}/locks")) for _ in range(2)]
+        ledgers[0].reset(0)
+        writing: tuple[list[int], list[int]] = ([], [])
+        kept: list[int] = []
+        numbers = set()
+        for which, step, nbytes in steps:
+            ledger, mine = ledgers[which], writing[which]
+            held = sum(kept) + sum(map(sum, writing))
+            if step == "reserve":
+                number = ledger.reserve(nbytes, 100)
+                assert (number >= 0) == (held + nbytes <= 100) and number not in numbers
+                if number >= 0:
+                    numbers.add(number)
+                    mine.append(nbytes)
+            elif step == "keep" and mine:
+                kept.append(mine.pop())
+                ledger.written()
+            elif step == "free" and mine:
+                ledger.written(mine.pop())
+            elif step == "remove" and kept:
+                ledger.remove()
+                ledger.removed(kept.pop())
+            assert ledger.nbytes == sum(kept) + sum(map(sum, writing)) <= 100
+        for ledger, mine in zip(ledgers, writing, strict=True):
+            while mine:
+                ledger.written(mine.pop())
+        assert (ledgers[0].nbytes, ledgers[0].is_reliable) == (sum(kept), True)
+        for ledger in ledgers:
+            ledger._lock.close()
+
+
+@pytest.mark.parametrize("step", [lambda it: it.reserve(1, 100), Ledger.remove, Ledger.mark_uncertain])
+def test_a_count_that_was_not_ended_is_not_reliable(ledger: Ledger, step: Callable[[Ledger], object]) -> None:
+    step(ledger)
+    assert not ledger.is_reliable
+    ledger.reset(5)
+    assert (ledger.nbytes, ledger.is_reliable) == (5, True)
+
+
+def test_a_count_before_a_crash_of_the_machine_is_not_reliable(ledger: Ledger, monkeypatch: Any) -> None:
+    monkeypatch.setattr(module, "_boot", lambda: 1)
+    assert not ledger.is_reliable
+
+
+@pytest.mark.parametrize("left", [0, 20])
+def test_a_count_that_was_cut_off_ends_only_keeping(ledger: Ledger, tmp_path: Path, left: int) -> None:
+    ledger.reset(50)
+    os.truncate(tmp_path / "locks", left)
+    assert ledger.reserve(1, 100) < 0
+    ledger.removed(1)
+    ledger.mark_uncertain()
+    assert ledger.nbytes == 0 and not ledger.is_reliable
+
+
+def test_processes_count_together(ledger: Ledger, forked: Callable[[Callable[[], object]], int]) -> None:
+    def count() -> None:
+        for _ in range(300):
+            assert ledger.reserve(3, 1 << 30) >= 0
+            ledger.written(1)
+            ledger.remove()
+            ledger.removed(1)
+
+    for process in [forked(count) for _ in range(4)]:
+        assert os.waitpid(process, 0)[1] == 0
+    assert ledger.nbytes == 4 * 300 and ledger.is_reliable
+    assert ledger.reserve(0, 1 << 30) >= 4 * 300, "no number was given twice"
