@@ -1,4 +1,4 @@
-"""How near ``fastpipe.autotune`` comes to the best of all settings, measured one by one.
+"""Compare ``fastpipe.autotune`` with the best of all settings, measured one by one.
 
 ::
 

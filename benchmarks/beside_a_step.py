@@ -1,4 +1,4 @@
-"""How much a loader slows a training step that is Python, and is one worker process as fast as threads?
+"""Measure how much a loader slows a training step in Python, and one worker process against threads.
 
 ::
 

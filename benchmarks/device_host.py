@@ -1,4 +1,4 @@
-"""How many images a second the host's side of a GPU's batches makes: with a device that takes no time at all.
+"""Measure the host's part of batches for a GPU, in images a second, with a device that takes no time.
 
 ::
 
@@ -51,7 +51,7 @@ class _NoDecoder:
 
 
 def _no_kernel(sources: Sequence[torch.Tensor], tables: Tables, out: torch.Tensor) -> None:
-    """What the host does for Triton's kernel before it starts."""
+    """Prepare Triton's kernel on the host."""
     places = np.array([(pixels.data_ptr(), pixels.stride(0)) for pixels in sources], np.int64)
     np.column_stack([places, tables.numbers])
 

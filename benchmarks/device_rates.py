@@ -1,4 +1,4 @@
-"""How many images a second a GPU decodes for a ``FastLoader``, by threads and batches ahead.
+"""Measure how many images a second a GPU decodes for a ``FastLoader``, by threads and prefetched batches.
 
 ::
 

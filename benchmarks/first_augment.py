@@ -1,4 +1,4 @@
-"""How long it takes until a new machine has its first augmented batch.
+"""Measure the time to the first augmented batch on a new machine.
 
 ::
 

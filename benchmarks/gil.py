@@ -1,4 +1,4 @@
-"""How long Python's lock is held for an image, and what many cores could read.
+"""Measure how long the GIL is held for an image, and estimate the rate on many cores.
 
 ::
 

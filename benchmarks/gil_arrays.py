@@ -1,4 +1,4 @@
-"""How long Python's lock is held for a row of an HDF5 file and for a patch, and what many cores could read.
+"""Measure how long the GIL is held for an HDF5 row and for a patch, and estimate the rate on many cores.
 
 ::
 
@@ -74,7 +74,7 @@ class Epochs:
         return (time.perf_counter() - start) * samples / seen
 
     def samples_for(self, seconds: float) -> int:
-        """How many samples, in whole batches, take about so long."""
+        """Return the number of samples, in whole batches, that take about this long."""
         took = self.epoch(4 * self.batch)
         samples = 4 * self.batch
         while took < seconds / 4:

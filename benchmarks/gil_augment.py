@@ -1,4 +1,4 @@
-"""How long Python's lock is held for an image, a patch and a sequence that a script augments.
+"""Measure how long the GIL is held while an image, a patch or a sequence is augmented.
 
 ::
 
@@ -78,7 +78,7 @@ class Calls:
         return time.perf_counter() - start
 
     def samples_for(self, seconds: float) -> int:
-        """How many samples, in whole batches, take about so long."""
+        """Return the number of samples, in whole batches, that take about this long."""
         calls = 1
         while (took := self.epoch(calls * self.batch)) < seconds / 4:
             calls *= 2

@@ -1,4 +1,4 @@
-"""How much ``import fastpipe`` adds to ``import numpy``; it should be at most 0.15 s.
+"""Measure the time that ``import fastpipe`` adds to ``import numpy``; it should be at most 0.15 s.
 
 ::
 

@@ -1,4 +1,4 @@
-"""How much ``pip install '.[all]'`` installs, beside torch, TensorFlow and what only they bring.
+"""Measure the size of ``pip install '.[all]'`` without torch, TensorFlow and their own dependencies.
 
 ::
 

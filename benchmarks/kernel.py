@@ -1,4 +1,4 @@
-"""How long the native core takes to resample and convert one image, beside Pillow.
+"""Measure how long the native core and Pillow take to resample and convert one image.
 
 ::
 

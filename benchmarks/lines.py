@@ -133,7 +133,7 @@ def single_lines(result: Mapping[str, Any]) -> list[str]:
 
 
 def predicted_lines(result: Mapping[str, Any]) -> list[str]:
-    """How long it was said that rows will take, and how long it took."""
+    """The predicted and the actual duration of rows."""
     return [
         f"predicted, {one['label']}: {statistics.median(one['predicted_s']):.2f} s for {one['rows']:,} rows"
         f" that took {statistics.median(one['seconds']):.2f} s; {statistics.median(one['error']):+.1f}%"
@@ -150,7 +150,7 @@ def peak_lines(result: Mapping[str, Any]) -> list[str]:
 
 
 def training_lines(result: Mapping[str, Any]) -> list[str]:
-    """How busy steps keep a GPU, and what of them is lost for want of data."""
+    """How busy steps keep a GPU, and the time they lose waiting for data."""
     labels = {entry["key"]: entry["label"] for entry in result["rows"]}
     return [
         f"{section}: {labels[one['key']]}: "

@@ -1,4 +1,4 @@
-"""How near the predictions of ``fastpipe profile`` come: its first advice, and the script with that done.
+"""Compare the predictions of ``fastpipe profile`` with the script after its first advice was followed.
 
 ::
 

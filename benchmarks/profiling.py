@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def _microseconds(loader: Any, is_profiled: bool) -> float:
-    """Of a step of a loop that does nothing; the first step is left out, as workers start in it."""
+    """Return the time of a step of an empty loop, without the first, in which workers start."""
     with fastpipe.profile() if is_profiled else contextlib.nullcontext() as profiling:
         watched = loader if profiling is None or isinstance(loader, DataLoader) else profiling.watch(loader)
         count, begin = 0, perf_counter()

@@ -16,7 +16,7 @@ __all__ = ["add_photo_options", "figures", "photos_of", "rounds_asked", "save_fa
 
 
 def rounds_asked(about: str | None, default: int, what: str) -> int:
-    """How many rounds the command line asks for.
+    """Return the number of rounds given on the command line.
 
     Args:
         about: the script's docstring.

@@ -1,4 +1,4 @@
-"""How long it takes to find the samples of a folder, and what keeping them takes, beside torchvision.
+"""Measure the time to find the samples of a folder and the memory to keep them, beside torchvision.
 
     python benchmarks/scan.py --files 1000000 --classes 1000
 
@@ -87,7 +87,7 @@ def drop_caches() -> None:
 
 
 def seconds(scan: Callable[[], Sized], *, cold: bool) -> float:
-    """How long one scan takes, the throwing away of its result not counted."""
+    """Return the time of one scan, without releasing its result."""
     if cold:
         drop_caches()
     start = time.perf_counter()

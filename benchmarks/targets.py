@@ -30,7 +30,7 @@ class Asked:
 
     @property
     def is_of_replaced(self) -> bool:
-        """Whether it is a multiple of the replaced loader."""
+        """Return True if it is a multiple of the replaced loader."""
         return isinstance(self.against, str) and self.against.endswith("-replaced")
 
 

@@ -123,7 +123,7 @@ class Cache:
         _check_count(self, "max_bytes", "bytes", "; where='off' keeps nothing")
         if self.dir is not None:
             if self.where != "disk":
-                raise OptionError(f"Cache(dir=…) is for where='disk'; got where={self.where!r}")
+                raise OptionError(f"Cache(dir=…) applies to where='disk' only; got where={self.where!r}")
             object.__setattr__(self, "dir", os.path.abspath(os.path.expanduser(self.dir)))
 
     @classmethod
@@ -177,7 +177,7 @@ class BadSamples:
 
 @dataclass(frozen=True)
 class Shuffle:
-    """How to shuffle an epoch, as an alternative to ``shuffle=True``.
+    """A way to shuffle an epoch, as an alternative to ``shuffle=True``.
 
     Args:
         window: number of groups that are mixed at a time; None takes as many as are 32 MB decoded.
@@ -258,8 +258,8 @@ class Shard:
             return cls(int(rank or ""), int(world or ""), mode)
         except ValueError:
             raise OptionError(
-                f"Shard.auto() found RANK={rank!r} and WORLD_SIZE={world!r} in the environment, which are no "
-                "two numbers of one launcher: unset them, or give Shard(rank, world)"
+                f"Shard.auto() found RANK={rank!r} and WORLD_SIZE={world!r} in the environment, which one "
+                "launcher cannot have set: unset them, or pass Shard(rank, world)"
             ) from None
 
 

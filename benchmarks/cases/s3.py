@@ -209,7 +209,7 @@ class Bench(Studied, Case):
             return super().run(console)
 
     def prepare(self) -> None:
-        """Nothing: there is a bucket."""
+        """Do nothing: the bucket exists."""
 
     def compared(self, rows: Sequence[Any]) -> Outcome:
         """Compare the bucket with the local folder."""

@@ -95,17 +95,17 @@ class Bucket:
 
     @property
     def url(self) -> str:
-        """Of the folder with the class folders."""
+        """The URL of the folder with the class folders."""
         return f"s3://{self.name}/{FOLDER}"
 
     @property
     def folder(self) -> Path:
-        """The same on the local disk."""
+        """The same folder on the local disk."""
         return self.local / FOLDER
 
     @property
     def labels(self) -> list[int]:
-        """Of the objects."""
+        """The class index of each object, in the order of the keys."""
         classes = [key.split("/")[1] for key in self.keys]
         numbers = {name: number for number, name in enumerate(sorted(set(classes)))}
         return [numbers[name] for name in classes]

@@ -66,7 +66,7 @@ class _OfValues(_Script):
 
     @abstractmethod
     def values(self, volume: Values) -> Values:
-        """What is done to values."""
+        """Transform values."""
 
 
 class RandomApply(_Script):
@@ -168,7 +168,7 @@ class _PerChannel(_OfValues):
 
     @abstractmethod
     def channel(self, values: Values) -> Values:
-        """What is done to a channel."""
+        """Transform a channel."""
 
     def factor(self) -> np.float32:
         """A factor, of which half are below 1."""
@@ -250,7 +250,7 @@ class _OfFrames(_MotionScript):
 
     @abstractmethod
     def frames(self, motion: Values) -> Values:
-        """What is done to the frames before the end."""
+        """Transform the frames before the end."""
 
 
 def _between(low: float, high: float) -> float:

@@ -86,7 +86,7 @@ def row_info(peer: Peer) -> RowInfo:
 
 
 def differing(scroll: Scroll, told: Sequence[Mapping[str, Any]]) -> int:
-    """How many of the patches that a peer told of are not those of the volume.
+    """Count the patches reported by a peer that differ from those of the volume.
 
     Args:
         scroll: the volume.

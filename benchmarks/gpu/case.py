@@ -45,7 +45,7 @@ _SETTLE_S = 0.2
 
 
 class Share:
-    """What a section may take, from now on.
+    """Return the time that a section may take from now on.
 
     Args:
         seconds: so long.
@@ -65,7 +65,7 @@ class Share:
         self.window = min(self._sizes.window_s, self._left() / (max(1, rows) * (_WARM + _ROUNDS)))
 
     def may_start(self) -> bool:
-        """Whether there is time for another row."""
+        """Return True if there is time for another row."""
         return self._now() - self._began <= _STARTING * self._seconds
 
     def plan(self) -> Plan:
@@ -100,7 +100,7 @@ class Budget:
         return self.seconds - (self._now() - self._began)
 
     def share(self, part: float) -> Share:
-        """What a section may take of what is left.
+        """Return a section's share of the remaining time.
 
         Args:
             part: of it, 0 to 1.
@@ -190,7 +190,7 @@ class Bench(Studied):
         return self._result(check, sessions, {"sections": labels, "training": training})
 
     def plan(self) -> Plan:
-        """How long to measure, from what is left of the time."""
+        """Return how long to measure, given the remaining time."""
         return self.share.plan()
 
     def warmed(self, contender: Contender) -> int:
@@ -215,7 +215,7 @@ class Bench(Studied):
         return check
 
     def _settings(self, stack: ExitStack) -> None:
-        """What training scripts set on a GPU: cuDNN measures what is fastest, as batches are of one size."""
+        """Enable cuDNN's benchmark mode, as training scripts do: all batches have one size."""
         cudnn = require("torch", extra="torch").backends.cudnn
         if self.what.device == "cuda":
             stack.callback(setattr, cudnn, "benchmark", cudnn.benchmark)
@@ -300,7 +300,7 @@ class Bench(Studied):
         return result
 
     def _plan_text(self) -> str:
-        """How fastpipe's loaders make samples."""
+        """The settings with which fastpipe's loaders make samples."""
         what = self.what
         spec = next(
             one for one in loader_specs("train", what.device, what.cores, "float32") if one.key == _MAIN[0]

@@ -93,7 +93,7 @@ _LOG = logging.getLogger("fastpipe.torch")
 
 @dataclass
 class PixelCheck:
-    """How the decoders' batches compare with those of torchvision's ``ImageFolder``.
+    """The comparison of the decoders' batches with those of torchvision's ``ImageFolder``.
 
     Attributes:
         photos: how many were compared, for each decoder.
@@ -108,7 +108,7 @@ class PixelCheck:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """Return True if nothing is wrong."""
         return not self.problems
 
     def add(self, spec: LoaderSpec, differences: Sequence[Any]) -> None:
@@ -207,7 +207,7 @@ def _decoded(spec: LoaderSpec, photos: Photos, chosen: Sequence[int], size: int)
 
 @contextmanager
 def _heard() -> Iterator[list[str]]:
-    """What fastpipe says of who decodes on a device."""
+    """Return fastpipe's log messages about decoding on a device."""
     said: list[str] = []
 
     class Listener(logging.Handler):

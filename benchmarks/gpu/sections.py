@@ -110,7 +110,7 @@ class DeviceLoaderRow(LoaderRow):
 
 
 def decoding_peers(device: str) -> tuple[Peer, ...]:
-    """Who decodes photos there, and crops, resizes and mirrors them there.
+    """The rows that decode, crop, resize and mirror photos on the device.
 
     Args:
         device: ``"cuda"`` or ``"cpu"``.
@@ -137,7 +137,7 @@ def decoding_peers(device: str) -> tuple[Peer, ...]:
 
 
 def row_info(peer: Peer, section: str) -> RowInfo:
-    """What the report calls a peer's row, before it is started."""
+    """Return a peer's name in the report, before it is started."""
     return RowInfo(peer.key, peer.label, "peer", None, peer.output, peer.note, section=section, unit="images")
 
 
@@ -168,7 +168,7 @@ _DTYPE = "float32"
 
 
 def batches_of(folder: Path, name: str, sizes: Sizes) -> ArrayBatches:
-    """What is augmented: photos of a folder, and made-up volumes.
+    """The data to augment: photos of a folder, and synthetic volumes.
 
     Args:
         folder: an image folder.
@@ -321,7 +321,7 @@ class Candidate:
 
 @dataclass
 class Run:
-    """What is measured on what.
+    """A section's measurement, and its data.
 
     Attributes:
         device: ``"cuda"`` or ``"cpu"``.

@@ -120,7 +120,7 @@ def _driver() -> str:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a run.
+    """The measurements of a run.
 
     Attributes:
         side: height and width of images.
@@ -182,7 +182,7 @@ _SHORTAGES = ("out of memory", "alloc_failed")
 
 
 class Feed(Protocol):
-    """What gives batches; a `LoaderRow` is one.
+    """A source of batches, such as a `LoaderRow`.
 
     Attributes:
         workers: processes that make them, each a batch at a time.
@@ -342,7 +342,7 @@ def fitting_batch(step: Callable[[Any, Any], None], batch_of: Callable[[int], li
 def figures_of(
     rows: Sequence[TrainRow], samples: Mapping[str, Sequence[Sample]], ceiling: str
 ) -> list[dict[str, Any]]:
-    """What steps lost, and how busy the device was.
+    """The time that steps lost, and how busy the device was.
 
     A step's loss is the share of its time that it would not take if its batch were always there: one less the
     ratio to the ceiling of the same round.  It is below zero where that was slower, which is noise.  Of the
@@ -378,7 +378,7 @@ def _summary(shares: Sequence[float]) -> dict[str, Any] | None:
 def _has_room(
     step: Callable[[Any, Any], None], batch_of: Callable[[int], list[Any]], size: int, *, must: bool
 ) -> bool:
-    """Whether two steps and the batches beside them have room; what they took is let go of on return."""
+    """Return True if two steps and their batches fit into memory, and release that memory."""
     try:
         batches = [batch_of(size) for _ in range(1 + _AHEAD)]
         for batch in batches[:2]:  # the optimiser's memory is there from the second on

@@ -19,7 +19,7 @@ __all__ = ["Prediction", "predictions"]
 
 @dataclass
 class Prediction:
-    """What was said of a section, and what came of it.
+    """The prediction for a section, and its measurement.
 
     Attributes:
         section: which one.

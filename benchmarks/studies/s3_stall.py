@@ -1,4 +1,4 @@
-"""How long training waits for data in its first epoch, where a step takes as many images a second."""
+"""Measure how long training waits for data in its first epoch, for a given rate of steps."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ SEEDS = 3
 def amplifications(
     scroll: Scroll, batch_size: int, seeds: int = SEEDS, say: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
-    """What is decoded again where a tenth of the volume may be remembered.
+    """Count the chunks decoded again if a tenth of the volume fits into memory.
 
     Args:
         scroll: the volume.

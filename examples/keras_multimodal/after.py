@@ -43,7 +43,7 @@ def read_table(folder: str) -> pd.DataFrame:
 
 
 def forests(table: pd.DataFrame, fold: int, seed: int) -> np.ndarray:
-    """Of each row, two forests' probabilities from its numbers: (rows, 2)."""
+    """Return two forests' probabilities for each row, from its numbers: (rows, 2)."""
     numbers, is_known = table[TABULAR].to_numpy(), (table["fold"] != fold).to_numpy()
     found = []
     for phase in range(len(FORESTS)):

@@ -38,7 +38,7 @@ def read_table(folder: str) -> pd.DataFrame:
 
 
 def forests(table: pd.DataFrame, fold: int, seed: int) -> np.ndarray:
-    """Of each row, two forests' probabilities from its numbers: (rows, 2)."""
+    """Return two forests' probabilities for each row, from its numbers: (rows, 2)."""
     numbers, is_known = table[TABULAR].to_numpy(), (table["fold"] != fold).to_numpy()
     found = []
     for phase in range(len(FORESTS)):
@@ -94,7 +94,7 @@ def dataset(
 
 
 class EpochTimer(keras.callbacks.Callback):
-    """How long each epoch took, validation excepted."""
+    """A callback that records the time of each epoch, without validation."""
 
     def on_train_begin(self, logs: dict | None = None) -> None:
         self.epochs = []

@@ -52,7 +52,7 @@ def box_of(rng: np.random.Generator, size: tuple[int, int]) -> list[int]:
 
 
 def texture(rng: np.random.Generator, size: tuple[int, int], phase: str) -> np.ndarray:
-    """Where the tissue of a phase is coloured: bool (height, width)."""
+    """Return a mask of the coloured tissue of a phase: bool (height, width)."""
     turn, period = rng.uniform(0, 2 * np.pi), rng.uniform(0.06, 0.12) * size[1]
     x, y = (
         (np.arange(side, dtype=np.float32) - rng.uniform(0, side)) * (2 * np.pi / period) for side in size

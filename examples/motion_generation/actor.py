@@ -79,7 +79,7 @@ _TURNS = {
 
 
 def _table() -> np.ndarray:
-    """Of each theme, joint and axis the middle, the swing and the lag: (3, 5, 25, 3)."""
+    """Return the middle, swing and lag for each theme, joint and axis: (3, 5, 25, 3)."""
     table = np.zeros((3, len(THEMES), JOINTS, 3))
     for theme, turns in enumerate(_TURNS.values()):
         for name, axis, *turn in turns:
@@ -97,7 +97,7 @@ MIDDLES, SWINGS, LAGS = _table()
 
 @dataclass
 class Scene:
-    """What is random of a scene; or of many scenes, each value with an axis of scenes in front."""
+    """The random values of a scene; for many scenes, each value has a first axis of scenes."""
 
     theme: Any  # which of THEMES
     tempo: Any  # beats a second

@@ -68,7 +68,7 @@ def generate(folder: str, samples: int, seed: int) -> tuple[str, str]:
 
 
 class SmallNet(nn.Module):
-    """Of motion (N, 250, 25, 3) the scores of themes (N, 5)."""
+    """Return the scores of themes (N, 5) for motion (N, 250, 25, 3)."""
 
     def __init__(self) -> None:
         super().__init__()

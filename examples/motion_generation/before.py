@@ -82,7 +82,7 @@ def opened(path: str) -> TensorDataset:
 
 
 class SmallNet(nn.Module):
-    """Of motion (N, 250, 25, 3) the scores of themes (N, 5)."""
+    """Return the scores of themes (N, 5) for motion (N, 250, 25, 3)."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -23,7 +23,7 @@ GENERATED = r"^generated \d+ scenes in ([\d.]+) s: .*, ([\d,]+) bytes$"
 
 
 def run(name: str, folder: str, samples: int, epochs: int, seed: int) -> tuple[float, int, float]:
-    """Of a script seconds of generation, bytes that are stored for training, and accuracy in percent."""
+    """Return a script's seconds of generation, bytes stored for training, and accuracy in percent."""
     with tempfile.TemporaryDirectory(dir=folder) as own:
         command = [sys.executable, str(HERE / name), own, *map(str, (samples, epochs, seed))]
         text = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout

@@ -72,7 +72,7 @@ def block(inputs: int, outputs: int) -> nn.Sequential:
 
 
 class UNet(nn.Module):
-    """Of patches (N, D, H, W), values from 0 to 65,535, the scores (N, classes, D, H, W).
+    """Return scores (N, classes, D, H, W) for patches (N, D, H, W) with values from 0 to 65,535.
 
     It works at half the resolution, so that a step takes little time on a CPU as well.
     """

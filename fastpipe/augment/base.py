@@ -523,7 +523,7 @@ class Chain(ABC):
         if samples.requires_grad and torch.is_grad_enabled():
             what = self.ops[0].kind
             raise AugmentError(
-                f"{self.name} does not differentiate what it does to {what}: give {what}.detach()"
+                f"{self.name} is not differentiable with respect to {what}: pass {what}.detach()"
             )
 
 

@@ -312,7 +312,9 @@ class RandomApply(BatchTransform):
         self.p = probability(p)
         for op in self.ops:
             if op.mixes:
-                raise AugmentError(f"RandomApply leaves some {op.kind} as they are, and {op} mixes all")
+                raise AugmentError(
+                    f"RandomApply cannot apply {op} to some of the {op.kind} only: it mixes all of a batch"
+                )
         self._within = self.ops
         self.draws, self.names = self.draws_for(1), self.names_for(1)
         self.applied_names = self.applied_names_for(1)
@@ -334,7 +336,9 @@ class RandomApply(BatchTransform):
         for op in self.ops:
             op.check(shape)
             if op.shape_after(tuple(shape[1:])) != tuple(shape[1:]):
-                raise AugmentError(f"RandomApply leaves some {op.kind} as they are, and {op} resizes")
+                raise AugmentError(
+                    f"RandomApply cannot apply {op} to some of the {op.kind} only: it changes their size"
+                )
 
     def size_before(self, size: tuple[int, ...]) -> tuple[int, ...]:
         for op in reversed(self.ops):
@@ -345,7 +349,10 @@ class RandomApply(BatchTransform):
         for op in self.ops:
             if op.dtype_after(dtype) != dtype:
                 hint = f": give {op.kind}.float()" if op.kind == "volumes" else ""
-                raise AugmentError(f"RandomApply leaves some {op.kind} as they are, and {op} converts{hint}")
+                raise AugmentError(
+                    f"RandomApply cannot apply {op} to some of the {op.kind} only: it changes their "
+                    f"dtype{hint}"
+                )
         return dtype
 
     def table(self, u: Float64Array, shape: Shape) -> Float64Array:
@@ -430,9 +437,7 @@ def checked_ops(ops: Sequence[Augmentation], name: str) -> tuple[Any, ...]:
     """Return the augmentations, or raise an error if one is not an augmentation or if the kinds differ."""
     for op in ops:
         if not isinstance(op, Augmentation):
-            raise AugmentError(
-                f"{name} takes augmentations of batches, of fastpipe.augment, got {type(op).__name__}"
-            )
+            raise AugmentError(f"{name} takes augmentations from fastpipe.augment, got {type(op).__name__}")
     if len({op.kind for op in ops}) > 1:
         told = ", ".join(f"{type(op).__name__} of {op.kind}" for op in ops)
         raise AugmentError(f"{name} takes augmentations of one kind, got {told}")
@@ -457,7 +462,7 @@ def follow(ops: Ops, table: Tensor, shape: Sequence[int], others: Sequence[Any])
         return others
     for op in ops:
         if op.mixes:
-            raise AugmentError(f"masks, boxes and keypoints do not go along with {op}: mix the images apart")
+            raise AugmentError(f"{op} cannot transform masks, boxes and keypoints: mix the images separately")
     return untraced(lambda: [_Follower(ops, table.numpy(), shape, kinds).changed(other) for other in others])
 
 

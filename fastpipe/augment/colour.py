@@ -165,10 +165,10 @@ class Normalize(BatchTransform):
             self.mean, self.std = (), ()
         if not self.mean or len(self.mean) != len(self.std) or not all(0 < one < np.inf for one in self.std):
             raise AugmentError(
-                f"mean= and std= have a number for each channel, those of std above 0, got {mean} and {std}"
+                f"mean and std must have one number for each channel, with std above 0, got {mean} and {std}"
             )
         if not np.isfinite(self.mean).all():
-            raise AugmentError(f"mean= is finite, got {mean}")
+            raise AugmentError(f"mean must be finite, got {mean}")
         self.channels = (len(self.mean),) if len(self.mean) > 1 else ()
 
     def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
@@ -192,7 +192,7 @@ class ToDtype(BatchTransform):
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         if dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.uint8):
-            raise AugmentError(f"dtype= is float32, float16, bfloat16 or uint8, got {dtype}")
+            raise AugmentError(f"dtype must be float32, float16, bfloat16 or uint8, got {dtype}")
         self.dtype = dtype
 
     def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
@@ -229,11 +229,13 @@ class GaussianBlur(BatchTransform):
         sizes = (kernel_size, kernel_size) if isinstance(kernel_size, int) else tuple(kernel_size)
         self.kernel_size = (int(sizes[0]), int(sizes[-1]))
         if any(size < 1 or size % 2 == 0 for size in self.kernel_size):
-            raise AugmentError(f"kernel_size= is odd numbers of pixels, got {kernel_size!r}")
+            raise AugmentError(f"kernel_size must be one or two odd numbers of pixels, got {kernel_size!r}")
         limits = sigma if isinstance(sigma, Sequence) else (sigma, sigma)
         self.sigma = (float(limits[0]), float(limits[-1]))
         if not 0 < self.sigma[0] <= self.sigma[1]:
-            raise AugmentError(f"sigma= is numbers above 0 that increase, in pixels, got {sigma!r}")
+            raise AugmentError(
+                f"sigma must be a positive number, or two in increasing order, in pixels, got {sigma!r}"
+            )
 
     def check(self, shape: Sequence[int]) -> None:
         super().check(shape)
@@ -305,7 +307,9 @@ class RandomErasing(BatchTransform):
         if value != "random":
             filling = filling_of(value, "value")
             if filling is None:
-                raise AugmentError("value= is a number, one for each channel, or 'random', got None")
+                raise AugmentError(
+                    "value must be a number, one number for each channel, or 'random', got None"
+                )
             self.value = (filling,) if isinstance(filling, float) else filling
 
     def table(self, u: Float64Array, shape: Shape) -> Float64Array:
@@ -317,7 +321,7 @@ class RandomErasing(BatchTransform):
     def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
         if dtype == torch.uint8 and self.value is None:
             raise AugmentError(
-                "RandomErasing(value='random') fills in normal noise, which bytes cannot hold: put "
+                "RandomErasing(value='random') fills with normal noise, which uint8 cannot hold: put "
                 "ToDtype(torch.float32) before it"
             )
         return dtype

@@ -69,10 +69,11 @@ class Compose(OfBatches):
         self.ops, self.fuse = checked_ops(ops, "Compose"), fuse
         kind = kind_of(self.ops)
         if fuse and kind.kind != "images":
-            raise AugmentError(f"fuse=True is for images, got augmentations of {kind.kind}")
+            raise AugmentError(f"fuse=True applies to images only, got augmentations of {kind.kind}")
         if lengths is not None and (kind.kind != "motion" or not isinstance(lengths, int) or lengths < 1):
             raise AugmentError(
-                f"lengths= is of motion, the number of a part of its batches from 1, got {lengths!r} for "
+                "lengths applies to motion batches only: pass the index (from 1) of the part that holds "
+                f"the lengths; got {lengths!r} for "
                 f"augmentations of {kind.kind}"
             )
         self.lengths = lengths

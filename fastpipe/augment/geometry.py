@@ -116,7 +116,9 @@ class RandomResizedCrop(BatchTransform):
     ) -> None:
         sizes = (size, size) if isinstance(size, int) else tuple(size)
         if len(sizes) not in (1, 2) or not all(isinstance(one, int) and one > 0 for one in sizes):
-            raise AugmentError(f"size= is height and width in pixels, or one number for both, got {size!r}")
+            raise AugmentError(
+                f"size must be (height, width) in pixels, or one number for both, got {size!r}"
+            )
         self.size: Size = (sizes[0], sizes[-1])
         self.scale, self.ratio = increasing(scale, "scale", 1.0), increasing(ratio, "ratio")
         self.interpolation = interpolation_of(interpolation, _INTERPOLATIONS)
@@ -200,7 +202,7 @@ class _Affine(BatchTransform, ABC):
         self.interpolation = interpolation_of(interpolation, ("nearest", "bilinear"))
         self.fill, self.center = filling_of(fill), None if center is None else two_numbers(center)
         if self.center is not None and not np.isfinite(self.center).all():
-            raise AugmentError(f"center= is x and y, in pixels, got {center!r}")
+            raise AugmentError(f"center must be (x, y) in pixels, got {center!r}")
 
     @abstractmethod
     def _maps(self, table: Float64Array) -> Maps:
@@ -402,7 +404,9 @@ def _parts_of(translate: Sequence[float] | None) -> tuple[float, float]:
         return 0.0, 0.0
     x, y = two_numbers(translate)
     if not (0 <= x <= 1 and 0 <= y <= 1):
-        raise AugmentError(f"translate= is two parts of width and height, from 0 to 1, got {translate!r}")
+        raise AugmentError(
+            f"translate must be two fractions of the width and height, from 0 to 1, got {translate!r}"
+        )
     return x, y
 
 

@@ -22,9 +22,9 @@ class _Mixing(BatchTransform):
         self, *, alpha: float = 1.0, num_classes: int | None = None, per_sample: bool = False
     ) -> None:
         if not 0 < alpha < np.inf:
-            raise AugmentError(f"alpha= is above 0, got {alpha!r}")
+            raise AugmentError(f"alpha must be above 0, got {alpha!r}")
         if num_classes is not None and num_classes < 1:
-            raise AugmentError(f"num_classes= is at least 1, got {num_classes!r}")
+            raise AugmentError(f"num_classes must be at least 1, got {num_classes!r}")
         self.alpha, self.num_classes, self.per_sample = float(alpha), num_classes, per_sample
 
     def _numbers(self, u: Float64Array) -> Float64Array:

@@ -208,7 +208,8 @@ class MotionChain(Chain):
             return (changed, *rest) if rest else changed
         if at > len(rest):
             raise AugmentError(
-                f"lengths={at} says where a batch has the sequences' lengths, got {1 + len(rest)} parts"
+                f"lengths={at} must be the index of the part of a batch that holds the lengths of the "
+                f"sequences, got {1 + len(rest)} parts"
             )
         changed, rest[at - 1] = self.moved(batch, table, _checked_lengths(rest[at - 1], batch))
         return (changed, *rest)
@@ -362,7 +363,9 @@ class MotionTranslation(MotionTransform):
         self.most = most if isinstance(most, (int, float)) else tuple(map(float, most))
         limits = (self.most,) * _MOST_COORDINATES if isinstance(self.most, (int, float)) else self.most
         if not limits or not all(0 <= one < np.inf for one in limits):
-            raise AugmentError(f"most= is a number of at least 0, or one for each coordinate, got {most!r}")
+            raise AugmentError(
+                f"most must be a number of at least 0, or one for each coordinate, got {most!r}"
+            )
         self._limits = tuple(map(float, limits))
         self.draws, self.names = len(limits), tuple(f"shift{at}" for at in range(len(limits)))
 
@@ -399,7 +402,7 @@ class MotionScale(_Factors):
         self.factor = self.limits = increasing(factor, "factor")
         self.about = about
         if about is not None and (not isinstance(about, int) or about < 0):
-            raise AugmentError(f"about= is the number of a joint, or None, got {about!r}")
+            raise AugmentError(f"about must be the index of a joint, or None, got {about!r}")
 
     def check(self, shape: Sequence[int]) -> None:
         if self.about is not None and self.about >= shape[2]:
@@ -446,10 +449,10 @@ class MotionMirror(MotionTransform):
         is_whole = all(len(pair) == 2 and all(isinstance(one, int) for one in pair) for pair in given)
         if not is_whole or len(set(joints)) < len(joints) or min(joints, default=0) < 0:
             raise AugmentError(
-                f"pairs= is numbers of joints, two by two, each joint in one pair, got {pairs!r}"
+                f"pairs must be pairs of joint indices, each joint in one pair only, got {pairs!r}"
             )
         if not isinstance(axis, int) or axis < 0:
-            raise AugmentError(f"axis= is the number of a coordinate, got {axis!r}")
+            raise AugmentError(f"axis must be the index of a coordinate, got {axis!r}")
         self.axis, self.p, self.about = axis, probability(p), float(about)
 
     def check(self, shape: Sequence[int]) -> None:

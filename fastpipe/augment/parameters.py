@@ -70,7 +70,7 @@ Fill = float | tuple[float, ...] | None
 def probability(value: float, name: str = "p") -> float:
     """Return a probability, or raise an error."""
     if not 0.0 <= value <= 1.0:  # NaN neither
-        raise AugmentError(f"{name}= is a probability, from 0 to 1, got {value!r}")
+        raise AugmentError(f"{name} must be a probability from 0 to 1, got {value!r}")
     return float(value)
 
 
@@ -78,7 +78,9 @@ def increasing(value: Any, name: str, most: float = np.inf) -> tuple[float, floa
     """Return two numbers above 0 that increase, or raise an error."""
     low, high = two_numbers(value)
     if not 0 < low <= high <= most:  # NaN neither
-        raise AugmentError(f"{name}= is two numbers above 0 that increase, at most {most}, got {value!r}")
+        raise AugmentError(
+            f"{name} must be two positive numbers in increasing order, at most {most}, got {value!r}"
+        )
     return low, high
 
 
@@ -97,7 +99,8 @@ def limits_of(
     if not (least <= low <= high <= most and np.isfinite((low, high)).all()):  # NaN neither
         within = f" within {least:g} and {most:g}," if np.isfinite(most) else ""
         raise AugmentError(
-            f"{name}= is a number of at least {max(least, 0):g}, or two that increase,{within} got {value!r}"
+            f"{name} must be a number of at least {max(least, 0):g}, or two in increasing order,{within} got "
+            f"{value!r}"
         )
     return float(low), float(high)
 
@@ -122,7 +125,7 @@ def interpolation_of(value: Any, allowed: Sequence[str]) -> str:
     if isinstance(name, int):  # Pillow's numbers, which torchvision takes, too
         name = {0: "nearest", 2: "bilinear", 3: "bicubic"}.get(name, name)
     if name not in allowed:
-        raise AugmentError(f"interpolation= is one of {', '.join(map(repr, allowed))}, got {value!r}")
+        raise AugmentError(f"interpolation must be one of {', '.join(map(repr, allowed))}, got {value!r}")
     return str(name)
 
 
@@ -133,7 +136,7 @@ def filling_of(fill: Any, name: str = "fill") -> Fill:
     try:
         return tuple(map(float, fill)) if isinstance(fill, (list, tuple)) else float(fill)
     except (TypeError, ValueError):
-        raise AugmentError(f"{name}= is a number, or one for each channel, got {fill!r}") from None
+        raise AugmentError(f"{name} must be a number, or one number for each channel, got {fill!r}") from None
 
 
 def check_fill(numbers: Fill, channels: int, name: str = "fill") -> None:
@@ -162,7 +165,7 @@ def uniform_rows(count: int, columns: int, generator: Any = None, key: Key | Non
     """
     if key is not None:
         if generator is not None:
-            raise OptionError("give generator= or key=, not both: each says where random numbers come from")
+            raise OptionError("pass generator= or key=, not both: each is a source of random numbers")
         if len(key.draws) != count:
             raise OptionError(f"key= has {len(key.draws)} samples, and the batch {count}")
         return uniforms(key.seed ^ _STREAM, key.epoch, np.asarray(key.draws), columns)

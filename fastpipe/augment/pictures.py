@@ -360,9 +360,9 @@ def preview(
     file = None if path is None else _png(path)
     for what, value in (("draws", 1 if draws is None else draws), ("count", count)):
         if not isinstance(value, int) or value < 1:
-            raise AugmentError(f"{what}= is a whole number of at least 1, got {value!r}")
+            raise AugmentError(f"{what} must be a whole number of at least 1, got {value!r}")
     if not isinstance(tile, int) or not _TILE[0] <= tile <= _TILE[1]:
-        raise AugmentError(f"tile= is pixels, from {_TILE[0]} to {_TILE[1]}, got {tile!r}")
+        raise AugmentError(f"tile must be a number of pixels from {_TILE[0]} to {_TILE[1]}, got {tile!r}")
     if not isinstance(images, Tensor):
         raise AugmentError(f"preview takes a tensor (N, C, H, W), got {type(images).__name__}")
     epochs = range(draws or 1)
@@ -448,7 +448,7 @@ def _headings(names: Any, count: int, total: int) -> list[str]:
         return [f"sample {at}" for at in range(count)]
     given = names.tolist() if hasattr(names, "tolist") else list(names)
     if len(given) != total:
-        raise AugmentError(f"names= has one for each of the {total} samples, got {len(given)}")
+        raise AugmentError(f"names must have one name for each of the {total} samples, got {len(given)}")
     # Drop accents, and letters that Pillow's font does not have.
     decomposed = [unicodedata.normalize("NFKD", str(name)) for name in given[:count]]
     texts = [name.encode("ascii", "ignore").decode() for name in decomposed]
@@ -473,7 +473,7 @@ def _chain_of(ops: Any) -> Compose:
     if not isinstance(ops, Compose):
         if not isinstance(ops, Sequence):
             raise AugmentError(
-                f"preview takes augmentations of batches, of fastpipe.augment, got {type(ops).__name__}: "
+                f"preview takes augmentations from fastpipe.augment, got {type(ops).__name__}: "
                 "they are the first argument, and the images the second"
             )
         ops = Compose(ops)
@@ -499,9 +499,9 @@ def _given(mean: Any, std: Any, images: Tensor) -> Normalize | None:
 def _png(path: str | os.PathLike[str]) -> Path:
     file = Path(path)
     if file.suffix.lower() != ".png":
-        raise AugmentError(f"path= is a PNG file, whose name ends in .png, got {os.fspath(path)!r}")
+        raise AugmentError(f"path must be a file name that ends in .png, got {os.fspath(path)!r}")
     if file.is_dir():
-        raise AugmentError(f"path= is a PNG file, got the folder {os.fspath(path)!r}: add a file's name")
+        raise AugmentError(f"path must be a PNG file, got the folder {os.fspath(path)!r}: add a file's name")
     return file
 
 

@@ -65,7 +65,9 @@ class _Policy(BatchTransform):
         fill: Fill | Sequence[float],
     ) -> None:
         if not (isinstance(num_magnitude_bins, int) and num_magnitude_bins > 1):
-            raise AugmentError(f"num_magnitude_bins= is a whole number above 1, got {num_magnitude_bins!r}")
+            raise AugmentError(
+                f"num_magnitude_bins must be a whole number above 1, got {num_magnitude_bins!r}"
+            )
         self.num_ops, self.num_magnitude_bins = len(prefixes), num_magnitude_bins
         self.interpolation = interpolation_of(interpolation, ("nearest", "bilinear"))
         self.fill = filling_of(fill)
@@ -193,10 +195,10 @@ class RandAugment(_Policy):
         fill: Fill | Sequence[float] = None,
     ) -> None:
         if not isinstance(num_ops, int) or num_ops < 0:
-            raise AugmentError(f"num_ops= is a whole number of at least 0, got {num_ops!r}")
+            raise AugmentError(f"num_ops must be a whole number of at least 0, got {num_ops!r}")
         super().__init__([f"{at}." for at in range(num_ops)], num_magnitude_bins, interpolation, fill)
         if not (isinstance(magnitude, int) and 0 <= magnitude < num_magnitude_bins):
-            raise AugmentError(f"magnitude= is from 0 to {num_magnitude_bins - 1}, got {magnitude!r}")
+            raise AugmentError(f"magnitude must be from 0 to {num_magnitude_bins - 1}, got {magnitude!r}")
         self.magnitude = magnitude
 
     def _bins(self, u: Float64Array) -> int:

@@ -59,7 +59,7 @@ class SpecAugment(_OfSpectrograms):
         for name in ("n_time_masks", "time_mask_param", "n_freq_masks", "freq_mask_param"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 0:
-                raise AugmentError(f"{name}= is a whole number of at least 0, got {value!r}")
+                raise AugmentError(f"{name} must be a whole number of at least 0, got {value!r}")
         self.p, self.zero_masking = probability(p), zero_masking
         count = n_time_masks + n_freq_masks
         self.draws = 2 * count
@@ -122,7 +122,7 @@ class RandomGain(_OfSpectrograms):
         scale: Literal["amplitude", "power", "decibel"] = "amplitude",
     ) -> None:
         if scale not in ("amplitude", "power", "decibel"):
-            raise AugmentError(f"scale= is 'amplitude', 'power' or 'decibel', got {scale!r}")
+            raise AugmentError(f"scale must be 'amplitude', 'power' or 'decibel', got {scale!r}")
         self.gain_db, self.scale = limits_of(gain_db, "gain_db", about=0.0), scale
 
     def table(self, u: Float64Array, shape: Shape) -> Float64Array:
@@ -160,7 +160,9 @@ class TimeShift(_OfSpectrograms):
     def __init__(self, most: float, rolls: bool = True, fill: float = 0.0) -> None:
         is_valid = most >= 0 if isinstance(most, int) else 0.0 <= most <= 1.0
         if not is_valid:
-            raise AugmentError(f"most= is frames of at least 0, or a part of at most 1.0, got {most!r}")
+            raise AugmentError(
+                f"most must be a number of frames of at least 0, or a fraction of at most 1.0, got {most!r}"
+            )
         self.most, self.rolls, self.fill = most, rolls, float(fill)
 
     def check(self, shape: Sequence[int]) -> None:

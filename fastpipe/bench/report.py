@@ -221,7 +221,7 @@ def short_markdown(result: Mapping[str, Any]) -> str:
     """
     sections = result.get("sections")
     if not sections:
-        raise OptionError("a short table is of results with sections: leave --short out")
+        raise OptionError("--short needs results with sections: leave it out")
     by_key = {entry["key"]: entry for entry in result["rows"]}
     lines = [
         "| data | loader | a second | best replaced loader | ×, median (range) |",

@@ -30,7 +30,10 @@ def check_target(path: Path, option: str) -> None:
         raise OptionError(f"{option}: {str(path)!r} is a folder; give a file's name")
     folder = next(one for one in path.absolute().parents if one.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        raise OptionError(f"{option}: {str(path)!r} cannot be written: {str(folder)!r} is no folder of yours")
+        raise OptionError(
+            f"{option}: {str(path)!r} cannot be written: {str(folder)!r} is not a folder that you may "
+            "write to"
+        )
 
 
 SCHEMA = 1

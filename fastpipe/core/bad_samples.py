@@ -117,8 +117,7 @@ def why_nothing_is_left(left_out: Mapping[int, BadSampleError], count: int) -> B
     if count == 1:
         return first
     return BadSampleError(
-        f"all {count} samples of a batch are bad, so bad_samples='skip' leaves nothing of it; "
-        f"the first: {first}",
+        f"all {count} samples of a batch are bad, so bad_samples='skip' leaves no sample; the first: {first}",
         path=first.path,
         index=first.index,
     )

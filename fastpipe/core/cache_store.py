@@ -383,7 +383,8 @@ class EntryStore:
         if not self._has_said:
             self._has_said = True
             _log.info(
-                "a cache is full (%d entries, %.1f GB): what is in it stays, all else is decoded each time",
+                "a cache is full (%d entries, %.1f GB): its entries are kept, all other samples are "
+                "decoded each time",
                 len(self), self.max_bytes / 1e9,
             )  # fmt: skip
 
@@ -396,6 +397,6 @@ class EntryStore:
                 return
             self._why_closed = why
         _log.warning(
-            "a cache takes no more, what is in it stays in use (%d entries, %.1f GB): %s",
+            "a cache accepts no more entries, those it has stay in use (%d entries, %.1f GB): %s",
             len(self), self._allocated / 1e9, why,
         )  # fmt: skip

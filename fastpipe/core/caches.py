@@ -107,7 +107,7 @@ def _new_ram(option: Cache) -> EntryStore:
     if limit == "auto":
         free = free_memory()
         if free is None:
-            raise CacheError("nobody says how much memory is free; give Cache(max_bytes=…)")
+            raise CacheError("the amount of free memory is unknown; pass Cache(max_bytes=…)")
         limit = free // AUTO_SHARE
     data = anonymous_file()
     try:
@@ -162,7 +162,7 @@ def _disk(option: Cache) -> EntryStore:
             try:
                 store = _disk_store(folder, generation, option)
             except DamagedStoreError as error:
-                _log.info("a cache on disk is begun anew: %s", error)
+                _log.info("the cache on disk is rebuilt: %s", error)
                 continue
             if store.allocated <= _FULL * store.max_bytes or not _is_mostly_stale(store):
                 break

@@ -94,7 +94,7 @@ def _marks() -> tuple[Callable[[str], object], Callable[[], object]]:
         nvtx = importlib.import_module("nvtx")
     except ImportError:
         _log.warning(
-            "%s is set, and nothing makes ranges: torch finds no GPU, and the package nvtx is not installed"
+            "%s is set, but no ranges can be made: torch finds no GPU, and the package nvtx is not installed"
             " (pip install nvtx)", _VARIABLE,
         )  # fmt: skip
         return lambda _: None, lambda: None

@@ -145,10 +145,11 @@ class WaitLimits:
 
     def __post_init__(self) -> None:
         if self.warn_after is not None and not self.warn_after > 0:
-            raise OptionError(f"warn_after must be seconds above 0, got {self.warn_after!r}")
+            raise OptionError(f"warn_after must be a number of seconds above 0, got {self.warn_after!r}")
         if self.warn_waiting is not None and not 0 < self.warn_waiting <= 1:
             raise OptionError(
-                f"warn_waiting must be a part of an epoch, above 0 and up to 1, got {self.warn_waiting!r}"
+                "warn_waiting must be a fraction of an epoch, above 0 and at most 1, got "
+                f"{self.warn_waiting!r}"
             )
 
     def warning(self, times: EpochTimes, stages: Mapping[str, float] | None = None) -> str | None:

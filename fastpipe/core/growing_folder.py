@@ -45,7 +45,7 @@ def opened_folder(out: Path) -> Iterator[str]:
         try:
             path = stack.enter_context(folder_below(folder.parent, folder.name))
         except NotADirectoryError as error:
-            raise OptionError(f"{folder} is a link, or no folder: move it away") from error
+            raise OptionError(f"{folder} is a link, or not a folder: move it away") from error
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
         try:
             why = who_else_may_write(descriptor, os.fstat(descriptor))
@@ -53,7 +53,7 @@ def opened_folder(out: Path) -> Iterator[str]:
             os.close(descriptor)
         if why:
             raise OptionError(
-                f"{folder} {why}: an unfinished copy is gone on with only if nobody else may write there. "
+                f"{folder} {why}: an unfinished copy is continued only if no other user may write there. "
                 "Move it away, or name another file; if it is yours, close it with  chmod go-w"
             )
         yield path

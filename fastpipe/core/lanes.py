@@ -43,7 +43,7 @@ _numbers = itertools.count()
 
 
 def lanes_are_possible() -> bool:
-    """Whether this system has what lanes are made of: Linux has."""
+    """Return True if this system supports lanes: Linux does."""
     return hasattr(os, "memfd_create") and hasattr(os, "posix_fallocate")
 
 
@@ -261,7 +261,8 @@ class LaneWriter:
             os.posix_fallocate(self._fds[segment], 0, size)
         except OSError as error:
             raise MemoryError(
-                f"no {size >> 20} MiB of memory for a batch on its way to the parent process ({error}): use "
+                f"no {size >> 20} MiB of shared memory for a batch that goes to the parent process "
+                f"({error}): use "
                 "smaller batches, fewer worker processes, or num_workers=0"
             ) from error
         return _map(self._fds[segment], size)

@@ -80,7 +80,9 @@ class Job:
                 themselves.
         """
         if os.getpid() != self._pid:
-            raise ClosedError("this batch was begun in the parent process, whose threads are not here")
+            raise ClosedError(
+                "this batch was started in the parent process, whose threads do not exist in this one"
+            )
         if not self._finished:
             self._until_done()
         if self._error is not None:

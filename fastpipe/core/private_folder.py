@@ -149,11 +149,12 @@ class PrivateFolder:
         if status.st_uid != os.geteuid():
             raise self._error(
                 f"the {self._called} {str(self.path)!r} belongs to user {status.st_uid}, not to user "
-                f"{os.geteuid()}, who runs this: what others can write is not read. Name a folder of your own"
+                f"{os.geteuid()}, who runs this: files that other users can write are not read. Choose a "
+                "folder of your own"
             )
         if stat.S_IMODE(status.st_mode) & 0o077:
             raise self._error(
-                f"the {self._called} {str(self.path)!r} lets other users in (mode "
+                f"the {self._called} {str(self.path)!r} is open to other users (mode "
                 f"{stat.S_IMODE(status.st_mode):04o}). Close it with:  chmod 700 {str(self.path)!r}"
             )
 

@@ -62,7 +62,7 @@ class ReadPolicy(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """How a batch is read.
+    """The settings for reading a batch.
 
     Attributes:
         start: maps samples, and their rows, to the work of reading them there.

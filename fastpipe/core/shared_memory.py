@@ -1,4 +1,4 @@
-"""How processes of a user on one machine find memory of each other's: by notes in a private folder.
+"""Memory shared by the processes of one user on one machine, found through notes in a private folder.
 
 A note says which process has what at which descriptors; these are opened through ``/proc``.  Who joins leaves
 a note as well, so what was found outlives who made it.

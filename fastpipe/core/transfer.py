@@ -24,10 +24,10 @@ def checked_device(device: Any) -> Any:
     try:
         found = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise OptionError(f"device= must be a device of torch's, got {device!r} ({error})") from None
+        raise OptionError(f"device must be a torch device, got {device!r} ({error})") from None
     if found.type == "cuda" and not torch.cuda.is_available():
         raise OptionError(
-            f"device={str(device)!r} was asked for, and torch finds no CUDA device: leave device= "
+            f"device={str(device)!r} was requested, but torch finds no CUDA device: leave device= "
             "out, or use device='cuda' if torch.cuda.is_available() else 'cpu'"
         )
     return found

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
             print_line(console, text)
         return 0
     if args.out is None:
-        raise OptionError("--out names the file to make; or look only, with --dry-run")
+        raise OptionError("--out is missing: name the file to write, or use --dry-run")
     generate(
         fn, args.rows, args.out, chunk_rows=args.chunk_rows or "auto", resume=not args.no_resume,
         max_bytes=args.max_bytes, bad_samples=args.bad_samples, **options,

@@ -642,7 +642,7 @@ class _Digests:
         if torch is None or not isinstance(value, torch.Tensor):
             return None
         if value.layout != torch.strided or value.is_quantized or value.device.type == "meta":
-            raise DigestError("of tensors only dense ones with values are known")
+            raise DigestError("only dense tensors with values are supported")
         plain = value.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
         tag = type(value).__name__, str(value.dtype), tuple(value.shape), value.requires_grad
         values = memoryview(plain.view(torch.uint8).numpy()) if plain.numel() else b""
@@ -652,7 +652,7 @@ class _Digests:
         """Return the digest of any other object by the state that pickle would save."""
         if any(one.__name__ == "KerasSaveable" for one in type(value).__mro__):
             raise DigestError(
-                "Keras writes the time into what it makes of a model; its get_weights() can be told"
+                "a saved Keras model contains the time of saving: pass its get_weights() instead"
             )
         reduce = copyreg.dispatch_table.get(type(value))
         reduced: Any = reduce(value) if reduce is not None else value.__reduce_ex__(4)

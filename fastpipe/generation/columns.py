@@ -127,7 +127,7 @@ class Schema:
         columns = []
         for name, value in named.items():
             if not isinstance(name, str) or not name or "/" in name or name == ".":
-                raise SampleError(f"{name!r} is no name of a dataset: give a string without '/'")
+                raise SampleError(f"{name!r} is not a valid dataset name: pass a string without '/'")
             columns.append(known.get(name) or _column(name, value))
         schema = cls(tuple(columns), is_dict)
         for column in columns:
@@ -199,7 +199,7 @@ def declared(wanted: Columns) -> dict[str, Column | None]:
     if wanted is None:
         return {}
     if isinstance(wanted, str) or not isinstance(wanted, (Mapping, Sequence)):
-        raise OptionError(f"columns= is names, or a mapping of names to types, got {wanted!r}")
+        raise OptionError(f"columns must be names, or a mapping of names to types, got {wanted!r}")
     specs = wanted if isinstance(wanted, Mapping) else dict.fromkeys(wanted)
     return {str(name): spec if spec is None else _declared(str(name), spec) for name, spec in specs.items()}
 
@@ -242,7 +242,8 @@ def _checked(
         h5py.h5t.py_create(dtype, logical=True)
     except (TypeError, ValueError):
         raise SampleError(
-            f"{name!r} is of {dtype}, which HDF5 has not: {_HINT}; dates as int64, arrays of strings as "
+            f"{name!r} is of {dtype}, which HDF5 does not support: {_HINT}; dates as int64, arrays of "
+            "strings as "
             "fixed-length bytes ('S16')"
         ) from None
     column = Column(name, dtype.str if dtype.names is None else repr(dtype.descr), shape, is_declared)
@@ -263,7 +264,7 @@ def _as_array(name: str, value: Any) -> npt.NDArray[Any]:
         text = f"{name!r} is {_described(value)}, of which no array can be made: {error}"
         raise SampleError(text) from error
     if array.dtype.hasobject:
-        raise SampleError(f"{name!r} is {_described(value)}, which is no array of numbers: {_HINT}")
+        raise SampleError(f"{name!r} is {_described(value)}, which is not an array of numbers: {_HINT}")
     return np.ascontiguousarray(array).reshape(array.shape)
 
 

@@ -175,7 +175,7 @@ class Finished:
         skipped, at = [], 0
         for path, head in zip(paths, heads, strict=True):
             if head[_ATTRIBUTE] != heads[0][_ATTRIBUTE]:
-                raise OptionError(f"{path} is of another job than {paths[0]}: move one of them away")
+                raise OptionError(f"{path} belongs to another job than {paths[0]}: move one of them away")
             skipped += [*range(at, head["first_row"]), *head["skipped"]]
             at = head["last_row"]
         job = Job.from_json(json.loads(heads[0][_ATTRIBUTE]))
@@ -198,7 +198,7 @@ def _head(path: Path) -> dict[str, Any]:
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
         raise OptionError(
-            f"{path} exists, and fastpipe.generate has not made it; name another file, or remove it"
+            f"{path} exists and was not made by fastpipe.generate; name another file, or remove it"
         ) from None
     return found
 
@@ -214,7 +214,8 @@ class Folder(GrowingFolder):
         is_own = has_empty_lock(self.folder) and (JOURNAL in own or len(own) == len(there))
         if there and not is_own:
             raise OptionError(
-                f"{self.folder} is not that of an unfinished job; move it away, or remove it, and try again"
+                f"{self.folder} does not belong to an unfinished job; move it away, or remove it, and try "
+                "again"
             )
 
     def clear(self) -> None:
@@ -585,7 +586,7 @@ def name_files(out: Path, layout: Layout, journal: Journal, old: Sequence[Path])
     if not journal.is_naming:
         taken = [path for path in paths if os.path.lexists(path) and path not in old]
         if taken:
-            raise OptionError(f"{taken[0]} has come meanwhile; move it away, and call again")
+            raise OptionError(f"{taken[0]} was created meanwhile; move it away, and call again")
         journal.name()
     for number, path in zip(numbers, paths, strict=True):
         compact, made = layout.folder / f"{number:05d}{_COMPACT}", data_file(layout.folder, number)

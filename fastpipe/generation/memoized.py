@@ -164,7 +164,9 @@ class Memoized(Generic[P, T]):
 
     def _folder(self) -> PrivateFolder:
         if not hasattr(os, "geteuid"):
-            raise CacheError("memoize keeps nothing on this system, whose folders cannot be closed to others")
+            raise CacheError(
+                "memoize stores nothing on this system, because folders cannot be closed to other users"
+            )
         return PrivateFolder(self._dir)
 
     def _wanted(self, folder: PrivateFolder, bound: inspect.BoundArguments) -> Header:
@@ -220,7 +222,9 @@ def _checked_signature(fn: Callable[..., Any]) -> inspect.Signature:
     is_generator = inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn)
     if is_generator or inspect.iscoroutinefunction(fn):
         kind = "generator" if is_generator else "coroutine"
-        raise OptionError(f"memoize keeps what a function returns, got a {kind}: return a list or an array")
+        raise OptionError(
+            f"memoize stores the value that a function returns, got a {kind}: return a list or an array"
+        )
     try:
         return inspect.signature(fn)
     except (TypeError, ValueError) as error:
@@ -286,7 +290,8 @@ def _digests(
             digests[argument] = value_digest(value, _code)
         except DigestError as error:
             raise OptionError(
-                f"memoize cannot tell argument {argument!r} of {name!r} from other values: {error}. It is a "
+                f"memoize cannot distinguish argument {argument!r} of {name!r} from other values: {error}. "
+                "It is a "
                 f"{type(value).__module__}.{type(value).__qualname__}: pass what it is made from (numbers, "
                 "arrays, a path), and make it inside the function"
             ) from error

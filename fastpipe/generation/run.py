@@ -191,23 +191,23 @@ class Options:
 
     def __post_init__(self) -> None:
         if not callable(self.function):
-            raise OptionError(f"fn= is a function fn(index, rng), got {type(self.function).__name__}")
+            raise OptionError(f"fn must be a function fn(index, rng), got {type(self.function).__name__}")
         workers = None if self.workers == "auto" else self.workers
         for name, value, least in (
             ("n", self.rows, 1), ("seed", self.seed, 0), ("chunk_rows", self.chunk_rows, 1),
             ("max_bytes", self.max_bytes, 1), ("workers", workers, 0),
         ):  # fmt: skip
             if value is not None and (not isinstance(value, int) or value < least):
-                raise OptionError(f"{name}= is a whole number from {least}, got {value!r}")
+                raise OptionError(f"{name} must be a whole number from {least}, got {value!r}")
         if self.policy not in get_args(Policy):
-            raise OptionError(f"bad_samples= is one of {get_args(Policy)}, got {self.policy!r}")
+            raise OptionError(f"bad_samples must be one of {get_args(Policy)}, got {self.policy!r}")
         if self.executor not in (None, *get_args(Kind)) and not hasattr(self.executor, "submit"):
             raise OptionError(
-                "executor= is 'processes', 'threads', or a concurrent.futures.Executor, got "
+                "executor must be 'processes', 'threads', or a concurrent.futures.Executor, got "
                 f"{self.executor!r}"
             )
         if self.resume not in (True, False, "changed"):
-            raise OptionError(f"resume= is True, False or 'changed', got {self.resume!r}")
+            raise OptionError(f"resume must be True, False or 'changed', got {self.resume!r}")
         if self.seeds_globals and self.executor == "threads" and self.workers not in (0, 1):
             raise OptionError(
                 "seed_globals=True with executor='threads': threads share the global generators; give "
@@ -411,7 +411,7 @@ class Run:
             return None
         path, job, rows = finished.paths[0], finished.job, self._options.rows
         if not self._options.resume:
-            raise OptionError(f"{path} exists; remove it to make it anew, or name another file")
+            raise OptionError(f"{path} exists; remove it to generate it again, or name another file")
         found = self._differences(job)
         if found:
             remedy = "Name another file, or remove it" + (_ACCEPT if job.code != self._code.digest else "")
@@ -446,7 +446,7 @@ class Run:
         removed = f"which removes {_rows_of(journal.blocks):,} rows"
         if journal.job is None:
             text = "is of a job, and its journal, which says of which, is damaged"
-            raise GenerationError(f"{folder} {text}. Begin anew with resume=False, {removed}")
+            raise GenerationError(f"{folder} {text}. Start again with resume=False, {removed}")
         job = Job.from_json(journal.job)
         found = self._differences(job)
         if not found and job.rows > rows:
@@ -454,8 +454,8 @@ class Run:
         if found:
             accept = _ACCEPT if job.code != self._code.digest else ""
             raise GenerationError(
-                f"{folder} is of a job that was not finished, and {', '.join(found)}. Go on with the "
-                f"arguments that it was begun with; or begin anew with resume=False, {removed}{accept}"
+                f"{folder} belongs to an unfinished job, but {', '.join(found)}. Continue with the "
+                f"arguments that it was started with; or start again with resume=False, {removed}{accept}"
             )
         return replace(job, code=self._code.digest, parts=self._code.parts)
 

@@ -87,7 +87,7 @@ class Header:
         """Read a header; raise a ValueError or TypeError if it is invalid."""
         found = cls(**json.loads(content))
         if not all(isinstance(one, dict) for one in (found.parts, found.arguments, found.data)):
-            raise ValueError("it is no header")
+            raise ValueError("it has no valid header")
         return found
 
 
@@ -122,11 +122,9 @@ class Entries:
         except (EntryError, MemoryError):
             raise
         except Exception as error:
-            raise EntryError(
-                f"what is inside cannot be made again: {type(error).__name__}: {error}"
-            ) from error
+            raise EntryError(f"its value cannot be loaded: {type(error).__name__}: {error}") from error
         if header.key != key or header.name != self._name:
-            raise EntryError("it is the entry of another call, under this one's name")
+            raise EntryError("it is the entry of another call under this call's name")
         return header, value
 
     def store(self, header: Header, value: object, *, pickled: bool) -> None:
@@ -189,7 +187,9 @@ def _read_prefix(file: BinaryIO) -> tuple[bytes, bytes]:
     magic, kind, check = _PREFIX.unpack(file.read(_PREFIX.size).ljust(_PREFIX.size))
     if magic != _MAGIC:
         is_other = magic.startswith(_ANY_MAGIC)
-        raise EntryError("another version of fastpipe wrote it" if is_other else "it is no entry, or damaged")
+        raise EntryError(
+            "another version of fastpipe wrote it" if is_other else "it is not an entry, or it is damaged"
+        )
     if kind not in (_PLAIN, _SEALED):
         raise EntryError("it is damaged")
     return kind, check
@@ -216,7 +216,7 @@ def _read_checked(file: BinaryIO, kind: bytes, expected: bytes) -> tuple[bytes, 
     if left or not hmac.compare_digest(check.digest(), expected):
         what = "checksum is wrong: it is damaged"
         raise EntryError(
-            f"its {what if kind == _PLAIN else 'seal is wrong: it is damaged, or not of this user'}"
+            f"its {what if kind == _PLAIN else 'signature is wrong: it is damaged, or another user wrote it'}"
         )
     return header, blobs
 
@@ -363,7 +363,7 @@ class _Reader(pickle._Unpickler):
         try:
             return super().load()
         except KeyError as error:  # an opcode that Python's own values do not use, such as a class's name
-            raise EntryError("it needs pickle, and its seal is missing") from error
+            raise EntryError("it needs pickle, but its signature is missing") from error
 
     def persistent_load(self, found: Any) -> Any:
         kind, *content = found
@@ -545,7 +545,7 @@ def _locked(folder: PrivateFolder, name: str) -> int:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 entry = name.removesuffix(_LOCK_SUFFIX)
-                _log.info("%s: somebody else computes it just now, and is waited for", entry)
+                _log.info("%s: another process is computing it; waiting for it", entry)
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             with contextlib.suppress(FileNotFoundError):  # it was removed during the wait
                 is_alone = os.path.samestat(folder.stat(name), os.fstat(descriptor))

@@ -53,7 +53,7 @@ class Done:
         content, crc = self.sent
         if zlib.crc32(content) != crc:
             rows = f"rows {self.stored.first} to {self.stored.last - 1}"
-            raise ValueError(f"{rows} did not arrive as {self.who[0]} has sent them: checksums differ")
+            raise ValueError(f"{rows} did not arrive as {self.who[0]} sent them: checksums differ")
         block: Block = pickle.loads(content)
         return block
 

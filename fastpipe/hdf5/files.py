@@ -145,9 +145,11 @@ def _dataset(file: Any, name: str, shown: str) -> Any:
     try:
         found.dtype  # noqa: B018
     except TypeError as error:
-        raise OptionError(f"{shown}: the elements of {name!r} are of a type that NumPy has not") from error
+        raise OptionError(
+            f"{shown}: the elements of {name!r} have a type that NumPy does not support"
+        ) from error
     if found.shape is None:
-        raise OptionError(f"{shown}: {name!r} is empty: it has no values, nor a shape")
+        raise OptionError(f"{shown}: {name!r} is empty: it has neither values nor a shape")
     if not found.shape:
         raise OptionError(f"{shown}: {name!r} is a single value, without samples")
     return found
@@ -162,7 +164,7 @@ def _check_samples(datasets: Sequence[Any], names: Sequence[str], sample_dims: i
         if dataset.ndim < sample_dims:
             raise OptionError(
                 f"{shown}: {name!r} has {dataset.ndim} dimensions, and sample_dims={sample_dims} of them "
-                "were to count samples"
+                "should count samples"
             )
     leads = {name: tuple(dataset.shape[:sample_dims]) for name, dataset in zip(names, datasets, strict=True)}
     if len(set(leads.values())) > 1:

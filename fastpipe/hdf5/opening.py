@@ -83,7 +83,7 @@ def _why_not_opened(error: Exception, path: str, shown: str) -> Exception:
         if number in (errno.EAGAIN, errno.EACCES):
             return HDF5Error(
                 f"{shown} is open for writing elsewhere: close it there, or set HDF5_USE_FILE_LOCKING=FALSE "
-                "if nobody writes to it any more"
+                "if no process writes to it any more"
             )
         return HDF5Error(
             f"{shown} cannot be locked ({text}): if its file system has no locks, set "
@@ -97,7 +97,7 @@ def _why_not_opened(error: Exception, path: str, shown: str) -> Exception:
             "killed and no process writes to it any more, remove the mark with  h5clear -s FILE"
         )
     if not is_hdf5(path):
-        return HDF5Error(f"{shown} is no HDF5 file")
+        return HDF5Error(f"{shown} is not an HDF5 file")
     if "truncated file" in text:
         return HDF5Error(f"{shown} cannot be opened, it may be cut off: {text}")
     version = h5py.version.hdf5_version
@@ -129,7 +129,7 @@ def _meaning(error: Exception, where: str, damaged: type[HDF5Error], dataset: An
     if is_elsewhere or (is_of_machine(error) and isinstance(error, OSError)):
         return _with_place(error, where)
     if isinstance(error, MemoryError) or any(words in text.lower() for words in _NO_MEMORY):
-        return HDF5Error(f"{where} cannot be read: it says that it takes more memory than there is ({text})")
+        return HDF5Error(f"{where} cannot be read: it claims a size that exceeds the memory ({text})")
     if _NO_OTHER_FILE in text:
         return HDF5Error(f"{where}: its values are in another file, which cannot be opened ({text})")
     steps = missing_filters(dataset) if dataset is not None and isinstance(error, OSError) else []
@@ -301,7 +301,7 @@ def _check_links(file: Any, name: bytes, shown: str, most: int = 16) -> None:
             other = os.fsdecode(file.id.links.get_val(place)[0])
             path = os.path.join(os.path.dirname(file.filename), other)
             if os.path.exists(path) and not os.path.isfile(path):
-                raise HDF5Error(f"{shown}: {os.fsdecode(name)!r} is a link into {path}, which is no file")
+                raise HDF5Error(f"{shown}: {os.fsdecode(name)!r} is a link into {path}, which is not a file")
             return
         if kind == h5py.h5l.TYPE_SOFT:
             target = file.id.links.get_val(place)

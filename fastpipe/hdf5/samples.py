@@ -293,7 +293,7 @@ class H5pyRows:
     def values(self, index: int) -> list[Any]:
         length = len(self)
         if not -length <= index < length:
-            raise IndexError(f"sample {index} of a dataset of {length}")
+            raise IndexError(f"sample index {index} is out of range for a dataset of {length} samples")
         position = index % length
         ((number, _),) = self._files.located(np.array([position]))
         one, first = self._files.files[number], int(self._files.firsts[number])

@@ -56,7 +56,7 @@ class Described(NamedTuple):
 
 
 class Arriving(NamedTuple):
-    """How images of a batch that are objects of a store are fetched."""
+    """The way in which a batch's images are fetched from a store."""
 
     states: npt.NDArray[np.uint64] | None  # (N, 5): objects and their versions; None without a cache
     away: Sequence[int]  # numbers of objects that are not on this machine yet; other paths are files
@@ -228,7 +228,7 @@ class ImageBatch(PendingBatch):
 
     @property
     def _is_done_then(self) -> bool:
-        """Whether the engine writes samples to their final memory."""
+        """True if the engine writes samples to their final memory."""
         return self._then is not None or (self.memory is not None and self._finish is None)
 
     def _make_left(self, place: int) -> None:

@@ -185,8 +185,10 @@ class DaliDecoder:
                 self._failures += 1
                 if self._failures == _MOST_FAILURES:  # the error is not about the files
                     _log.warning(
-                        "DALI has failed for %d images one after the other, and is not asked again: they are "
-                        "decoded without it. The last error: %s", _MOST_FAILURES, text,
+                        "DALI has failed for %d images one after the other, and is no longer used: images "
+                        "are "
+                        "decoded without it. The last error: %s",
+                        _MOST_FAILURES, text,
                     )  # fmt: skip
                 return
             middle = len(numbers) // 2

@@ -129,7 +129,7 @@ def decodes_as_pillow() -> bool:
             found = native.decode(file.getvalue(), top, left, height, width)
             if found is None or not np.array_equal(found, expected[top : top + height, left : left + width]):
                 _log.warning(
-                    "Pillow %s decodes JPEGs otherwise than libjpeg-turbo %s, with which fastpipe was "
+                    "Pillow %s decodes JPEGs differently from libjpeg-turbo %s, with which fastpipe was "
                     "compiled; so Pillow decodes all images, which is slower",
                     pillow.__version__, native.jpeg_version(),
                 )  # fmt: skip

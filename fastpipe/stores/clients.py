@@ -197,7 +197,7 @@ def answer_error(path: str, at: str, status: int, code: str = "") -> OSError:
     said = f"{status} {code}".strip() if status else code
     if status in (401, 403) or code in _ACCESS_CODES:
         remedy = _REMEDY if path.startswith("s3") else _OTHER_REMEDY
-        return StoreAccessError(f"{path}: {at} does not let these credentials in ({said}). {remedy}")
+        return StoreAccessError(f"{path}: {at} refuses these credentials ({said}). {remedy}")
     if status == 404 or code.startswith("NoSuch"):
         return missing(path, at, code)
     if status == 412:
@@ -227,4 +227,4 @@ def changed(path: str, at: str) -> ObjectChangedError:
 
 
 def no_answer(path: str, at: str, reason: str) -> StoreBusyError:
-    return StoreBusyError(f"{path}: no whole answer of {at}: {reason}")
+    return StoreBusyError(f"{path}: incomplete response from {at}: {reason}")

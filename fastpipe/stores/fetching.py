@@ -111,9 +111,9 @@ class Fetcher:
             found = self.timed(key, "")
         if not self._changed:
             _log.warning(
-                "%s is not what was listed any more: it is used as it is now, and not staged. "
-                "A dataset that is made anew lists it as it is (an image folder with refresh=True). "
-                "Further such objects are not named",
+                "%s has changed since it was listed: the new object is used, but not staged. A new "
+                "dataset lists it again (an image folder with refresh=True). Further such objects are not "
+                "logged",
                 listing.path(row),
             )
         self._changed[row] = found.version
@@ -367,5 +367,5 @@ def _opened_stage(stage: Stage, listing: Listing, store: str) -> StageTable | No
             listing.digest, listing.sizes, lambda row: listing.name(row, store)
         )
     except StageError as error:
-        _log.warning("What is needed is fetched each time: %s", str(error))
+        _log.warning("Objects are fetched each time they are needed: %s", str(error))
         return None

@@ -70,7 +70,7 @@ class S3Settings:
         common = (os.environ.get(name) for name in ("AWS_REGION", "AWS_DEFAULT_REGION"))
         region = given or next(filter(None, common), None) or config.get("region") or ""
         if region and not _REGION.fullmatch(str(region)):  # the same
-            raise OptionError(f"{region!r} is no region's name, such as 'us-east-1': see to storage_options")
+            raise OptionError(f"{region!r} is not a region name, such as 'us-east-1': check storage_options")
         return cls(options, str(endpoint or "").rstrip("/"), str(region), bool(given))
 
     @property

@@ -305,7 +305,7 @@ class StageFolder:
         if not self.is_broken and not self.locks.is_closed:
             self.is_broken = True
             _log.warning(
-                "The stage %r cannot be written to or read: %s. What is not there is fetched each time",
+                "The stage %r cannot be written to or read: %s. Objects that it lacks are fetched each time",
                 self.path, error.strerror or str(error),
             )  # fmt: skip
 

@@ -224,8 +224,8 @@ def staged_files(
     if stage is None:
         if any(urls):
             raise OptionError(
-                f"{first!r} is read in many places, so it must be copied near first: give stage= a folder "
-                "on a local disk"
+                f"{first!r} is read at many places and must be staged first: pass stage= with a folder on "
+                "a local disk"
             )
         return None
     # Beside URLs a path is local; without URLs it is a file on a network or a mount.

@@ -352,7 +352,7 @@ class StageTable:
         if path is None:
             raise StageError(
                 f"the stage {where!r} has no room for a file of {nbytes:,} bytes: it may hold "
-                f"{self._folder.max_bytes:,}, and what is in use stays. Give it a larger max_bytes, "
+                f"{self._folder.max_bytes:,}, and files in use are kept. Give it a larger max_bytes, "
                 "free the disk, or name a folder on a larger one"
             )
         return path

@@ -113,7 +113,7 @@ def hdf5_dataset(
 
     form = Form.of(keys)
     if labels is not None and not isinstance(labels, str):
-        raise OptionError(f"labels= is the path of a dataset in the file, got {labels!r}")
+        raise OptionError(f"labels must be the path of a dataset in the file, got {labels!r}")
     names = form.names if labels is None else (*form.names, labels)
     samples = HDF5Samples(
         _this_process, path, list(names), sample_dims=sample_dims, cache=cache, bad_samples=bad_samples,
@@ -254,7 +254,7 @@ def _this_process(threads: int | str, name: str) -> Process:
 def _arrays_dataset(stream: _ArrayStream, is_single: bool, augment: Callable[..., Any] | None) -> Dataset:
     if isinstance(augment, Augment) and not stream.form.suits_augment:
         raise OptionError(
-            "an Augment changes inputs, and hands labels through: name two datasets, or labels="
+            "an Augment changes inputs and passes labels through: name two datasets, or pass labels="
         )
     made = stream_dataset(stream, is_single, augment)
     reference = partial(_reference, stream, is_single)
@@ -390,7 +390,7 @@ class _ArrayForm:
 
     @property
     def suits_augment(self) -> bool:
-        """Whether an element is inputs, or a pair of inputs and labels."""
+        """True if an element is inputs, or a pair of inputs and labels, so that an Augment can change it."""
         return self._has_labels or self._form.kind != "tuple" or len(self.values) == 2
 
     def batch(self, arrays: Sequence[npt.NDArray[Any]]) -> Any:

@@ -82,7 +82,9 @@ class Dataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow ships no typ
             OptionError: the engine is ``"graph"``, which does not number epochs.
         """
         if self._about.stream is None:
-            raise OptionError("set_epoch needs engine='threads': TensorFlow's shuffle cannot go to an epoch")
+            raise OptionError(
+                "set_epoch needs engine='threads': TensorFlow's shuffle cannot start at a given epoch"
+            )
         self._about.stream.set_epoch(epoch)
 
 
@@ -147,7 +149,7 @@ def _batches(stream: Stream, augment: Augment | None) -> Any:
     def elements() -> Iterator[Any]:
         found = living()
         if found is None:
-            raise ClosedError("a dataset was iterated over that nobody refers to any more: keep a reference")
+            raise ClosedError("the dataset was deleted before it was iterated over: keep a reference to it")
         _reuse_freed_memory()
         with closing(found.next_epoch()) as batches:
             while True:

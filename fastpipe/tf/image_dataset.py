@@ -385,7 +385,7 @@ def _check_scale(column: Column, output: str) -> None:
     """Raise an error for a scale that does not fit the images' dtype or exceeds its largest number."""
     of = f" of {column.name!r}" if column.name else ""
     if column.rescale is not None and output == "uint8":
-        raise OptionError(f"rescale= makes floats: it cannot go with output='uint8'{of}")
+        raise OptionError(f"rescale= gives floats and cannot be combined with output='uint8'{of}")
     scale, offset = column.rescale or (1.0, 0.0)
     ends = np.array([offset, 255 * scale + offset])
     if output != "uint8" and unheld(ends, np.dtype(output)).any():

@@ -289,7 +289,7 @@ def _modalities(options: RowOptions) -> dict[str, Modality]:
     if not options.modalities:
         raise OptionError("modalities={} has none: name at least one image, or leave the argument out")
     if options.modality.boxes is not None:
-        raise OptionError("with modalities=, boxes are said for each of them: {'name': {'boxes': …}}")
+        raise OptionError("with modalities=, pass boxes for each of them: {'name': {'boxes': …}}")
     return {
         str(name): Modality.of(str(name), value).over(options.modality)
         for name, value in options.modalities.items()
@@ -331,7 +331,7 @@ def _given_labels(table: Table, options: RowOptions) -> npt.NDArray[Any] | list[
     if are_names and len(labels) and all(one in table for one in labels):
         if len(labels) == len(table):
             raise OptionError(
-                f"labels={labels!r} are names of columns, and as many as there are rows: give an array "
+                f"labels={labels!r} are column names, but as many as there are rows: give an array "
                 "of labels, or table[names] for columns"
             )
         return table.stack(labels, "labels=")

@@ -80,7 +80,7 @@ class Stream(ABC):
 
     @property
     def has_code(self) -> bool:
-        """Whether the thread that takes a batch calls functions of the script.
+        """True if the thread that takes a batch calls functions of the script.
 
         Their inputs must depend only on the batches that were delivered, so no batch is taken ahead.
         """
@@ -213,7 +213,7 @@ def shard_of(shard: object, *, is_shuffled: bool, seed: int | None) -> Shard | N
         shard = Shard(shard.input_pipeline_id, shard.num_input_pipelines, "eval")
     elif not isinstance(shard, Shard):
         raise OptionError(
-            f"shard= is a fastpipe.Shard, 'auto', a tf.distribute.InputContext or None, got {shard!r}"
+            f"shard must be a fastpipe.Shard, 'auto', a tf.distribute.InputContext or None, got {shard!r}"
         )
     if shard.world == 1:
         return None

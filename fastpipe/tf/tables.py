@@ -205,8 +205,8 @@ def _indices(labels: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
     if is_bad.any():
         row = int(np.flatnonzero(is_bad)[0])
         raise OptionError(
-            f"row {row} has the label {labels[row].item()!r}, which is no place among {count} classes, "
-            "counted from 0, as label_mode='categorical' needs: name the classes in class_names=, or use "
+            f"row {row} has the label {labels[row].item()!r}, which is not an index of the {count} "
+            "classes, as label_mode='categorical' needs: name the classes in class_names=, or use "
             "label_mode='int'"
         )
     return labels.astype(np.int64)

@@ -136,7 +136,7 @@ class EpochTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships
         if warning is not None:
             _log.warning("%s", warning)
         if not self._is_watching and epoch == 0:
-            _log.info("what it waited for data is known of model.fit(timer.watch(dataset), …)")
+            _log.info("the time spent waiting for data is known for model.fit(timer.watch(dataset), …) only")
         if self._writer is not None:
             self._write(times)
 

@@ -166,11 +166,11 @@ class _Sizes:
             return
         while 2 * size <= largest and 2 * size not in self.trials:
             if perf_counter() > self._until:
-                self.notes.append(f"nothing above {size} was tried: the time was over")
+                self.notes.append(f"no larger size than {size} was tried: the time limit was reached")
                 return
             rates = [one.rate for one in sorted(self.trials.values(), key=lambda one: one.size) if one.step_s]
             if len(rates) > 2 and max(rates[-2:]) < rates[-3] * (1 + _EQUAL):
-                self.notes.append(f"nothing above {size} was tried: it would not be faster")
+                self.notes.append(f"no larger size than {size} was tried: it would not be faster")
                 return
             if self._try(2 * size).step_s is None:
                 break

@@ -68,7 +68,9 @@ def _of_fast(watched: Watched, cores: int) -> Iterator[Candidate]:
     ]  # fmt: skip
     for workers in dict.fromkeys((0,) if why_no_processes() else (cores, 0)):
         if workers != now and is_map_style(loader.dataset):
-            who = "so many processes make batches" if workers else "threads of this process make the batches"
+            who = (
+                "that many processes make batches" if workers else "threads of this process make the batches"
+            )
             options = {"num_workers": workers, "workers": "processes"} if workers else {"workers": "threads"}
             what = " and ".join(f"{name}={value!r}" for name, value in options.items())
             ways.append((what, who, workers, options))
@@ -85,7 +87,7 @@ def _by_threads(watched: Watched, cores: int) -> Iterator[Candidate]:
     if hasattr(data, "use_multiprocessing") and not is_parallel(data) and cores > 1:
         yield Candidate(
             f"workers={cores} of {type(data).__name__}, by super().__init__(workers={cores})",
-            f"one thread makes its batches, and there are {cores} cores; measured on your data",
+            f"one thread makes its batches; there are {cores} cores; measured on your data",
             functools.partial(batches_by_threads, data, cores), cores,
         )  # fmt: skip
 
@@ -98,13 +100,13 @@ def _workers(watched: Watched, costs: LoaderCosts, cores: int) -> Iterator[Candi
     workers, idle = loader.num_workers, costs.read_idle_s / max(costs.wall_s, 1e-9)
     if costs.delay_share > _WAITS and workers > cores:
         wanted = cores
-        why = f"of a batch's time workers wait {costs.delay_share:.0%} for one of {cores} cores"
+        why = f"of a batch's time, workers wait {costs.delay_share:.0%} for one of {cores} cores"
     elif idle > _WAITS and workers < _MOST_WORKERS:
         wanted = min(_MOST_WORKERS, 4 * max(workers, cores))
-        why = f"a batch waits {idle:.0%} of its time for storage"
+        why = f"a batch spends {idle:.0%} of its time waiting for storage"
     elif workers < cores:
         wanted = cores
-        why = f"so many processes make batches, and there are {cores} cores"
+        why = f"that many processes make batches on {cores} cores"
         if not workers:
             why = "the step and the loader take turns"
     else:
@@ -119,8 +121,8 @@ def _workers_of_stream(watched: Watched, cores: int) -> Iterator[Candidate]:
         yield _with_workers(watched, 1, why)
     if max(1, workers) < cores and knows_workers(watched.loader.dataset):
         why = (
-            f"so many processes make batches, and there are {cores} cores; its code asks for "
-            "get_worker_info(), by which it has to give each of them other samples"
+            f"that many processes make batches on {cores} cores; the dataset calls get_worker_info(), so it "
+            "must give each of them different samples"
         )
         yield _with_workers(watched, cores, why)
 

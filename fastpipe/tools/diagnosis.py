@@ -109,7 +109,7 @@ class Diagnosis:
         try:
             self._alone = alone(begin, skipped, self._seconds)
         except Exception as error:
-            _log.warning("what it trains on is not measured alone: %s", _text_of(error))
+            _log.warning("the dataset is not measured alone: %s", _text_of(error))
         finally:
             witness.close()
         if self._alone is None:
@@ -152,9 +152,9 @@ class Diagnosis:
         if waits_little or self._alone.batch_s > _FAST * report.base_s or report.step_s < GAIN * together:
             return ""
         return (
-            f"the loader alone makes a batch in {in_duration(self._alone.batch_s)}, a step with data at once "
-            f"takes {in_duration(report.base_s)}, and yet it waits {in_duration(report.wait_s)}: some "
-            "batches take longer than those ahead last"
+            f"the loader alone makes a batch in {in_duration(self._alone.batch_s)}, a step with data ready "
+            f"takes {in_duration(report.base_s)}, but it waits {in_duration(report.wait_s)}: some batches "
+            "take longer than the prefetched ones last"
         )
 
     def next_phase(self, watch: Watch, loader: Any) -> Iterator[Any] | None:
@@ -245,7 +245,7 @@ class Diagnosis:
     def _cases(self, report: Report) -> Iterator[Part]:
         if report.instant_s is None:
             return
-        yield Part("with data at once", report.base_s)
+        yield Part("with data ready", report.base_s)
         if self._alone is not None and self._costs.wall_s:
             for name, costs in (
                 ("without decoding", self._costs.without(READ, DECODE)),
@@ -290,7 +290,7 @@ class Diagnosis:
         if before < GAIN * self._later_s:
             return ""
         return (
-            f"; a step with data at once takes {in_duration(self._later_s)} in a process with it, and "
+            f"; a step with data ready takes {in_duration(self._later_s)} in a process with it, and "
             f"{in_duration(before)} before that"
         )
 
@@ -300,7 +300,7 @@ class Diagnosis:
             if tried is None or self._report().step_s > GAIN * tried:
                 yield Advice(candidate.what, candidate.why + self._later(), seconds, tried)
             else:
-                _log.info("tried, and of no use: %s: %s a step", candidate.what, in_duration(tried))
+                _log.info("tried, without effect: %s: %s a step", candidate.what, in_duration(tried))
         assert self._watched is not None
         for change in self._changes:
             yield from change.advice(self._watched, self._step_beside)

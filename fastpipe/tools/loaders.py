@@ -270,7 +270,7 @@ class Watch:
 
 
 def _no_loop(loader: Any) -> Loop:
-    raise RuntimeError("nothing is watched any more")
+    raise RuntimeError("no loader is watched any more")
 
 
 def patched(owner: Any, **functions: Any) -> Callable[[], None]:

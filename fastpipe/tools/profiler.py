@@ -138,7 +138,7 @@ def profile(
     if isinstance(loader, WatchedLoader):
         loader = loader.loader
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
-        raise OptionError(f"profile needs something that has batches, such as a DataLoader, got {loader!r}")
+        raise OptionError(f"profile needs an iterable of batches, such as a DataLoader, got {loader!r}")
     if hasattr(loader, "__next__"):
         raise OptionError(
             f"a {type(loader).__name__} can be iterated once only: give what it was made from, such as a "
@@ -316,18 +316,20 @@ def _script_advice(report: Report) -> Iterator[Advice]:
         yield Advice(
             "profile one of its processes: let the script train in its own, as with one of torchrun's by "
             "torchrun --nproc_per_node 1 --no-python fastpipe profile SCRIPT",
-            "what multiprocessing or subprocess starts runs beside this",
+            "processes started by multiprocessing or subprocess are not observed",
         )
     elif report.is_outside_bound:
         name, seconds = report.outside[0]
         unseen = "" if report.loader else (
-            ". If it trains, its loop was not seen: that has to be over a DataLoader or a tf.data.Dataset, "
+            ". If it trains, its loop was not recognised: it has to iterate over a DataLoader or a "
+            "tf.data.Dataset, "
             "or model.fit of a dataset or generator; or use report = fastpipe.profile(batches, step)"
         )  # fmt: skip
         yield Advice(
-            f"if {name} makes samples, make them once, by all cores, with fastpipe.generate; or keep what it "
-            f"makes with fastpipe.memoize{unseen}",
-            f"{seconds:.1f} of the script's {report.seconds:.1f} s go there, outside of loops over loaders",
+            f"if {name} makes samples, make them once, on all cores, with fastpipe.generate; or cache its "
+            f"results with fastpipe.memoize{unseen}",
+            f"{seconds:.1f} of the script's {report.seconds:.1f} s are spent there, outside of loops over "
+            "loaders",
         )
 
 
@@ -429,7 +431,7 @@ def _limited(seconds: float, run: _Run) -> Iterator[None]:
 EPILOG = """\
 SCRIPT runs as python SCRIPT ARGUMENTS would, and is ended when its training loop has been
 measured, after a minute at most. For a while the loop gets the same batch again and again,
-which shows how long a step takes without waiting: the trained weights are not worth keeping.
+which shows how long a step takes without waiting: do not keep the trained weights.
 Then other settings and fastpipe's loaders are measured on the same data.
 
 exit codes: 0 done, 1 an error of the script's own, 2 bad input, 130 interrupted
@@ -493,7 +495,9 @@ def _tell(report: Report, args: argparse.Namespace, console: Console, progress: 
 def _leave(args: argparse.Namespace, console: Console, progress: Progress, report: Report) -> NoReturn:
     try:
         _tell(report, args, console, progress)
-        progress.done(f"{args.script} goes on whatever ends it, as after 'except:', and was left")
+        progress.done(
+            f"{args.script} catches every exception, for example with 'except:', and was left running"
+        )
         sys.stdout.flush()
         sys.stderr.flush()
     finally:

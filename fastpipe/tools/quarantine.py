@@ -254,8 +254,8 @@ class Quarantine:
                 why = files.who_else_may_write(folder, status, root_may=True)
                 if why:
                     raise OptionError(
-                        f"{path} {why}: whoever writes there says what is moved where. Name another folder; "
-                        f"or look at what {LIST} says, and make both yours alone, with  chown  and  "
+                        f"{path} {why}: users who can write there decide what is moved where. Name another "
+                        f"folder; or check {LIST}, and take sole ownership of both with  chown  and  "
                         f"chmod go-w {shlex.quote(self.folder)} {shlex.quote(listed)}"
                     )
         finally:
@@ -337,8 +337,8 @@ def rename(found: Findings, progress: Progress) -> Done:
         done.renamed.append((name, os.path.splitext(name)[0] + endings[0]))
     if found.corrupt:
         done.notes.append(
-            f"not repaired: {counted(len(found.corrupt), 'corrupt file')}. What is missing of an image, such "
-            "as the end of a truncated JPEG, cannot be had back"
+            f"not repaired: {counted(len(found.corrupt), 'corrupt file')}. Missing data, such as the end "
+            "of a truncated JPEG, cannot be restored"
         )
     return done
 

@@ -173,8 +173,8 @@ class Report(TextReport):
         """The result in one sentence."""
         if self.is_elsewhere:
             return (
-                f"no loop was seen: in {self.seconds:.1f} s processes that the script starts have used "
-                f"{self.elsewhere_s:.1f} s of processor, and nothing is looked at in them"
+                f"no loop was seen: in {self.seconds:.1f} s, processes started by the script used "
+                f"{self.elsewhere_s:.1f} s of CPU time, and these are not observed"
             )
         if self.is_outside_bound:
             name, seconds = self.outside[0]
@@ -187,12 +187,13 @@ class Report(TextReport):
             return f"no step was measured{ran}: {self.loader.kind} gave too few batches"
         if self.is_opaque and self.instant_s is None:
             return (
-                f"not known: {self.steps} steps of {in_duration(self.step_s)} were seen, and none with data "
-                "at once; fastpipe profile SCRIPT measures that, in more steps or with --limit for longer"
+                f"not known: {self.steps} steps of {in_duration(self.step_s)} were seen, but none with "
+                "data ready; fastpipe profile SCRIPT measures them, if there are more steps or with a "
+                "longer --limit"
             )
         if not self.is_loader_bound:
             return (
-                f"stall {self.stall_share:.0%}: your loader is not the problem. With data at once a step "
+                f"stall {self.stall_share:.0%}: your loader is not the problem. With data ready a step "
                 f"takes {in_duration(self.base_s)} of {in_duration(self.step_s)}"
             )
         parts = ", ".join(f"{part.seconds / self.step_s:.0%} {part.name}" for part in self.stall[:4])
@@ -204,8 +205,8 @@ class Report(TextReport):
         if self.advice or self.alone is None or not self.is_loader_bound:
             return ""
         return (
-            "no advice: nothing that fastpipe could measure in its place is faster; where a batch's "
-            "time goes, is above"
+            "no advice: no alternative that fastpipe measured is faster; the stages of a batch are listed "
+            "above"
         )
 
     def effect(self, advice: Advice) -> str:
@@ -226,7 +227,7 @@ class Report(TextReport):
             if seconds > _TOLD * self.seconds:
                 yield f"{seconds:.1f} s outside of loops over loaders: {name}"
         if self.is_cut_short:
-            yield f"the script was ended after {self.seconds:.0f} s; what it has trained is not worth keeping"
+            yield f"the script was ended after {self.seconds:.0f} s; do not keep the model that it trained"
 
     def _loop_lines(self, loader: LoaderNote) -> Iterator[str]:
         size = "" if loader.batch_size is None else f", batches of {loader.batch_size}"
@@ -238,7 +239,7 @@ class Report(TextReport):
         yield f"a step takes {in_duration(self.step_s)}{'' if self.is_opaque else split}"
         if self.device_wait_s is not None and self.device_busy_s is not None:
             busy, wait = in_duration(self.device_busy_s), in_duration(self.device_wait_s)
-            yield f"the GPU takes {busy} for a step, and has nothing to do for {wait} before it"
+            yield f"the GPU takes {busy} for a step and is idle for {wait} before it"
         if self.copies is not None:
             took, pinned = in_duration(self.copies.as_it_is_s), in_duration(self.copies.pinned_s)
             size = in_bytes(self.copies.nbytes)
@@ -247,14 +248,14 @@ class Report(TextReport):
             yield "; ".join(f"{case.name} {in_duration(case.seconds)}" for case in self.cases)
         if self.alone is not None:
             alone, cpu_s = in_duration(self.alone.batch_s), self.alone.cpu_s
-            cpu = "" if cpu_s is None else f", of {in_duration(cpu_s)} of processor"
+            cpu = "" if cpu_s is None else f", {in_duration(cpu_s)} of CPU time"
             yield f"the loader alone makes a batch in {alone}{cpu}; {self.cores} cores"
         if self.epoch_start_s is not None:
             yield f"an epoch's first batch comes after {in_duration(self.epoch_start_s)}"
         if self.instant_s is None and self.seconds and not (self.is_cut_short or self.is_opaque):
             yield (
-                "the script was over before a step with data at once was measured: more epochs, or a smaller "
-                "--seconds, show that too"
+                "the script ended before a step with data ready was measured: use more epochs, or a "
+                "smaller --seconds"
             )
         if self.instant_s is not None and not (self.is_loader_bound or self.is_tried or self.is_opaque):
             yield (
@@ -405,7 +406,7 @@ def _cases(report: Report) -> Iterator[str]:
         f'<span class="key" style="background:{_COLOURS.get(name, _COLOURS["wait"])}"></span>{escape(name)}'
         for name in ("busy", *named)
     )
-    yield f'<div class="quiet">of the last bar:{"".join(keys)}</div>'
+    yield f'<div class="quiet">parts of the last bar:{"".join(keys)}</div>'
 
 
 def _timeline(report: Report) -> Iterator[str]:

@@ -73,7 +73,7 @@ def identity(path: str) -> Identity:
 
 def check_is_the_same(path: str, verdict: Verdict) -> None:
     if verdict.identity is None or identity(path) != verdict.identity:
-        raise OSError("it has changed since it was looked at: scan it again")
+        raise OSError("it has changed since it was examined: scan it again")
 
 
 def group_of(reason: str) -> str:
@@ -183,10 +183,10 @@ def _list(root: str) -> tuple[list[str], SampleTable, list[str]]:
         classes, table = _FLAT, scan_folder(root, {"": 0}, extensions=TORCHVISION_EXTENSIONS)
     notes = []
     if classes == _FLAT:
-        notes.append("no class folders, so ImageFolder takes none; FastImageFolder.from_samples does")
+        notes.append("no class folders, so ImageFolder finds no images; use FastImageFolder.from_samples")
     elif beside:
         some = f"{counted(beside, 'image')} beside the class folders"
-        notes.append(f"{some}, where ImageFolder does not look: not judged")
+        notes.append(f"{some}, where ImageFolder does not look: not checked")
     return classes, table, notes
 
 
@@ -286,7 +286,7 @@ def _oddities(path: str, blob: bytes, kind: str, turned: int) -> Iterator[str]:
         elif behind:
             yield f"{behind:,} bytes follow its end"
     if blob.endswith(_ZEROS):
-        yield "it ends in zeros: a copy that was not finished, or a block that was lost"
+        yield "it ends in zeros: an unfinished copy, or a lost block"
 
 
 def _orientation(blob: bytes, kind: str, opened: Callable[[], Any]) -> int:

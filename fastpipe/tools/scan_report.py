@@ -140,7 +140,7 @@ def _verdict(found: Findings, done: Done) -> str:
         return f"all {found.count:,} {found.what} can be read"
     rest = bad - len(done.moved)
     moved = f", of which {len(done.moved):,} were moved" if done.moved else ""
-    remain = f"; {rest:,} remain, on which a training would stop" if rest else ""
+    remain = f"; {rest:,} remain, at which a training run would stop" if rest else ""
     return f"{bad:,} of {found.count:,} {found.what} cannot be read{moved}{remain}"
 
 

@@ -105,7 +105,7 @@ def _fill(dataset: Any, verifies: bool, console: Console, progress: Progress) ->
     staged = f"{total - len(failed):,} images are staged"
     print_line(console, f"{staged}; {count:,} of them ({in_bytes(nbytes)}) came in {took}")
     if verifies:
-        print_line(console, f"verified: {len(damaged):,} of them were damaged, and are downloaded anew")
+        print_line(console, f"verified: {len(damaged):,} of them were damaged and are downloaded again")
     for path, error in failed[:_NAMED_AT_MOST]:
         print_line(console, f"not staged: {path}: {error}", style="red")
     if len(failed) > _NAMED_AT_MOST:
@@ -127,6 +127,6 @@ def _show(folder: str, console: Console, *, clears: bool) -> int:
     if clears:
         print_line(console, f"{opened.path}: removed {objects}")
     else:
-        used = "in use" if usage.is_used else "used by nobody now"
+        used = "in use" if usage.is_used else "not in use now"
         print_line(console, f"{opened.path}: {objects}, {used}")
     return 0

@@ -117,7 +117,8 @@ class ModelChanges:
             before, after = in_duration(self._base_s), in_duration(seconds)
             yield Advice(
                 f"{change.what}{watched.used_at.in_parentheses}",
-                f"a step with data at once takes {before} as it is, and {after} so; {change.note}",
+                f"a step with data ready takes {before} unchanged, and {after} with this change; "
+                f"{change.note}",
                 step_s(seconds), seconds,
             )  # fmt: skip
 
@@ -246,13 +247,13 @@ _CHANGES = (
     ),
     _Change(
         "mixed precision: with torch.autocast(device_type, dtype=torch.bfloat16): around model and loss",
-        "results differ by bfloat16's rounding: compare what it learns",
+        "results differ by bfloat16's rounding: compare the trained models",
         _mixed,
         lambda seen: not seen.is_mixed and any(bfloat16_is_fast(_device_of(one)) for one in seen.outermost()),
     ),
     _Change(
         "compile: model.compile(), or torch.compile(model)",
-        "results differ by rounding, and the first steps take as long as compiling does",
+        "results differ by rounding, and the first steps include compilation",
         _compiled, _may_be_compiled,
     ),
 )  # fmt: skip
@@ -342,8 +343,9 @@ class Growth:
         yield Advice(
             f"batch_size={factor * size} instead of {size}{watched.place}; "
             f"{learning_rate_rule(factor)}",
-            f"for as many samples; a step with {factor}× as many takes {then} instead of {now}, both "
-            "with data at once, and memory did for it",
+            f"for the same number of samples; a step with {factor}× as many takes {then} instead of {now}, "
+            "both "
+            "with data ready, and memory was sufficient",
             step_s(seconds / factor), seconds / factor,
         )  # fmt: skip
 

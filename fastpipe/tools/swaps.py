@@ -80,7 +80,7 @@ def of_folders(watched: Watched, costs: LoaderCosts) -> Iterator[Candidate]:
             return
         yield Candidate(
             f"let fastpipe make the batches of {dataset}: {way}{watched.place}",
-            f"measured on batches of yours, of whose time goes now: {shares}{note}",
+            f"measured on your batches, whose time is now spent on: {shares}{note}",
             fast.__iter__,
         )
 
@@ -147,14 +147,14 @@ def _with_rest(costs: LoaderCosts, what: str, source: str, fast: Any) -> Iterato
     if line is None or spent.wall <= _MUCH * costs.wall_s * 1e9:
         yield Candidate(what, f"{reading}; measured on your {source}", fast.__iter__)
         return
-    share = f"what else the dataset does to a sample takes {spent.wall / 1e9 / costs.wall_s:.0%} ({line})"
+    share = f"the dataset's other work on a sample takes {spent.wall / 1e9 / costs.wall_s:.0%} ({line})"
     yield Candidate(
-        f"{what}, with what else the dataset does as transform=",
-        f"{reading}, {share}; measured on your {source}, with that as it is", fast.__iter__, rest=spent,
+        f"{what}, with the dataset's other work as transform=",
+        f"{reading}, {share}; measured on your {source}, with that work unchanged", fast.__iter__, rest=spent,
     )  # fmt: skip
     yield Candidate(
-        f"{what}, with what else the dataset does done for whole batches, by FastLoader(augment=…)",
-        f"{reading}, {share}; measured on your {source}, without that", fast.__iter__,
+        f"{what}, with the dataset's other work done for whole batches, by FastLoader(augment=…)",
+        f"{reading}, {share}; measured on your {source}, without that work", fast.__iter__,
     )  # fmt: skip
 
 
@@ -254,8 +254,8 @@ def of_tables(watched: Watched, costs: LoaderCosts, seen: Reads, batches: int) -
     python = sum(share for stage, share in costs.shares().items() if stage != GRAPH)
     yield Candidate(
         f"read images by fastpipe: fastpipe.tf.image_dataset({', '.join(arguments)}){watched.place}",
-        f"Python takes {python:.0%} of what a batch takes; measured on {len(reads)} of your images, "
-        "without a cache; what else is done to them stays as it is",
+        f"Python takes {python:.0%} of a batch's time; measured on {len(reads)} of your images, "
+        "without a cache; other operations on them stay unchanged",
         begin, rest=costs.stages.get(GRAPH), is_rest_beside=True,
     )  # fmt: skip
 
@@ -293,10 +293,10 @@ def of_staged(watched: Watched, costs: LoaderCosts, mounts: str | None = None) -
         return _copied(watched, count, scratch.path)
 
     yield Candidate(
-        "let fastpipe copy files to a local disk before they are needed: FastImageFolder(…, "
+        "stage files on a local disk before they are needed: FastImageFolder(…, "
         f'stage="/a/local/disk") and FastLoader{watched.place}',
-        f"a batch waits {idle:.0%} of its time for {remote.name}; measured on copies of "
-        f"{count} of your files, as epochs after the first find them",
+        f"a batch spends {idle:.0%} of its time waiting for {remote.name}; measured on local copies of "
+        f"{count} of your files, as in epochs after the first",
         lambda: iter(local()), close=opened.close,
     )  # fmt: skip
 

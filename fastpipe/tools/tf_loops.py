@@ -171,7 +171,7 @@ def _watch_fit(keras: Any, watch: Watch) -> Callable[[], None]:
         try:
             once = data.once()
         except Exception as error:  # only Keras can handle this batch
-            _log.warning("steps with data at once: not measured: %s: %s", type(error).__name__, error)
+            _log.warning("steps with data ready: not measured: %s: %s", type(error).__name__, error)
             known.loop.finish()
             raise
         return fit(model, once, epochs=1, shuffle=False, verbose=0, callbacks=[_steps(keras, known)])

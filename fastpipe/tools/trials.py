@@ -225,9 +225,9 @@ def cache_of_all(dataset: Any, budget: int | None) -> tuple[Cache | None, str]:
     if nbytes is None or getattr(dataset, "cache", None) != Cache():
         return None, ""
     if is_all_kept(Cache(), nbytes):
-        return None, f"cache='auto' keeps all that is decoded, {in_bytes(nbytes)}, from the second epoch on"
+        return None, f"cache='auto' keeps all decoded samples, {in_bytes(nbytes)}, from the second epoch on"
     if budget is not None and nbytes > budget:
-        return None, f"no cache holds all that is decoded: {in_bytes(nbytes)} of {in_bytes(budget)}"
+        return None, f"no cache holds all decoded samples: {in_bytes(nbytes)} of {in_bytes(budget)}"
     return Cache("ram", max_bytes=nbytes), ""
 
 

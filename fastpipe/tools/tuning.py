@@ -71,8 +71,10 @@ class Search:
             ("decoder", self._decoders), ("around the best", self._around), ("cache", self._cache),
         ):  # fmt: skip
             if self._is_over:
-                enough = f"with a stall of {best.stall:.1%} a step has its data" if self._is_enough else ""
-                self.notes.append(f"ended before {name}: {enough or 'the time was over'}")
+                enough = (
+                    f"with a stall of {best.stall:.1%}, steps hardly wait for data" if self._is_enough else ""
+                )
+                self.notes.append(f"ended before {name}: {enough or 'the time limit was reached'}")
                 break
             best = find(best)
         return best
@@ -81,8 +83,8 @@ class Search:
         base, now = self._base, best.settings
         if not base.is_sequence:
             self.notes.append(
-                f"num_workers={now.workers} stays: what a {type(base.loader.dataset).__name__} gives may "
-                "depend on it"
+                f"num_workers={now.workers} is kept: the samples of a {type(base.loader.dataset).__name__} "
+                "may depend on it"
             )
             return best
         if why_none := why_no_processes():
@@ -280,7 +282,7 @@ class Tuning(TextReport):
     def _verdict(self) -> str:
         now, then = in_duration(self.best.batch_s), in_duration(self.before.batch_s)
         if self.best is self.before:
-            return f"{now} a batch with the settings that it has: nothing better was found than"
+            return f"{now} a batch with the current settings: no better ones were found"
         return f"{then} → {now} a batch, {self.gain:.2f}×, in {self.seconds:.0f} s of measuring"
 
     def _cells(self, trial: Trial) -> tuple[str, ...]:

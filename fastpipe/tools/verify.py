@@ -41,7 +41,7 @@ def sentence(outcome: Outcome) -> str:
     if outcome.equal:
         count = len(outcome.unreadable)
         more = f" {counted(count, 'file')} can be read by neither." if count else ""
-        return f"Equal: FastImageFolder gives what ImageFolder gives, to the last bit, for {compared}.{more}"
+        return f"Equal: FastImageFolder and ImageFolder agree, to the last bit, for {compared}.{more}"
     if outcome.index_problems:
         return "Different: the two do not list the same samples, so no image was compared."
     parts = []

@@ -256,7 +256,7 @@ def _observed(function: Any) -> Any:
             try:
                 see(value, *args, **kwargs)
             except Exception:  # ignore any error: the caller's own work continues
-                _log.warning("no more is seen of %s", function, exc_info=True)
+                _log.warning("%s is no longer observed", function, exc_info=True)
                 observers.remove(see)
         return value
 
@@ -315,8 +315,10 @@ class Reads:
         return self
 
     def close(self) -> None:
-        while self._ends:
-            self._ends.pop(next(iter(self._ends)))()
+        while self._ends:  # an end is kept until it has run: an interruption in between must not lose it
+            key = next(iter(self._ends))
+            self._ends[key]()
+            self._ends.pop(key, None)
 
     def _observe(self, owner: Any, name: str, see: Callable[..., object], key: str) -> None:
         if owner is not None and key not in self._ends:
@@ -325,7 +327,8 @@ class Reads:
     def _count(self, package: str, key: str) -> None:
         self._left[package] = max(0, self._left[package] - 1)
         if not self._left[package] and key in self._ends:
-            self._ends.pop(key)()
+            self._ends[key]()
+            self._ends.pop(key, None)
 
     def _read(self, value: Any, dataset: Any, *_: Any, **__: Any) -> None:
         self._count("h5py", "h5py")

@@ -57,7 +57,7 @@ class UserCode:
 
     @property
     def runs_here(self) -> bool:
-        """Whether some of the code runs only in the consumer's thread."""
+        """True if some of the code runs only in the consumer's thread."""
         return self.target_transform is not None or not self.is_safe
 
     def transformed(self, values: list[Any], seed: Callable[[], int] | None) -> list[Any]:
@@ -196,7 +196,7 @@ class RowsDataset(BatchedDataset, Dataset[Any]):
 
     @property
     def _draws_samples(self) -> bool:
-        """Whether each epoch draws new samples."""
+        """True if each epoch draws new samples."""
         return False
 
     def _places_in_files(self) -> npt.NDArray[np.int64] | None:

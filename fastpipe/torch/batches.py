@@ -117,7 +117,7 @@ class BatchRequest:
 
     @property
     def augments_here(self) -> bool:
-        """Whether decoding threads do all of a split transform; else the device does its second part."""
+        """True if decoding threads do all of a split transform; else the device does its second part."""
         return self.split is not None and not self.sends_bytes
 
     def plan_of(self, plan: Plan) -> Plan:

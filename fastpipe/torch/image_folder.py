@@ -46,8 +46,8 @@ def _listed_samples(
     for name in _OF_FOLDERS:
         if name in options:
             raise OptionError(
-                f"{name}= is for images that are looked for in a folder, and from_samples() is told which "
-                f"there are, got {name}={options[name]!r}. Leave it out, or use FastImageFolder(root, …)"
+                f"{name}= applies to images found in a folder; from_samples() receives the list of images. "
+                f"Got {name}={options[name]!r}. Leave it out, or use FastImageFolder(root, …)"
             )
     if isinstance(classes, str) or not all(isinstance(name, str) for name in classes):
         raise OptionError(f"classes must be names of classes, got {classes!r}")
@@ -366,14 +366,14 @@ class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # tor
             return
         if self._remote is not None:
             raise OptionError(
-                f"a loader of your own, which got {self.loader!r}, opens files, and {self.root!r} has "
+                f"a custom loader, here {self.loader!r}, opens files, and {self.root!r} has "
                 "none. Leave it out, or copy the images to a folder of your own"
             )
         keeps = self.cache.where in ("ram", "disk")
         if self.bad_samples != BadSamples() or self.decode != Decode() or keeps:
             raise OptionError(
-                "cache=, bad_samples= and decode= say how fastpipe reads files; with a loader of your own, "
-                f"which got {self.loader!r}, they would have no effect. Leave one or the other out."
+                "cache=, bad_samples= and decode= say how fastpipe reads files; with a custom loader, "
+                f"here {self.loader!r}, they would have no effect. Leave one or the other out."
             )
 
     def _prepare_cache(self) -> None:

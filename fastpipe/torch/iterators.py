@@ -62,8 +62,8 @@ def forget_iterator(loader: DataLoader[Any]) -> None:
 
 def refuse_copy(iterator: object) -> NoReturn:
     raise NotImplementedError(
-        "an iterator of a FastLoader cannot be copied or pickled, as its batches are being made: copy the "
-        "loader, whose state_dict() says how far this is"
+        "an iterator of a FastLoader cannot be copied or pickled, because its batches are in progress: "
+        "copy the loader, whose state_dict() holds the position"
     )
 
 

@@ -158,8 +158,8 @@ class FastLoader(DataLoader[_T_co]):
             useless = [name for name, value in given.items() if value is not None]
             if useless:
                 raise OptionError(
-                    f"{', '.join(useless)}= has no effect on an IterableDataset, whose loading is left to "
-                    "torch: move and augment in the dataset or in the loop"
+                    f"{', '.join(useless)}= has no effect on an IterableDataset, which torch loads: move "
+                    "and augment in the dataset or in the loop"
                 )
         self.seed = seed if seed is None else operator.index(seed)
         self.shard = shard

@@ -59,7 +59,7 @@ class ResumePoint:
 
     @property
     def is_within(self) -> bool:
-        """Whether the point is inside an epoch that has begun, so that its draws are complete."""
+        """True if the point is inside a started epoch, so that its draws are complete."""
         is_begun = self.base_seed is not None or self.generator is not None
         return is_begun or bool(self.batches or self.taken or self.offset or self.position)
 
@@ -214,9 +214,9 @@ class EpochOrder:
         if self._is_new and epoch and self.generator is not None and self.ours() is None:
             self._is_new = False
             warnings.warn(
-                f"this run begins with epoch {epoch}, but the loader has no seed, and the generator that the "
-                "order is drawn from may be where a first epoch finds it, whose order then comes again: give "
-                "the loader a seed=, or resume with its state_dict()",
+                f"this run begins with epoch {epoch}, but the loader has no seed, and its generator may be "
+                "in the state of a first epoch, so that the same order would be repeated: give the loader "
+                "a seed=, or resume with its state_dict()",
                 stacklevel=3,
             )
         if progress is not None and not progress.is_over and not progress.received:

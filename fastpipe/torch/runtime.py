@@ -232,7 +232,7 @@ class Runtime(ProcessRuntime[Options]):
 
     @property
     def is_native(self) -> bool:
-        """Whether the native engine makes the batches, except for samples that it declines."""
+        """True if the native engine makes the batches, except for samples that it declines."""
         return self._is_native and self._reader.is_native
 
     def begin(

@@ -244,13 +244,13 @@ def shard_sampler(
     if not isinstance(shard, Shard):
         raise OptionError(f"shard= must be a fastpipe.Shard or None, got {shard!r}")
     if isinstance(dataset, IterableDataset):
-        raise OptionError("shard= deals out the indices of a dataset, which an IterableDataset has not")
+        raise OptionError("shard= distributes the indices of a dataset, and an IterableDataset has none")
     # A trainer that makes the loader again passes the sampler that it found.
     is_ours = isinstance(sampler, ShardSampler)
     is_plain = type(sampler) is SequentialSampler and sampler.data_source is dataset
     if (sampler is not None and not is_ours and not is_plain) or batch_sampler is not None:
         raise OptionError(
-            "shard= and a sampler both say which samples this rank takes: give one of them "
+            "shard= and a sampler both define which samples this rank reads: pass one of them "
             "(shuffle=True and seed= work with shard=)"
         )
     if batch_size is None and shard.mode == "eval":
@@ -263,17 +263,17 @@ def shard_sampler(
         )
     if skips:
         raise OptionError(
-            "bad_samples='skip' makes epochs shorter, on each rank by another number, and ranks would "
-            "wait for each other for ever: use bad_samples='replace' with shard="
+            "bad_samples='skip' shortens epochs by a different number on each rank, and ranks would wait "
+            "for each other forever: use bad_samples='replace' with shard="
         )
     return ShardSampler(dataset, shard, shuffles, sampler.arrangement if is_ours else arrangement)
 
 
 def arrangement_for(dataset: Any, shuffle: Shuffle, sampler: Any, batch_sampler: Any) -> Arrangement | None:
     if isinstance(dataset, IterableDataset):
-        raise OptionError(f"{shuffle!r} is an order of indices, which an IterableDataset has not")
+        raise OptionError(f"{shuffle!r} is an order of indices, and an IterableDataset has none")
     if sampler is not None or batch_sampler is not None:
-        raise OptionError(f"{shuffle!r} and a sampler both say in which order samples come: give one")
+        raise OptionError(f"{shuffle!r} and a sampler both define the order of samples: pass one of them")
     return arrangement_of(dataset, shuffle)
 
 

@@ -328,7 +328,7 @@ class LazySamples(MutableSequence[Any]):
 
     @property
     def is_whole(self) -> bool:
-        """Whether user code has neither changed nor accessed any of the samples."""
+        """True if user code has neither changed nor accessed any of the samples."""
         return self._changed is None and not self._seen
 
     def peek(self) -> Any:

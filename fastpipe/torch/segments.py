@@ -175,7 +175,7 @@ def _own_ids(base: Any) -> npt.NDArray[np.int64]:
     found: npt.NDArray[Any] | None = base._places_in_files() if is_rows(base) else None
     if found is None:
         raise OptionError(
-            f"this {type(base).__name__} does not say which file a sample is of: give groups=, an integer "
+            f"this {type(base).__name__} does not know the file of each sample: pass groups=, one integer "
             "for each sample"
         )
     return found

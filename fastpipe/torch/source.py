@@ -172,7 +172,7 @@ class Source(ABC):
     @property
     @abstractmethod
     def runs_user_code(self) -> bool:
-        """Whether the script's own functions are called outside of threads."""
+        """True if the script's own functions are called outside of threads."""
 
     def is_best_here(self, device: Any) -> bool:
         """Return whether only this process can do some of the work: prefetch, or use a device."""
@@ -180,12 +180,12 @@ class Source(ABC):
 
     @property
     def runs_python(self) -> bool:
-        """Whether Python runs for each sample, rather than once for a batch."""
+        """True if Python runs for each sample, rather than once for a batch."""
         return True
 
     @property
     def runs_torchvision(self) -> bool:
-        """Whether torchvision's own transforms run in threads, which hold the GIL most of that time."""
+        """True if torchvision's own transforms run in threads, which hold the GIL most of that time."""
         return False
 
     def prefetchers(self, *, is_here: bool) -> Sequence[Prefetcher]:
@@ -253,5 +253,5 @@ class Source(ABC):
 
     @property
     def skips(self) -> bool:
-        """Whether bad samples are left out."""
+        """True if bad samples are left out."""
         return any(base.bad_samples.policy == "skip" for base in self.bases)

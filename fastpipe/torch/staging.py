@@ -141,7 +141,7 @@ class RemoteImages:
 
     @property
     def is_shared(self) -> bool:
-        """Whether other processes can use fetched images."""
+        """True if other processes can use fetched images."""
         return self._stage is not None
 
     def _key_of(self, path: str) -> str:

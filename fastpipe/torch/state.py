@@ -74,7 +74,7 @@ def point_of(state: Any, order: EpochOrder, samples: int | None, seed: int | Non
 
 def _check(state: Any, order: EpochOrder, samples: int | None, seed: int | None) -> None:
     if not isinstance(state, dict) or not {"version", "seed", "samples", "epoch", "batches"} <= state.keys():
-        raise OptionError(f"load_state_dict() takes what state_dict() gave, got {reprlib.repr(state)}")
+        raise OptionError(f"load_state_dict() takes the result of state_dict(), got {reprlib.repr(state)}")
     if state["version"] != VERSION:
         raise OptionError(
             f"this state has version {state['version']!r}, this fastpipe reads version {VERSION}: resume "
@@ -87,8 +87,8 @@ def _check(state: Any, order: EpochOrder, samples: int | None, seed: int | None)
         )
     if state["samples"] != samples:
         raise OptionError(
-            f"this state is of a dataset of {state['samples']} samples, the loader's has {samples}: the "
-            "rest of the epoch would be another one"
+            f"this state belongs to a dataset of {state['samples']} samples, the loader's has {samples}: "
+            "the rest of the epoch would differ"
         )
     groups = _groups_of(order)
     if state.get("groups") != groups:
@@ -98,7 +98,7 @@ def _check(state: Any, order: EpochOrder, samples: int | None, seed: int | None)
         )
     if ("position" in state) != (order.ours() is not None):
         raise OptionError(
-            "this state is of a loader whose order came from "
+            "this state belongs to a loader whose order came from "
             + ("shuffle= or no sampler" if "position" in state else "a sampler")
             + ", unlike this one's: make the loader with the same sampler, shuffle, seed and shard"
         )
@@ -120,7 +120,8 @@ def _check_generator(state: Any, generator: torch.Generator | None) -> None:
         if "global" in state:
             drawn_from = "torch's global generator"
         raise OptionError(
-            f"this state is of a loader whose order was drawn from {drawn_from}, unlike this one's: make the "
+            f"this state belongs to a loader whose order was drawn from {drawn_from}, unlike this one's: "
+            "make the "
             "loader with the same sampler and generator="
         )
 
@@ -176,8 +177,8 @@ def _a_trainer_asks(trainers: set[str]) -> bool:
 def check_stateful(method: str, order: EpochOrder, is_map_style: bool, comes_in_order: bool) -> None:
     if not is_map_style:
         raise OptionError(
-            f"{method}() knows how far a loader is in an order of indices, which an IterableDataset has "
-            "not: use torchdata's StatefulDataLoader, whose workers ask the dataset for its state"
+            f"{method}() saves a position in an order of indices, and an IterableDataset has none: use "
+            "torchdata's StatefulDataLoader, whose workers ask the dataset for its state"
         )
     if not comes_in_order:
         raise OptionError(
@@ -188,6 +189,6 @@ def check_stateful(method: str, order: EpochOrder, is_map_style: bool, comes_in_
     if type(sampler) not in REPLAYED and not hasattr(sampler, "state_dict"):
         raise OptionError(
             f"the order comes from a {type(sampler).__name__}, which has no state_dict() and "
-            "load_state_dict(), so that nobody knows how to go on in the middle of its epoch: add these "
-            "methods to it, or use shuffle=True and a seed"
+            "load_state_dict(), so that its epoch cannot be resumed: add these methods to it, or use "
+            "shuffle=True and a seed"
         )

@@ -105,8 +105,8 @@ def _checked(
         )
     if dataset.bad_samples.policy != "raise":
         raise OptionError(
-            f"with bad_samples={dataset.bad_samples.policy!r} predictions would be put into the places of "
-            "other patches: make the dataset for stitch with bad_samples='raise'"
+            f"with bad_samples={dataset.bad_samples.policy!r} predictions would be written to the "
+            "positions of other patches: make the dataset for stitch with bad_samples='raise'"
         )
     volumes, starts = dataset.places()
     outs = out if isinstance(out, (list, tuple)) else [out]

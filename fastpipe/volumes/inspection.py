@@ -284,7 +284,7 @@ def patch_facts(
     fit = fit_of(facts, budget)
     if fit.thread_nbytes > budget:
         raise OptionError(
-            f"a budget of {in_bytes(budget)} is too little: a thread that decodes takes "
+            f"a budget of {in_bytes(budget)} is too little: a decoding thread needs "
             f"{in_bytes(fit.thread_nbytes)}; give at least --budget {fit.thread_nbytes}B"
         )
     copying = sum(copy_seconds(volume, model.patch) for volume in volumes)

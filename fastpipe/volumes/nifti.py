@@ -57,7 +57,7 @@ def nifti_volume(path: str, *, may_write: bool) -> Volume:
         slope, inter = float(proxy.slope), float(proxy.inter)
     if min(shape, default=1) < 0 or offset < 0:
         raise VolumeError(
-            f"{path} is no NIfTI image: it says that its shape is {shape}, from byte {offset} on"
+            f"{path} is not a NIfTI image: its header claims the shape {shape}, from byte {offset} on"
         )
     if dtype.kind not in "biufc":
         raise VolumeError(f"{path} has elements of {dtype}, and not numbers")
@@ -74,7 +74,7 @@ def nifti_volume(path: str, *, may_write: bool) -> Volume:
         nbytes = offset + math.prod(shape) * dtype.itemsize
         if nbytes > _MOST_RATIO * status.st_size:  # checked before allocating
             raise VolumeError(
-                f"{path} is cut off, or its header is damaged: it says that it has {in_bytes(nbytes)}, and "
+                f"{path} is truncated, or its header is damaged: it claims {in_bytes(nbytes)}, and "
                 f"{in_bytes(status.st_size)} of gzip are less at any rate"
             )
         copied = FileState.of(source, status)

@@ -52,7 +52,7 @@ def open_volume(what: Any, place: str = "volume", *, may_write: bool = False) ->
             return finished(_folder(os.path.join(file, inside) if inside else file), place)
         return finished(_file(file, inside, may_write=may_write), place)
     except (MemoryError, OverflowError) as error:  # caused by sizes in a header
-        raise VolumeError(f"{path} says that it is larger than anything that can be read: {error}") from error
+        raise VolumeError(f"{path} claims to be larger than anything that can be read: {error}") from error
 
 
 def _checked(volume: Volume, place: str) -> Volume:
@@ -123,7 +123,7 @@ def _file(path: str, inside: str, *, may_write: bool) -> Volume:
     if name.endswith((".h5", ".hdf5")) or (not is_other and is_hdf5(path)):
         return hdf5_volume(path, inside, default_file_arrays() if may_write else None)
     if inside:
-        raise VolumeError(f"{path} is no file of several arrays, so there is no {inside!r} in it")
+        raise VolumeError(f"{path} holds a single array, so it has no {inside!r}")
     if begin.startswith(_NUMPY):
         return npy_volume(path)
     if begin[:4] in _TIFF:
@@ -133,5 +133,6 @@ def _file(path: str, inside: str, *, may_write: bool) -> Volume:
     if name.endswith(_NIFTI_NAMES):
         return nifti_volume(path, may_write=may_write)
     raise VolumeError(
-        f"{path} is no volume that fastpipe knows: Zarr, N5, HDF5, TIFF, NIfTI, Blosc2's .b2nd, NumPy's .npy"
+        f"{path} is not a volume in a supported format: Zarr, N5, HDF5, TIFF, NIfTI, Blosc2's .b2nd, "
+        "NumPy's .npy"
     )

@@ -175,7 +175,7 @@ def npy_volume(path: str) -> RawVolume:
     if dtype.hasobject:
         raise VolumeError(f"{path} holds Python objects, which could run code: save numbers")
     if min(shape, default=0) < 0:
-        raise VolumeError(f"{path} is no array of NumPy's: its shape is {shape}")
+        raise VolumeError(f"{path} is not a NumPy array: its shape is {shape}")
     return RawVolume(path, shape, dtype, offset, is_fortran, "an array in NumPy's file format", status)
 
 

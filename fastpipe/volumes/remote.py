@@ -102,8 +102,8 @@ class RemoteVolumes:
             location = Location.of(path)
             if location.scheme in _WEB:
                 return VolumeError(
-                    f"{path} cannot be read chunk by chunk, as over HTTP nobody can say which chunks there "
-                    "are: leave stage= and storage_options= out, or name its bucket (s3://…, gs://…)"
+                    f"{path} cannot be read chunk by chunk, because chunks cannot be listed over HTTP: "
+                    "leave stage= and storage_options= out, or name its bucket (s3://…, gs://…)"
                 )
             root = path if location.scheme else "/"
             prefix = location.prefix if location.scheme else f"{os.path.abspath(path).strip('/')}/"
@@ -140,7 +140,7 @@ def remote_volumes(
     far = urls or [path for path in paths if is_zarr(path)]
     if not far:
         raise OptionError(
-            f"stage= is for Zarr arrays, whose chunks are copied near one by one; got {first!r}: leave it "
+            f"stage= is for Zarr arrays, whose chunks are staged one by one; got {first!r}: leave it "
             "out, or make a copy of that kind: fastpipe repack"
         )
     return RemoteVolumes(far, storage_options, stage)
@@ -164,7 +164,7 @@ def _seen(
         return error
     except OverflowError as error:
         url = store.location.path(prefix).rstrip("/")
-        return VolumeError(f"{url} says that it is larger than anything that can be read: {error}")
+        return VolumeError(f"{url} claims to be larger than anything that can be read: {error}")
 
 
 def _array(store: Store, location: Location, prefix: str) -> ZarrArray:

@@ -410,7 +410,7 @@ def open_source(path: str) -> Volume:
     except VolumeError as error:
         # For a wrong file, as opposed to a forgotten option, the error lists all supported formats.
         if "is no volume that fastpipe knows" in str(error) and not is_hdf5(path):
-            raise VolumeError(f"{error}; it is no HDF5 file either") from None
+            raise VolumeError(f"{error}; it is not an HDF5 file either") from None
         raise
 
 

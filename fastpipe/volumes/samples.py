@@ -132,7 +132,7 @@ class SlicedPatches:
 
     def values(self, index: int, seed: int, epoch: int) -> list[npt.NDArray[Any]]:
         if not -len(self) <= index < len(self):
-            raise IndexError(f"sample {index} of a dataset of {len(self)}")
+            raise IndexError(f"sample index {index} is out of range for a dataset of {len(self)} samples")
         volumes, starts = self._places.places(seed, epoch, np.array([index % len(self)]))
         return [
             self._patch(number, int(volumes[0]), starts[0].tolist()) for number in range(len(self._roles))

@@ -207,7 +207,7 @@ def _result(future: Any, folder: str) -> Any:
             with contextlib.suppress(OSError):
                 os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
         if fifos:
-            raise VolumeError(f"{fifos[0]} is a fifo, and no file: remove it")
+            raise VolumeError(f"{fifos[0]} is a fifo, not a file: remove it")
     return future.result()
 
 

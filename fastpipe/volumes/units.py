@@ -188,7 +188,7 @@ def _memory(one: _Class, job: str = "") -> UnitFile | None:
     try:
         return UnitFile(one.keys, one.slots, one.slot_nbytes)
     except OSError as error:
-        _log.warning("decoded parts of volumes are not remembered: %s", str(error))
+        _log.warning("decoded parts of volumes are not kept: %s", str(error))
         return None
 
 
@@ -196,7 +196,7 @@ def _mapped(memory: UnitFile | None) -> Any:
     try:
         return None if memory is None else memory.opened()
     except OSError as error:
-        _log.warning("decoded parts of volumes are not remembered: %s", str(error))
+        _log.warning("decoded parts of volumes are not kept: %s", str(error))
         return None
 
 

@@ -380,7 +380,7 @@ def as_volume_error(what: str, *others: type[Exception]) -> Iterator[None]:
     except ModuleNotFoundError as error:
         raise missing_package(error) from error
     except MemoryError:
-        raise VolumeError(f"{what}: what it says of itself takes more memory than there is") from None
+        raise VolumeError(f"{what}: it claims a size that exceeds the memory") from None
     except OSError as error:
         if error.errno not in _OF_CONTENT:
             raise

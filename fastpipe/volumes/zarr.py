@@ -297,7 +297,7 @@ def json_object(file: str, content: bytes) -> dict[str, Any]:
     with as_volume_error(f"{file} is damaged"):
         data = json.loads(content)
         if not isinstance(data, dict):
-            raise ValueError("it holds no object")
+            raise ValueError("it is not a JSON object")
         return data
 
 
@@ -329,7 +329,7 @@ def _arrays_in(path: str, depth: int = 3) -> list[str]:
 
 def _version_3(data: dict[str, Any]) -> ZarrArray | str:
     if data["zarr_format"] != 3 or data["node_type"] != "array":
-        raise ValueError(f"it is no array of version 3: {data['zarr_format']!r}, {data['node_type']!r}")
+        raise ValueError(f"it is not an array of version 3: {data['zarr_format']!r}, {data['node_type']!r}")
     for name, value in data.items():
         if name not in _KNOWN and not (isinstance(value, dict) and value.get("must_understand") is False):
             return f"its metadata have {name!r}"
@@ -376,7 +376,7 @@ def _codecs_3(codecs: list[Any], dtype: np.dtype[Any]) -> tuple[np.dtype[Any], s
 
 def _version_2(data: dict[str, Any]) -> ZarrArray | str:
     if data["zarr_format"] != 2:
-        raise ValueError(f"it is no array of version 2: {data['zarr_format']!r}")
+        raise ValueError(f"it is not an array of version 2: {data['zarr_format']!r}")
     kind = data["dtype"]
     if not isinstance(kind, str) or np.dtype(kind).str != kind or np.dtype(kind).name not in NUMBERS:
         return f"its elements are {kind}"

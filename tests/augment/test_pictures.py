@@ -269,7 +269,7 @@ def test_wrong_arguments_and_images_are_named(tmp_path: Path) -> None:
         ((augment.MixUp(num_classes=2), images, path), {}, "got uint8"),
         ((flip, images, path), {"count": 0}, "count="),
         ((flip, images, path), {"draws": 0}, "draws="),
-        ((flip, images, path), {"tile": 5000}, "tile= is pixels, from 32 to 1024"),
+        ((flip, images, path), {"tile": 5000}, "tile must be a number of pixels from 32 to 1024"),
         ((flip, images, path), {"names": ["one"]}, "each of the 5 samples, got 1"),
     ):
         with pytest.raises(AugmentError, match=message):

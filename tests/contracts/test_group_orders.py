@@ -235,7 +235,7 @@ def test_states_of_other_orders_are_refused(make: Make) -> None:
             elif {name, other} != {"in order", "shuffled"}:  # of which a loader only knows that it has a seed
                 with pytest.raises(OptionError, match="this state was saved with the order"):
                     again.load_state_dict(state)
-    with pytest.raises(OptionError, match="this state is of a dataset of 50 samples"):
+    with pytest.raises(OptionError, match="this state belongs to a dataset of 50 samples"):
         FastLoader(Subset(make(), range(20)), SIZE, shuffle=GROUPS).load_state_dict(states["groups"])
 
 
@@ -271,7 +271,7 @@ def test_batch_samplers_that_cannot_work_are_named(make: Make) -> None:
         with pytest.raises(OptionError, match="needs a seed="):
             FastLoader(dataset, 4, shuffle=shuffle, shard=Shard(0, 2))
     for options in ({"sampler": [1]}, {"batch_sampler": [[1]]}):
-        with pytest.raises(OptionError, match="and a sampler both say in which order"):
+        with pytest.raises(OptionError, match="and a sampler both define the order"):
             FastLoader(dataset, shuffle=GROUPS, **options)
 
 

@@ -37,7 +37,7 @@ def test_a_refusal_says_why_and_what_helps(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to("open")
     for name, message in (
-        ("open", r"lets other users in.*chmod 700"),
+        ("open", r"is open to other users.*chmod 700"),
         ("file", r"file.*cannot be used"),
         ("link", r"cannot be used: it is a link"),
     ):

@@ -58,7 +58,7 @@ def test_batches_that_move_themselves_stay_there() -> None:
 
 def test_a_missing_device_is_an_error() -> None:
     assert checked_device("cpu") == torch.device("cpu")
-    with pytest.raises(OptionError, match="must be a device of torch's, got 'gpu'"):
+    with pytest.raises(OptionError, match="must be a torch device, got 'gpu'"):
         checked_device("gpu")
     if not torch.cuda.is_available():
         with pytest.raises(OptionError, match="finds no CUDA device: leave device= out"):

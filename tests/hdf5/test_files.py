@@ -204,7 +204,7 @@ def test_a_file_that_may_not_be_read_is_named(path: Path) -> None:
     ("content", "error", "said"),
     [
         (None, FileNotFoundError, r"x\.h5"), ("folder", IsADirectoryError, r"x\.h5"),
-        *((text, HDF5Error, r"x\.h5 is no HDF5 file") for text in (b"", b"this is text", b"\x89HDF\r\n\x1a")),
+        *((text, HDF5Error, r"x\.h5 is not an HDF5 file") for text in (b"", b"this is text", b"\x89HDF\r\n\x1a")),
         ("cut off", HDF5Error, r"x\.h5 cannot be opened, it may be cut off"),
     ],
 )  # fmt: skip

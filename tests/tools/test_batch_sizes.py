@@ -82,7 +82,7 @@ def test_the_best_is_the_smallest_that_is_about_as_fast(clock: ManualClock) -> N
         assert text in str(found)
     found = fastpipe.autotune_batch_size(step, BATCH, seconds=0.1)
     assert found.best == found.largest == 4
-    assert found.notes == ("nothing above 4 was tried: the time was over",)
+    assert found.notes == ("no larger size than 4 was tried: the time limit was reached",)
 
 
 def test_sizes_above_the_memory_budget_are_not_tried(clock: ManualClock) -> None:

@@ -96,7 +96,7 @@ def test_a_slow_loader_is_reported_with_its_stages_and_its_line() -> None:
     assert report.costs.lines[0][0].function.startswith("work")
     assert report.loader is not None and report.loader.kind == "DataLoader over Made"
     names = [case.name for case in report.cases]
-    assert names == ["with data at once", "without decoding", "with files in memory", "as it is"]
+    assert names == ["with data ready", "without decoding", "with files in memory", "as it is"]
 
 
 def test_a_slow_step_is_not_the_loaders_fault() -> None:
@@ -130,7 +130,7 @@ def test_more_batches_ahead_are_advised_where_some_take_longer() -> None:
     report = profiled(loader, lambda batch: wait(0.01), seconds=1.5, try_advice=True)
     first = report.advice[0]
     assert first.what.startswith("prefetch_factor=8 instead of 2 (test_diagnosis.py:")
-    assert "some batches take longer than those ahead last" in first.why
+    assert "some batches take longer than the prefetched ones last" in first.why
     assert first.tried_s is not None and first.tried_s < report.step_s
 
 

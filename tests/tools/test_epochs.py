@@ -244,8 +244,8 @@ def test_lines_are_logged_within_an_epoch(clock: ManualClock, caplog: Messages) 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"warn_after": 0}, "warn_after must be seconds above 0, got 0"),
-        ({"warn_waiting": 30}, "warn_waiting must be a part of an epoch"),
+        ({"warn_after": 0}, "warn_after must be a number of seconds above 0, got 0"),
+        ({"warn_waiting": 30}, "warn_waiting must be a fraction of an epoch"),
         ({"log_every": 0}, "log_every must be a number of steps from 1, got 0"),
         ({"log_every": 2.5}, "log_every must be a number of steps from 1, got 2.5"),
         ({"samples": 4}, "samples must be a function of a batch"),

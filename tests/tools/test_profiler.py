@@ -193,7 +193,7 @@ main(["profile", "--seconds", "0.3", "--limit", "3", "--json", "report.json", {p
         [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True,
         check=False
     )  # fmt: skip
-    assert ran.returncode == 0 and "goes on whatever ends it" in ran.stderr, ran.stderr
+    assert ran.returncode == 0 and "catches every exception" in ran.stderr, ran.stderr
     assert "train.py:20 <module>" in ran.stdout and json.loads((tmp_path / "report.json").read_text())
     assert not list(tmp_path.glob("fastpipe-profile-*"))
 
@@ -273,7 +273,7 @@ def test_a_short_script_is_reported_and_its_loader_measured_afterwards(
     assert report.alone is not None and report.seconds == 1, "which is none of the script's time"
     assert not [name for name, _ in report.outside if "__getitem__" in name], "nor of its own work"
     assert "the script was ended" not in str(report)
-    assert "over before a step with data at once was measured" in str(report)
+    assert "ended before a step with data ready was measured" in str(report)
 
 
 def test_a_loader_that_cannot_be_measured_afterwards_is_logged(

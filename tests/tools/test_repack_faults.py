@@ -137,7 +137,7 @@ def test_paths_that_cannot_be_used_are_refused(source: Path, out: Path, error: A
     (source.parent / "text").write_text("text")
     for arguments, message in (
         ((source.with_name("none.h5"), out), "No such file"),
-        ((source.parent / "text", out), "is no HDF5 file"),
+        ((source.parent / "text", out), "is not an HDF5 file"),
         ((source, source.parent), "is a folder; name a file"),
         ((source, source.parent / "no" / "out.h5"), "there is no folder"),
     ):

@@ -29,7 +29,7 @@ REPORT = Report(
     device_wait_s=0.1, device_busy_s=0.4,
     costs=LoaderCosts({"read": Spent(10**8, 0, 0), "decode": Spent(3 * 10**8, 0, 0)}, batches=40),
     stall=(Part("decode", 0.15), Part("read", 0.05)),
-    cases=(Part("with data at once", 0.3), Part("as it is", 0.5)),
+    cases=(Part("with data ready", 0.3), Part("as it is", 0.5)),
     advice=(Advice("let fastpipe make the batches", "measured", 0.31, 0.32), Advice("num_workers=4", "",
      0.4)),
 )  # fmt: skip
@@ -61,7 +61,7 @@ def test_a_step_has_lost_what_the_loader_takes_or_what_its_threads_wait_for_core
 
 
 def test_times_of_the_gpu_are_in_the_text_and_the_json() -> None:
-    text = "the GPU takes 400 ms for a step, and has nothing to do for 100 ms before it"
+    text = "the GPU takes 400 ms for a step, and is idle for 100 ms before it"
     assert text in str(REPORT) and REPORT.as_json()["device_wait_s"] == 0.1
     assert "GPU" not in str(replace(REPORT, device_wait_s=None, device_busy_s=None))
 

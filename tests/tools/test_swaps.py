@@ -416,7 +416,7 @@ def test_a_folder_on_a_mount_is_measured_on_copies_that_are_removed(
     loader = DataLoader(dataset, batch_size=1, shuffle=True)
     (found,) = staged(loader, photo_tree)
     assert found.what.endswith("FastLoader (train.py:3 main)") and 'stage="/a/local/disk"' in found.what
-    assert "90% of its time for fuse.s3fs" in found.why
+    assert "90% of its time waiting for fuse.s3fs" in found.why
     originals = {image.numpy().tobytes(): label for image, label in dataset}
     for _ in range(2):
         epoch = list(found.begin())

@@ -119,7 +119,7 @@ class Numbers(IterableDataset[int]):
 def test_a_stream_keeps_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     search, best = searched(monkeypatch, lambda settings: 1.0, loader=DataLoader(Numbers()))
     assert best.settings.workers == 0 and len(search.trials) == 1
-    assert search.notes == ["num_workers=0 stays: what a Numbers gives may depend on it"]
+    assert search.notes == ["num_workers=0 is kept: the samples of a Numbers may depend on it"]
 
 
 def test_settings_beyond_the_budget_are_neither_chosen_nor_tried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,8 +134,8 @@ def test_settings_beyond_the_budget_are_neither_chosen_nor_tried(monkeypatch: py
 
 @pytest.mark.parametrize(
     ("options", "why"),
-    [({"step": print, "wait": 0.01}, "with a stall of 1.0% a step has its data"), ({"seconds": 1e-9},
-     "the time was over")],
+    [({"step": print, "wait": 0.01}, "with a stall of 1.0%, steps hardly wait for data"), ({"seconds": 1e-9},
+     "the time limit was reached")],
 )  # fmt: skip
 def test_the_search_ends_when_a_step_has_its_data_or_time_is_over(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], why: str

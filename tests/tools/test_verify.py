@@ -397,7 +397,7 @@ def printed(outcome: Outcome, **options: Any) -> str:
 @pytest.mark.parametrize(
     ("outcome", "text"),
     [
-        (outcome_of(), "Equal: FastImageFolder gives what ImageFolder gives, to the last bit, for 2 images."),
+        (outcome_of(), "Equal: FastImageFolder and ImageFolder agree, to the last bit, for 2 images."),
         (outcome_of(unreadable=failures(1)), "to the last bit, for 2 images. 1 file can be read by neither."),
         (outcome_of(0, 3), "Different: 1 of 2 images differs by up to 3 of 255."),
         (outcome_of(1, 1),

@@ -129,7 +129,7 @@ def test_bad_files_are_replaced_by_those_of_an_equal_target(
         ([(0, "a.jpg")], {}, r"got \(0, 'a.jpg'\)"),
         ([("s3://bucket/a.jpg", 0)], {}, "file of this machine"),
         ([("a.jpg", 0)], {"root": "s3://bucket"}, "file of this machine"),
-        ([("a.jpg", 0)], {"stage": "x"}, "stage= is for images that are looked for in a folder"),
+        ([("a.jpg", 0)], {"stage": "x"}, "stage= applies to images found in a folder"),
         ([("a.jpg", 0)], {"allow_empty": True}, "allow_empty="),
         ([("a.jpg", 0)], {"classes": "ab"}, "names of classes"),
         ([("a.jpg", 0)], {"threads": 0}, "threads must be"),

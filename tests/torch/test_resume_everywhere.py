@@ -371,7 +371,9 @@ def test_states_of_other_generators_are_refused() -> None:
                 if name == other:
                     again.load_state_dict(fitting)
                 else:
-                    with pytest.raises(OptionError, match="this state is of a loader whose order was drawn"):
+                    with pytest.raises(
+                        OptionError, match="this state belongs to a loader whose order was drawn"
+                    ):
                         again.load_state_dict(fitting)
 
 

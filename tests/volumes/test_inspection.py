@@ -442,7 +442,7 @@ def test_an_hdf5_file_is_a_volume_by_its_dataset_or_by_a_patch(tmp_path: Path, i
         (["--budget", "1GiB"], "--labels and --budget go with --patch"),
         (
             ["--patch", "8,8,8", "--budget", "1KiB"],
-            "a budget of 1 KiB is too little: a thread that decodes takes ",
+            "a budget of 1 KiB is too little: a decoding thread needs ",
         ),
         (["--batch-size", "8"], "--batch-size is for HDF5 files"),
         (["--sample-dims", "2"], "--sample-dims is for HDF5 files"),
@@ -456,7 +456,7 @@ def test_options_that_cannot_work_are_refused(
 
 def test_files_that_are_no_volumes_are_refused(tmp_path: Path, inspect: Inspect) -> None:
     (tmp_path / "text").write_text("text")
-    assert "is no HDF5 file" in refused(inspect(tmp_path / "text", "--patch", "8,8"))
+    assert "is not an HDF5 file" in refused(inspect(tmp_path / "text", "--patch", "8,8"))
     assert "No such file" in refused(inspect(tmp_path / "none.npy", "--patch", "8,8"))
     np.save(tmp_path / "empty.npy", np.zeros((0, 3)))
     assert "is empty: there are no patches in it" in refused(

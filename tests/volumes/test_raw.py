@@ -125,7 +125,7 @@ def test_a_header_that_cannot_be_is_named(tmp_path: Path, header: str) -> None:
 @pytest.mark.parametrize("rest", [b"", b"\1\0", b"\1\0\4\0{}  ", b"\1\0\xff\xffx", b"\x09\0\4\0{}  "])
 def test_a_file_that_only_begins_like_numpy_s_format_is_an_error(tmp_path: Path, rest: bytes) -> None:
     (tmp_path / "x").write_bytes(b"\x93NUMPY" + rest)
-    with pytest.raises(VolumeError, match="is no array of NumPy's"):
+    with pytest.raises(VolumeError, match="is not a NumPy array"):
         npy_volume(os.fspath(tmp_path / "x"))
 
 

@@ -1,4 +1,4 @@
-"""What the peers that augment have in common: one process does several tasks, whichever is asked for."""
+"""Common code of the peers that augment: one process does several tasks, chosen by the request."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ BATCHES_AHEAD = 3
 
 
 class Photos:
-    """What FFCV's writer reads: (image, label) of each place, opened as torchvision does."""
+    """The dataset for FFCV's writer: (image, label) by index, opened as torchvision does."""
 
     def __init__(self, job: Job) -> None:
         self._samples = list(zip(job.files, job.labels, strict=True))

@@ -18,7 +18,7 @@ PREFETCH = 2
 
 
 def sample(files: Sequence[str], labels: Sequence[int], place: int) -> dict[str, Any]:
-    """What is stored of a photo: its own bytes, or those of a JPEG made of it, as LitData advises."""
+    """Return the bytes to store for a photo: its own, or those of a JPEG made from it, as LitData advises."""
     from PIL import Image
 
     file = files[place]

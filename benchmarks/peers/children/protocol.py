@@ -1,4 +1,4 @@
-"""What the parent asks of a peer's process, and what a peer's file hands back."""
+"""Requests to a peer's process, and its responses."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class PeerError(Exception):
 
 @dataclass(frozen=True)
 class Job:
-    """What to load.
+    """The data to load.
 
     Attributes:
         folder: the image folder.
@@ -138,7 +138,7 @@ class VolumeJob:
 
 @dataclass(frozen=True)
 class AugmentJob:
-    """What to augment.
+    """The data to augment.
 
     Attributes:
         photos: a NumPy file, uint8 (N, 3, H, W).
@@ -220,7 +220,7 @@ class Stream:
 
 
 def is_jpeg(file: str) -> bool:
-    """Whether a file's content is a JPEG's, whatever its name."""
+    """Return True if a file's content is a JPEG, whatever its name."""
     with open(file, "rb") as opened:
         return opened.read(3) == b"\xff\xd8\xff"
 
@@ -236,7 +236,7 @@ def without_non_jpegs(job: Job, reader: str) -> None:
 
 
 def repeats(job: Job) -> int:
-    """How often an epoch goes through the photos to be long enough.
+    """Return how many times an epoch repeats the photos to be long enough.
 
     >>> job = Job("", range(200), ["a"] * 200, [0] * 200, 64, 2, 224, (), (), "uint8", "")
     >>> repeats(job)

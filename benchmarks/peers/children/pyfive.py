@@ -48,7 +48,7 @@ def batches(job: TableJob, read: Callable[[int, int], npt.NDArray[Any]]) -> Batc
 def _windows(
     job: TableJob, read: Callable[[int, int], npt.NDArray[Any]], pool: ThreadPoolExecutor
 ) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-    """What `batched` wants of each window."""
+    """Yield for each window its values, places and rows, as `batched` takes them."""
     count, group = job.shape[0], job.group
     order = endless_windows(count, group, job.window, np.random.default_rng(0))
 

@@ -131,7 +131,7 @@ def serve(
 
 
 def _seconds_of(stream: Stream, wanted: int) -> float:
-    """How long so many batches take."""
+    """Return the time that a number of batches takes."""
     if stream.wait is not None:
         stream.wait()
     start = time.perf_counter()
@@ -173,7 +173,7 @@ def _next(stream: Stream) -> tuple[npt.NDArray[Any], Any]:
 
 
 def _first_answer(job: AnyJob, stream: Stream, images: npt.NDArray[Any], labels: Any) -> dict[str, Any]:
-    """What the parent puts into the row; of patches also what it can compare."""
+    """Return the fields of the parent's row; for patches also the values to compare."""
     return {
         "patches": _some_patches(stream, images, labels) if isinstance(job, VolumeJob) else None,
         "shape": list(images.shape),
@@ -186,7 +186,7 @@ def _first_answer(job: AnyJob, stream: Stream, images: npt.NDArray[Any], labels:
 
 
 def _some_patches(stream: Stream, values: npt.NDArray[Any], others: Any) -> list[dict[str, Any]]:
-    """Where the first patches begin, and digests of their values and labels."""
+    """Return the positions of the first patches, and digests of their values and labels."""
     found = []
     for number in range(_COMPARED):
         if number:

@@ -247,5 +247,7 @@ def axes_of(value: int | Sequence[int], name: str = "axes") -> tuple[int, ...]:
     given = plain(value)
     given = [given] if isinstance(given, int) else list(given)
     if not all(isinstance(axis, int) and 0 <= axis < 3 for axis in given) or len(set(given)) < len(given):
-        raise AugmentError(f"{name}= is some of 0, 1 and 2, depth, height and width, got {value!r}")
+        raise AugmentError(
+            f"{name} must be a selection of 0, 1 and 2 (depth, height and width), got {value!r}"
+        )
     return tuple(sorted(given))

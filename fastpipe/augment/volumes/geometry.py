@@ -81,7 +81,7 @@ class RandomRotate90(_Geometry):
     def __init__(self, axes: Sequence[int] = (1, 2), p: float = 0.5) -> None:
         self.axes, self.p = axes_of(axes), probability(p)
         if len(self.axes) != 2:
-            raise AugmentError(f"axes= is a plane, two of 0, 1 and 2, got {axes!r}")
+            raise AugmentError(f"axes must be a plane, two of 0, 1 and 2, got {axes!r}")
 
     def check(self, shape: Sequence[int]) -> None:
         first, second = (shape[axis + 2] for axis in self.axes)
@@ -268,7 +268,7 @@ class RandomElastic3D(RandomAffine3D):
         given = (points,) * 3 if isinstance(points, int) else tuple(points)
         if len(given) != 3 or not all(isinstance(one, int) and one >= 2 for one in given):
             raise AugmentError(
-                f"points= is three numbers of at least 2, of depth, height and width, got {points!r}"
+                f"points must be three numbers of at least 2, for depth, height and width, got {points!r}"
             )
         self.points, self.sigma, self.p = given, _three(sigma, "sigma", 0.0), probability(p)
 
@@ -301,7 +301,7 @@ class _LabelAffine(_Geometry):
         fill = self._op.label_fill
         limits = (0, 1) if dtype == torch.bool else (-np.inf, np.inf)
         if dtype.is_complex:
-            raise AugmentError(f"labels are whole numbers or floats, got {dtype}")
+            raise AugmentError(f"labels must be integers or floats, got {dtype}")
         if not dtype.is_floating_point and dtype != torch.bool:
             limits = (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
         is_whole = dtype.is_floating_point or fill == np.floor(fill)
@@ -329,7 +329,7 @@ def _three(value: float | Sequence[float], name: str, least: float) -> tuple[flo
     except (TypeError, ValueError):
         given = ()
     if len(given) != 3 or not all(least <= one < np.inf for one in given):
-        raise AugmentError(f"{name}= is three numbers, of depth, height and width, got {value!r}")
+        raise AugmentError(f"{name} must be three numbers, for depth, height and width, got {value!r}")
     return given
 
 
@@ -337,11 +337,11 @@ def _number(value: Any, name: str) -> float:
     try:
         return float(value)
     except (TypeError, ValueError):
-        raise AugmentError(f"{name}= is a number, or fill='edge', got {value!r}") from None
+        raise AugmentError(f"{name} must be a number, or fill='edge', got {value!r}") from None
 
 
 def _size(size: Sequence[int]) -> tuple[int, ...]:
     given = tuple(plain(size))
     if len(given) != 3 or not all(isinstance(one, int) and one > 0 for one in given):
-        raise AugmentError(f"size= is depth, height and width in voxels, got {size!r}")
+        raise AugmentError(f"size must be (depth, height, width) in voxels, got {size!r}")
     return given

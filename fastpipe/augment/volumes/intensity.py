@@ -209,7 +209,9 @@ class LowResolution3D(PerChannel):
         self.scale, self.axes = limits_of(scale, "scale", 0.0), axes_of(axes)
         self.p_channel = probability(p_channel, "p_channel")
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
-            raise AugmentError(f"scale= is a part of the voxels, above 0 and at most 1, got {scale!r}")
+            raise AugmentError(
+                f"scale must be a fraction of the voxels, above 0 and at most 1, got {scale!r}"
+            )
 
     def numbers(self, u: Float64Array) -> Float64Array:
         return between(u, *self.scale)

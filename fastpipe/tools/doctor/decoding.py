@@ -35,7 +35,7 @@ def measure(files: Sequence[str]) -> dict[str, Any]:
     blobs = _opened(files)
     of = f"{len(blobs)} JPEGs of the folder"
     if not blobs:
-        blobs, of = 4 * _made(), f"photographs of {_SIZE[0]} × {_SIZE[1]} pixels made for this"
+        blobs, of = 4 * _made(), f"synthetic photographs of {_SIZE[0]} × {_SIZE[1]} pixels"
     rng = np.random.default_rng(0)
     images = [(blob, _crop(rng, read_jpeg_header(blob))) for blob in blobs]
     found: dict[str, Any] = {"of": of, "decoders": {}}
@@ -58,7 +58,7 @@ def _measured(name: str, reader: ImageReader, images: Sequence[_Image]) -> dict[
         kind = "Pillow-SIMD" if ".post" in version else "Pillow"
         return {"what": f"{kind} {version}, the whole image", "rate": rate}
     rate = _rate(lambda one: reader.fast_region(*one), images)
-    return {"what": "libjpeg-turbo, only the region that is needed (random crops)", "rate": rate}
+    return {"what": "libjpeg-turbo, the needed region only (random crops)", "rate": rate}
 
 
 def _rate(decode: Callable[[_Image], Any], images: Sequence[_Image]) -> float:
@@ -143,12 +143,13 @@ def _choice(chosen: str, rates: dict[str, float], used: str) -> Iterator[Finding
         "libjpeg-turbo": "it decodes only the part of an image that a crop needs, bit for bit as Pillow does",
         "pillow": "the installed Pillow has plugins or pixels of its own",
     }[chosen]
-    yield ok(_TOPIC, f"fastpipe uses: {used}. Of JPEGs: {why}")
+    yield ok(_TOPIC, f"fastpipe uses: {used}. For JPEGs: {why}")
     if rates[best] > _CLEARLY * rates[chosen]:
         yield warning(
             _TOPIC,
             f"{best} decodes {rates[best] / rates[chosen]:.1f} times as many of these images a second",
-            f"FastImageFolder(…, decode=Decode(backend={best!r})), and fastpipe bench to see the whole",
+            f"FastImageFolder(…, decode=Decode(backend={best!r})), and run fastpipe bench to compare whole "
+            "pipelines",
         )
 
 

@@ -73,14 +73,14 @@ def examine(
     begun = time.monotonic()
     found: list[Finding] = []
     for topic, check in CHECKS.items():
-        on_progress(f"looking at {topic}")
+        on_progress(f"examining {topic}")
         try:
             found.extend(check(examined))  # one by one, to keep those before a failure
         except ImportError as error:
             found.append(problem(topic, f"{type(error).__name__}: {error}", "install what is missing"))
         except Exception as error:
-            remedy = "look at this by hand; if nothing is wrong there, fastpipe's check is: please report it"
-            found.append(warning(topic, f"not looked at: {type(error).__name__}: {error}", remedy))
+            remedy = "check this by hand; if nothing is wrong, please report it as a fault of fastpipe"
+            found.append(warning(topic, f"not examined: {type(error).__name__}: {error}", remedy))
     found.sort(key=lambda one: _ORDER.index(one.topic) if one.topic in _ORDER else len(_ORDER))
     return DoctorReport(tuple(found), examined.name, time.monotonic() - begun)
 

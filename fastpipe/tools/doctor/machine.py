@@ -37,7 +37,7 @@ def check_cores(examined: Examined) -> Iterator[Finding]:
     if ranks > 1:
         cores = affinity if quota is None else min(affinity, quota)
         text = f"{ranks} ranks on this machine (LOCAL_WORLD_SIZE): {cores / ranks:.3g} cores for each"
-        yield judged("cores", cores < ranks, text, "start fewer ranks on this machine, or ask for more cores")
+        yield judged("cores", cores < ranks, text, "start fewer ranks on this machine, or request more cores")
 
 
 def _count(installed: int, affinity: int, quota: float | None) -> Iterator[Finding]:
@@ -47,7 +47,7 @@ def _count(installed: int, affinity: int, quota: float | None) -> Iterator[Findi
         f"cores to use: {cores:.3g}; os.cpu_count() says {installed}, affinity gives {affinity}, and there "
         f"is {limit}"
     )
-    remedy = f"take num_workers and thread counts not from os.cpu_count(), but as {max(1, int(cores))}"
+    remedy = f"derive num_workers and thread counts not from os.cpu_count(), but use {max(1, int(cores))}"
     yield judged("cores", cores < installed, text, remedy)
 
 
@@ -58,7 +58,7 @@ def _throttling(stat: dict[str, int]) -> Iterator[Finding]:
         return
     lost = stat.get("throttled_usec", 0) / 1e6 or stat.get("throttled_time", 0) / 1e9
     text = f"throttled in {throttled:,} of {periods:,} periods so far, for {in_duration(lost)}"
-    remedy = "ask for more cores, or use no more threads and workers than those"
+    remedy = "request more cores, or use no more threads and workers than cores"
     yield judged("cores", throttled > _OFTEN * periods, text, remedy)
 
 
@@ -76,7 +76,7 @@ def check_memory(examined: Examined) -> Iterator[Finding]:
     killed = groups.table("memory", "memory.events").get("oom_kill", 0)
     if killed:
         yield warning(
-            "memory", f"processes of this group that were killed for want of memory so far: {killed:,}",
+            "memory", f"processes of this group killed so far because memory ran out: {killed:,}",
             "fewer worker processes (FastLoader's threads share one), a smaller cache, or a higher limit",
         )  # fmt: skip
     yield _shared_memory(os.statvfs(_SHARED) if os.path.isdir(_SHARED) else None, available_cpus())
@@ -84,7 +84,7 @@ def check_memory(examined: Examined) -> Iterator[Finding]:
 
 def _shared_memory(status: os.statvfs_result | None, workers: int) -> Finding:
     if status is None:
-        return ok("memory", f"there is no {_SHARED} here, and nothing needs it")
+        return ok("memory", f"there is no {_SHARED} here, and it is not needed")
     size, free = status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
     batch = _BATCH * _SHAPE[0] * _SHAPE[1] * _SHAPE[2] * _ITEM
     needed = batch * _PREFETCH * workers
@@ -157,7 +157,7 @@ def _thread_settings(environment: Mapping[str, str], cores: int, seen: int) -> I
     for name, value in given.items():
         first = value.split(",")[0].strip()
         if not first.isdigit() or int(first) < 1:
-            yield warning("threads", f"{name}={value!r} is no number of threads", f"unset {name}")
+            yield warning("threads", f"{name}={value!r} is not a number of threads", f"unset {name}")
             continue
         is_bad = int(first) > cores
         text = f"{name}={value}, {'and it has' if is_bad else 'of'} {counted(cores, 'core')}"

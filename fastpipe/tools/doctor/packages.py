@@ -90,7 +90,7 @@ def _torch(facts: Mapping[str, Any], crashed: str, gpus: int) -> Iterator[Findin
     yield ok(_TOPIC, f"torch {facts['version']}, built {built}")
     if "why_no_numpy" in facts:
         yield problem(
-            _TOPIC, f"torch cannot hand arrays to NumPy: {facts['why_no_numpy']}",
+            _TOPIC, f"torch cannot convert tensors to NumPy: {facts['why_no_numpy']}",
             'pip install "numpy<2", or a torch that was built for NumPy 2',
         )  # fmt: skip
     if facts.get("gpus"):
@@ -100,7 +100,7 @@ def _torch(facts: Mapping[str, Any], crashed: str, gpus: int) -> Iterator[Findin
     elif gpus:
         yield _unseen(facts, gpus)
     elif not facts.get("hip"):
-        yield ok(_TOPIC, "no NVIDIA GPU is here: batches stay on the CPU, and nothing is missing for that")
+        yield ok(_TOPIC, "no NVIDIA GPU was found: batches stay on the CPU, which needs no further package")
 
 
 def _unseen(facts: Mapping[str, Any], gpus: int) -> Finding:
@@ -125,7 +125,7 @@ def _unseen(facts: Mapping[str, Any], gpus: int) -> Finding:
     if hidden is not None and hidden.strip() in ("", "-1"):
         return warning(_TOPIC, f"{text}: {_HIDDEN}={hidden!r} hides them", f"unset {_HIDDEN}")
     why = facts.get("why_no_gpus") or f"driver {_dotted(driver)} and CUDA {cuda} should go together"
-    return problem(_TOPIC, f"{text}: {why}", "python -c 'import torch; torch.zeros(1).cuda()' says more")
+    return problem(_TOPIC, f"{text}: {why}", "python -c 'import torch; torch.zeros(1).cuda()' shows details")
 
 
 def _dotted(version: int) -> str:
@@ -143,7 +143,7 @@ def _distributions(
         text = ", ".join(f"{name} {installed[name]}" for name in names)
         if len(names) > 1:
             yield warning(
-                _TOPIC, f"{text} are all installed, and one lies over the other's files",
+                _TOPIC, f"{text} are all installed, and one overwrites files of the other",
                 f"pip uninstall {' '.join(names)}, then install one of them",
             )  # fmt: skip
         elif names and cuda and gpus and set(names.values()) != {cuda.split(".")[0]}:
@@ -194,7 +194,7 @@ def _tensorflow(answer: Answer, installed: Mapping[str, str]) -> Iterator[Findin
     text = ", ".join(f"{name} {installed[name]}" for name in names) or "TensorFlow"
     if len(names) > 1:
         yield warning(
-            _TOPIC, f"{text} are both installed, and one lies over the other's files",
+            _TOPIC, f"{text} are both installed, and one overwrites files of the other",
             f"pip uninstall {' '.join(names)}, then install one of them",
         )  # fmt: skip
     if answer.why:

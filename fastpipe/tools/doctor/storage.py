@@ -43,7 +43,7 @@ def check(examined: Examined) -> Iterator[Finding]:
     count = "1 file" if found.walked == 1 else f"{found.walked:,} files"
     if not found.is_all:
         count = f"some of the files, {found.walked:,} of them seen"
-    yield ok(_TOPIC, f"looked at {count}: {in_bytes(mean)} on average")
+    yield ok(_TOPIC, f"examined {count}: {in_bytes(mean)} on average")
     yield from _sequential(found)
     yield from _small(found)
 
@@ -52,13 +52,14 @@ def _kind(name: str, system: FileSystem) -> Finding:
     text = f"{name} is on {system.name}"
     if system.is_fuse:
         return warning(
-            _TOPIC, f"{text}: a program answers for it, with several requests a file where it asks a bucket",
+            _TOPIC,
+            f"{text}: a user-space program serves it, with several requests for each file of a bucket",
             "have fastpipe read the bucket itself: FastImageFolder('s3://…', stage=Stage('/local/disk')), or "
             "FastImageFolder(FOLDER, stage=…), which keeps local copies",
         )  # fmt: skip
     if system.is_remote:
         return warning(
-            _TOPIC, f"{text}: each file is fetched over a network, or from outside of this machine",
+            _TOPIC, f"{text}: each file is fetched over a network, or from outside this machine",
             "FastImageFolder(FOLDER, stage=Stage('/local/disk')), or copy it to a local disk once",
         )  # fmt: skip
     return ok(_TOPIC, text)
@@ -90,9 +91,9 @@ def _small(found: Sample) -> Iterator[Finding]:
 
 def _past(rate: Rate) -> str:
     if rate.missed is None:
-        return "with the system told to forget them"
+        return "after dropping them from the page cache"
     if rate.missed < _NOT_FORGOTTEN:
-        return f"which the system would not forget ({1 - rate.missed:.0%} were in memory all the same)"
+        return f"which could not be dropped from the page cache ({1 - rate.missed:.0%} stayed in memory)"
     return "from the disk"
 
 
@@ -102,13 +103,13 @@ def check_cache(examined: Examined) -> Iterator[Finding]:
     system = file_system(str(there))
     text = f"{folder} is on {system.name}, with {in_bytes(system.free)} free"
     if folder.exists() and not folder.is_dir():
-        yield warning(_CACHE, f"{folder} is no folder: nothing is kept", _REMEDY)
+        yield warning(_CACHE, f"{folder} is not a folder: nothing is cached", _REMEDY)
     elif not os.access(there, os.W_OK | os.X_OK):
         yield warning(_CACHE, f"{text}, and cannot be written to: folders are listed at each start", _REMEDY)
     elif system.is_remote:
         yield warning(_CACHE, f"{text}: caches of decoded images would be read over a network", _REMEDY)
     elif system.free < _LITTLE:
-        yield warning(_CACHE, f"{text}: Cache('disk') has no room", f"free some, or {_REMEDY}")
+        yield warning(_CACHE, f"{text}: Cache('disk') has no room", f"free some space, or {_REMEDY}")
     else:
         yield ok(_CACHE, text)
 

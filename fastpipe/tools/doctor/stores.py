@@ -25,7 +25,9 @@ _CODE = """
 from fastpipe.tools.doctor.stores import measure
 answer(measure(*_asked))
 """
-_REMEDY = "see that URL, endpoint and credentials (environment or credentials file) are those of the training"
+_REMEDY = (
+    "check that URL, endpoint and credentials (environment or credentials file) are those of the training"
+)
 
 
 def check(examined: Examined) -> Iterator[Finding]:
@@ -59,7 +61,11 @@ def _connections(found: Mapping[str, Any], images_s: float | None) -> Finding:
     seconds = sum(found["whole"]) / len(found["whole"])  # Little's law needs the mean
     alone = f"one request at a time brings {1 / seconds:,.0f} objects/s"
     if images_s is None:
-        return ok(_TOPIC, f"{alone}; n at a time n times as many, until the line is full (Little's law)")
+        return ok(
+            _TOPIC,
+            f"{alone}; n requests at a time bring n times as many, until the bandwidth is used up "
+            "(Little's law)",
+        )
     rate = images_s * available_cpus()
     needed = math.ceil(rate * seconds)
     text = (

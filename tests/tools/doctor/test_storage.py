@@ -158,6 +158,6 @@ def test_a_real_store_is_measured_and_no_secret_is_shown(s3: Any, photo_tree: Pa
         assert keys[1] not in text
         wrong = "hush-this-is-wrong"
         code, found, text = doctor(f"s3://{name}/train", endpoint, keys[0], wrong, tmp_path)
-        assert code == 1 and "does not let these credentials in" in found[0]["text"] and wrong not in text
+        assert code == 1 and "refuses these credentials" in found[0]["text"] and wrong not in text
         code, found, _ = doctor(f"s3://{name}/nothing", endpoint, *keys, tmp_path)
         assert code == 0 and [one["state"] for one in found] == ["warning"]

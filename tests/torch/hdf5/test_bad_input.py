@@ -96,8 +96,8 @@ def test_files_that_cannot_be_read_are_named(path: Path, tmp_path: Path) -> None
         FastHDF5Dataset(path, ["x", "y"])
     with pytest.raises(OptionError, match="no HDF5 file was named"):
         FastHDF5Dataset([], "x")
-    (tmp_path / "text.h5").write_text("this is no HDF5 file")
-    with pytest.raises(HDF5Error, match=r"text\.h5 is no HDF5 file"):
+    (tmp_path / "text.h5").write_text("this is not an HDF5 file")
+    with pytest.raises(HDF5Error, match=r"text\.h5 is not an HDF5 file"):
         FastHDF5Dataset(tmp_path / "text.h5", "x")
     (tmp_path / "short.h5").write_bytes(path.read_bytes()[:1500])
     with pytest.raises(HDF5Error, match=r"short\.h5 cannot be opened, it may be cut off"):

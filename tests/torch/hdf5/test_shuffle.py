@@ -187,8 +187,8 @@ def test_datasets_without_groups_are_refused(path: Path) -> None:
     for dataset in (rows, Subset(rows, [0]), ConcatDataset([dataset_of(path), rows])):
         with pytest.raises(OptionError, match="those of a TensorDataset are not: use shuffle=True"):
             FastLoader(dataset, shuffle=GROUPS)
-    with pytest.raises(OptionError, match="an IterableDataset has not"):
+    with pytest.raises(OptionError, match="an IterableDataset has none"):
         FastLoader(_Stream(), shuffle=GROUPS)
     for options in ({"sampler": [1]}, {"batch_sampler": [[1]]}):
-        with pytest.raises(OptionError, match="and a sampler both say in which order"):
+        with pytest.raises(OptionError, match="and a sampler both define the order"):
             FastLoader(dataset_of(path), shuffle=GROUPS, **options)

@@ -55,9 +55,9 @@ def test_volumes_that_are_missing_are_named(tmp_path: Path, array: Any) -> None:
 
 
 NO_VOLUMES: dict[str, tuple[bytes, str]] = {
-    "notes.txt": (b"no volume", "no volume that fastpipe knows"),
-    "empty.npy": (b"", "no volume that fastpipe knows"),
-    "x.npy": (b"\x93NUMPY" + bytes(9), r"x\.npy is no array of NumPy's"),
+    "notes.txt": (b"no volume", "not a volume in a supported format"),
+    "empty.npy": (b"", "not a volume in a supported format"),
+    "x.npy": (b"\x93NUMPY" + bytes(9), r"x\.npy is not a NumPy array"),
     "x.tif": (b"II*\0" + bytes(30), r"x\.tif cannot be read as TIFF"),
     "x.h5": (b"\x89HDF\r\n\x1a\n" + bytes(90), r"x\.h5"),
     "x.nii": (bytes(400), r"x\.nii cannot be read as a NIfTI image"),

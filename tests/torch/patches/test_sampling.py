@@ -182,7 +182,7 @@ def test_classes_that_are_in_no_volume_are_named(tmp_path: Path, caplog: pytest.
 
 
 def test_complex_labels_are_refused() -> None:
-    with pytest.raises(OptionError, match="labels that are above 0 or not, and these are complex64"):
+    with pytest.raises(OptionError, match="Foreground needs numeric labels, and these are complex64"):
         around(labelled((1, ONE)).astype("c8"))
 
 
