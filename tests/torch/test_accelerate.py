@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
-from streams import outcomes, stream
+from streams import stream
 from torch.utils.data import (
     ConcatDataset,
     DataLoader,
@@ -27,7 +26,7 @@ from torchvision.datasets.folder import pil_loader
 
 from fastpipe import Cache, FastImageFolder, FastLoader, Shard, accelerate
 from fastpipe.bench.synthetic import photo_tree
-from fastpipe.errors import BadSampleError, OptionError
+from fastpipe.errors import OptionError
 
 STEADY = v1.Compose([v1.Resize(40), v1.CenterCrop(32), v1.ToTensor(), v1.Normalize([0.5] * 3, [0.2] * 3)])
 RANDOM = v1.Compose([v1.RandomResizedCrop(24), v1.RandomHorizontalFlip(), v1.ToTensor()])
@@ -89,16 +88,6 @@ def test_wrapped_folders_are_fast_too(tree: Path, other_tree: Path, build: Any, 
         assert stream(fast) == stream(stock)
 
 
-def test_tensors_beside_images_go_to_the_users_collate_fn(tree: Path, other_tree: Path) -> None:
-    mixed = ConcatDataset([ImageFolder(tree, STEADY), ImageFolder(other_tree)])
-
-    def content(samples: list[Any]) -> list[Any]:
-        return [np.asarray(image).tobytes() for image, _ in samples]
-
-    stock, fast = pair(mixed, batch_size=5, sampler=[14, 15, 16, 0, 20], collate_fn=content)
-    assert list(fast) == list(stock)
-
-
 def test_changes_of_the_users_dataset_take_effect(tree: Path) -> None:
     dataset = ImageFolder(tree, STEADY)
     stock, fast = pair(dataset, batch_size=4)
@@ -110,9 +99,6 @@ def test_changes_of_the_users_dataset_take_effect(tree: Path) -> None:
     dataset.loader = lambda path: Image.new("RGB", (30, 30))
     assert "loads images with '<lambda>'" in repr(fast.plan)
     assert stream(fast) == stream(stock)
-
-
-# ---- code of the script -----------------------------------------------------------------------------
 
 
 class _Own(ImageFolder):
@@ -131,14 +117,6 @@ class _OwnClasses(ImageFolder):
         return classes[::-1], {name: number for number, name in enumerate(classes[::-1])}
 
 
-class _Squares:
-    def __len__(self) -> int:
-        return 9
-
-    def __getitem__(self, index: int) -> int:
-        return index**2
-
-
 def _teal(path: str) -> Any:
     return Image.new("RGB", (40, 40), "teal")
 
@@ -147,7 +125,7 @@ CODE = [
     pytest.param(lambda tree: _Own(tree, STEADY), "_Own has its own __getitem__", 2, id="samples"),
     pytest.param(lambda tree: _OwnBatches(tree, STEADY), "_OwnBatches has its own __getitems__", 0, id="batches"),
     pytest.param(lambda tree: ImageFolder(tree, STEADY, loader=_teal), "loads images with", 2, id="loader"),
-    pytest.param(lambda tree: _Squares(), "_Squares is no ImageFolder", 0, id="own class"),
+    pytest.param(lambda tree: range(9), "range is no ImageFolder", 0, id="own class"),
     pytest.param(lambda tree: Subset(_Own(tree, STEADY), [1, 2]), "_Own has its own __getitem__", 0, id="Subset"),
     pytest.param(
         lambda tree: ConcatDataset([ImageFolder(tree, STEADY), _Own(tree, STEADY)]), "_Own has its own", 2, id="Concat"
@@ -176,11 +154,6 @@ def test_subclasses_that_load_like_imagefolder_are_fast(tree: Path) -> None:
         assert stream(fast) == stream(stock)
 
 
-class _Counting(DataLoader[Any]):
-    def __iter__(self) -> Any:
-        return enumerate(super().__iter__())
-
-
 class _WithEpoch(DataLoader[Any]):
     def set_epoch(self, epoch: int) -> None:
         self.dataset.epoch = epoch  # type: ignore[attr-defined]
@@ -196,11 +169,11 @@ class _Renamed(DataLoader[Any]):
 
 
 def test_loaders_with_code_of_their_own_are_refused(tree: Path) -> None:
-    for kind, name in ((_Counting, "__iter__"), (_WithEpoch, "set_epoch"), (_OwnFast, "__iter__")):
+    for kind, name in ((_WithEpoch, "set_epoch"), (_OwnFast, "__iter__")):
         with pytest.raises(OptionError, match=f"{kind.__name__} has its own {name}"):
-            accelerate(kind(_Squares()))
+            accelerate(kind(range(9)))
     with pytest.raises(OptionError, match=r"use FastLoader\(dataset, …\)"):
-        accelerate(_Squares())  # type: ignore[arg-type]
+        accelerate(range(9))  # type: ignore[arg-type]
     dataset = ImageFolder(tree, STEADY)
     assert stream(accelerate(_Renamed(dataset, 4))) == stream(DataLoader(dataset, 4))
 
@@ -211,9 +184,6 @@ def test_iterable_datasets_pass_through_without_options_that_have_no_effect() ->
     for options in ({"device": "cpu"}, {"augment": print}):
         with pytest.raises(OptionError, match=f"{next(iter(options))}= has no effect on an IterableDataset"):
             accelerate(stock, **options)  # type: ignore[arg-type]
-
-
-# ---- more than the loader had -----------------------------------------------------------------------
 
 
 def test_a_seed_replaces_a_plain_shuffle_only(tree: Path) -> None:
@@ -255,9 +225,6 @@ def test_a_cache_that_would_have_no_effect_is_refused(tree: Path, make: Any) -> 
         FastLoader(make(tree), 4, cache="ram")
     with pytest.raises(OptionError, match="no effect"):
         accelerate(DataLoader(make(tree), 4), cache="ram")
-
-
-# ---- plan and reference -----------------------------------------------------------------------------
 
 
 def test_the_plan_says_why(tree: Path) -> None:
@@ -304,26 +271,16 @@ CHANGES: dict[str, Any] = {
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 @pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"shuffle": True, "seed": 5}], ids=str)
 def test_scripts_may_change_batches_of_a_loader(change: Any, options: dict[str, Any]) -> None:
-    fast = FastLoader(_Squares(), 2, collate_fn=str, **options)
+    fast = FastLoader(range(9), 2, collate_fn=str, **options)
     change(fast)
     plan, stock = repr(fast.plan), fast.reference()
     assert stream(stock, 1) == stream(fast, 1)
     assert plan == repr(fast.plan), "said before the first epoch as well"
     if "seed" not in options:
-        own, fast = (kind(_Squares(), 2, collate_fn=str, **options) for kind in (DataLoader, FastLoader))
+        own, fast = (kind(range(9), 2, collate_fn=str, **options) for kind in (DataLoader, FastLoader))
         change(own), change(fast)
         assert stream(own, 1) == stream(fast, 1) == stream(accelerate(own), 1)
         assert len(own) == len(fast) == len(accelerate(own))
-
-
-def test_bad_files_are_named(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "broken.jpg").write_bytes(b"nothing")
-    for workers in (0, 1):
-        loader = FastLoader(ImageFolder(tmp_path, STEADY), num_workers=workers, workers="processes")
-        (error,) = outcomes(loader)
-        assert isinstance(error, BadSampleError)
-        assert "sample 0 could not be read" in str(error) and "broken.jpg" in str(error)
 
 
 class _Repeating:
@@ -361,7 +318,7 @@ def _multi_epochs(kind: Any) -> Any:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loader_may_have_batches_without_end(tree: Path, workers: int) -> None:
-    for dataset in (ImageFolder(tree, STEADY), _Squares()):
+    for dataset in (ImageFolder(tree, STEADY), range(9)):
         found = []
         for kind in (DataLoader, FastLoader):
             torch.manual_seed(0)

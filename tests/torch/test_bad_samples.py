@@ -16,9 +16,9 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 
-from fastpipe import BadSamples, FastImageFolder, FastLoader
+from fastpipe import FastImageFolder, FastLoader
 from fastpipe.bench.synthetic import photo_tree
-from fastpipe.errors import BadSampleError, TooManyBadSamplesError
+from fastpipe.errors import BadSampleError
 
 BY_PROCESSES = functools.partial(FastLoader, workers="processes")
 
@@ -81,9 +81,6 @@ def _content(image: Any) -> bytes:
     return image.numpy().tobytes() if isinstance(image, torch.Tensor) else image.tobytes()
 
 
-# ---- raise ----------------------------------------------------------------------------------
-
-
 @pytest.mark.few(14)
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
 @pytest.mark.parametrize("how", BAD)
@@ -121,9 +118,6 @@ def test_iteration_may_continue_after_the_error(tree: Path, kind: Any, workers: 
         assert f"sample {index} " in str(error) and dataset.samples[index][0] in str(error)
 
 
-# ---- replace --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
 def test_replace_puts_another_sample_of_the_class(tree: Path, transform: Any) -> None:
     dataset = _broken(tree, [0, 3, 8], bad_samples="replace", transform=transform)
@@ -138,12 +132,6 @@ def test_replace_puts_another_sample_of_the_class(tree: Path, transform: Any) ->
     ):
         assert [target for _, target in samples] == targets
     assert _content(dataset[0][0]) in {_content(dataset[index][0]) for index in (1, 2, 4, 5)}
-
-
-def test_replacements_differ_by_draw(tree: Path) -> None:
-    dataset = _broken(tree, [0], bad_samples="replace")
-    ((images, _),) = FastLoader(dataset, 30, sampler=[0] * 30, seed=2)
-    assert len(set(map(_content, images))) == PER_CLASS - 1
 
 
 def test_replace_finds_the_only_readable_file(tmp_path: Path) -> None:
@@ -165,9 +153,6 @@ def test_replace_fails_when_the_class_has_no_readable_file(tree: Path, bad: Any)
     dataset.samples = [(path, "cat" if target else "dog") for path, target in dataset.samples[-2:]]
     BAD["empty"](Path(dataset.samples[0][0]))
     assert dataset[0][1] == "cat", "classes are those of the edited samples"
-
-
-# ---- skip -----------------------------------------------------------------------------------
 
 
 @pytest.mark.few(16)
@@ -216,13 +201,6 @@ def test_an_empty_batch_of_several_folders_names_its_first_sample(
             assert (error.path, error.index) == (path, index)
 
 
-def test_all_bad_is_an_error_and_not_an_empty_epoch(tree: Path) -> None:
-    dataset = _broken(tree, range(12), bad_samples="skip")
-    for loader in (FastLoader(dataset, 4), BY_PROCESSES(dataset, 4, num_workers=1), DataLoader(dataset, 4)):
-        error = outcomes(loader)[0]
-        assert isinstance(error, BadSampleError) and "sample" in str(error)
-
-
 def test_a_single_sample_cannot_be_skipped(tree: Path) -> None:
     dataset = _broken(tree, [3], bad_samples="skip")
     with pytest.raises(BadSampleError) as caught:
@@ -238,19 +216,6 @@ def test_an_error_between_filled_batches_loses_no_other_batch(tree: Path) -> Non
     found = outcomes(FastLoader(dataset, 4, sampler=[0, 1, 2, 3, 4, 5, 6, 99, 7, 8, 9, 10]), _labels)
     assert isinstance(found[0], IndexError)
     assert found[1:] == [[1, 2, 3, 7], [8, 9, 10]]
-
-
-# ---- log and budget ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_the_error_budget_is_kept(tree: Path, workers: int) -> None:
-    dataset = _broken(tree, [0, 5, 6], bad_samples=BadSamples("skip", max_errors=2))
-    found = outcomes(BY_PROCESSES(dataset, 4, num_workers=workers))
-    error = next(one for one in found if isinstance(one, Exception))
-    assert type(error) is TooManyBadSamplesError and "max_errors=2" in str(error)
-    enough = _broken(tree, [], bad_samples=BadSamples("skip", max_errors=3))
-    assert sum(len(labels) for _, labels in BY_PROCESSES(enough, 4, num_workers=workers)) == 9
 
 
 def test_a_warning_names_each_bad_sample_once(tree: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -257,15 +257,6 @@ def test_fit_begins_anew_and_leaves_the_profiler_as_it_was(clock: ManualClock, t
     assert timer.epochs == [] and failing.profiler.start == before
 
 
-def test_the_rest_of_an_epoch_is_timed_after_a_restart(clock: ManualClock, tmp_path: Path) -> None:
-    trainer_with(tmp_path, Saving(), max_epochs=1).fit(Module(clock), samples(clock))
-    timer = EpochTimer()
-    with pytest.warns(UserWarning):  # of Lightning, about loaders that cannot resume
-        trainer_with(tmp_path, timer).fit(Module(clock), samples(clock), ckpt_path=tmp_path / "one.ckpt")
-    assert [times.steps for times in timer.epochs] == [2, 3]
-    assert timer.epochs[0].waiting == pytest.approx(timer.epochs[1].waiting)
-
-
 def test_waiting_is_unknown_if_the_loop_does_not_report_it(
     clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

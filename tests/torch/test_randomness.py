@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from threadpoolctl import threadpool_info
-from torchvision.transforms import v2
 
 from fastpipe import FastImageFolder, FastLoader
 from fastpipe.torch.randomness import (
@@ -118,18 +115,6 @@ def test_a_named_generator_is_used() -> None:
     assert torch.equal(unnamed, torch.rand(3, generator=_seeded(5)))
 
 
-def test_modes_nest() -> None:
-    with KeyedGenerator(1):
-        outer = torch.rand(2)
-        with KeyedGenerator(2):
-            inner = torch.rand(2)
-        following = torch.rand(2)
-    generator = _seeded(1)
-    assert torch.equal(outer, torch.rand(2, generator=generator))
-    assert torch.equal(following, torch.rand(2, generator=generator))
-    assert torch.equal(inner, torch.rand(2, generator=_seeded(2)))
-
-
 @pytest.mark.parametrize("run", [run_keyed, run_seeded])
 def test_any_integer_is_a_seed(run: Callable[..., Any]) -> None:
     draw = [lambda size: torch.rand(size)]
@@ -172,32 +157,6 @@ def test_python_numpy_and_torch_do_not_draw_the_same_numbers() -> None:
     assert np.unique(draws.round(6)).size > 1450
 
 
-SCRIPT = """
-import random, numpy as np, torch
-from fastpipe.torch.randomness import run_seeded, run_keyed
-from torchvision.transforms import v2
-draw = lambda _: [random.random(), float(np.random.rand()), torch.rand(()).item()]
-print([run_seeded([draw], None, seed) for seed in (7, 3)])
-print(run_keyed([v2.RandomRotation(30)], torch.arange(16.).reshape(1, 4, 4), 2**63 + 5).tolist())
-"""
-
-
-@pytest.mark.slow
-def test_another_thread_or_process_in_another_order_gives_the_same() -> None:
-    def draw(_: Any) -> list[float]:
-        return [random.random(), float(np.random.rand()), torch.rand(()).item()]
-
-    here = {seed: run_seeded([draw], None, seed) for seed in (3, 7)}
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(run_seeded, [draw], None, 7).result() == here[7]
-    rotated = run_keyed([v2.RandomRotation(30)], torch.arange(16.0).reshape(1, 4, 4), 2**63 + 5)
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == [str([here[7], here[3]]), str(rotated.tolist())]
-
-
-# ---- keys --------------------------------------------------------------------------------------------
-
-
 def test_samples_take_the_draws_of_their_threads_key_in_order() -> None:
     with pytest.raises(KeyError), keyed(key_for(7, 3, 10, 4)):
         first, is_keyed = take_key(1)
@@ -223,9 +182,6 @@ def test_without_a_key_the_seed_is_drawn_from_torchs_generator_when_it_is_needed
     torch.set_rng_state(before)
     assert [take_key(3)[0].seed for _ in range(2)] == seeds[1:]
     assert seeds[0] == seeds[1] != seeds[2] and key.draws.tolist() == [0, 1, 2]
-
-
-# ---- torch's own threads -----------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(

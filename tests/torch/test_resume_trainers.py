@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -96,8 +94,6 @@ LOADERS: dict[str, Callable[[Path], FastLoader[Any]]] = {
     "photos of a seed with workers": lambda path: images(path, num_workers=1, workers="processes"),
 }
 
-# ---- Accelerate -------------------------------------------------------------------------------------------
-
 
 def accelerated(
     make: Callable[[], FastLoader[Any]], folder: Path, stop: tuple[int, Any] | None, resumes: bool, how: str
@@ -135,7 +131,7 @@ def accelerated(
     return found
 
 
-@pytest.mark.few(9)
+@pytest.mark.few(6)
 @pytest.mark.parametrize("how", ["skip", "set_epoch", "just iterate"])
 @pytest.mark.parametrize("name", LOADERS)
 def test_accelerates_recipe_resumes_exactly(photos: Path, tmp_path: Path, name: str, how: str) -> None:
@@ -209,47 +205,6 @@ def test_skipping_that_cannot_be_exact_is_an_error(photos: Path, tmp_path: Path,
         next(iter(plain))
 
 
-SCRIPT = """
-import json, sys
-import torch
-from accelerate import Accelerator
-from fastpipe import FastLoader
-from fastpipe.torch import prepare
-
-folder, mode = sys.argv[1:]
-torch.manual_seed(1)
-accelerator = Accelerator(cpu=True)
-loader = prepare(accelerator, FastLoader(list(range(24)), batch_size=3, shuffle=True))
-first, step = 0, 0
-if mode == "again":
-    accelerator.load_state(folder)
-    first, step = 1, 3
-for epoch in range(first, 3):
-    batches = accelerator.skip_first_batches(loader, step) if step and epoch == first else loader
-    for number, batch in enumerate(batches, 1):
-        print(json.dumps(batch.tolist()))
-        if (mode, epoch, number) == ("stopped", 1, 3):
-            accelerator.save_state(folder)
-            sys.exit()
-"""
-
-
-@pytest.mark.slow  # three processes that import Accelerate
-def test_accelerates_recipe_resumes_in_new_processes(tmp_path: Path) -> None:
-    def run(mode: str) -> list[Any]:
-        command = [sys.executable, "-c", SCRIPT, str(tmp_path / "state"), mode]
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-        assert ran.returncode == 0, ran.stderr
-        return [json.loads(line) for line in ran.stdout.splitlines()]
-
-    whole = run("whole")
-    assert len(whole) == 24
-    assert run("stopped") + run("again") == whole
-
-
-# ---- Hugging Face's Trainer -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("shuffle", [True, Shuffle(unit="sample")])
 def test_hugging_faces_trainer_resumes_exactly(shuffle: Any) -> None:
     """Its loop skips by ``accelerate.skip_first_batches``, without a state, and then sets the epoch's number, of
@@ -289,9 +244,6 @@ def test_batches_of_a_loader_that_is_not_prepared_can_be_skipped() -> None:
     assert seen(again) == epochs[1]
 
 
-# ---- Lightning --------------------------------------------------------------------------------------------
-
-
 class SaveEach(pl.Callback):
     """Checkpoints after each batch, validation and epoch."""
 
@@ -325,7 +277,7 @@ def fit(make: Callable[[], Any], folder: Path, start: Path | None = None, **opti
 @pytest.mark.filterwarnings(
     "ignore:.*does not have many workers", "ignore:.*LeafSpec.* is deprecated:FutureWarning"
 )
-@pytest.mark.few(5)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("options", [{}, {"val_check_interval": 2}, {"limit_val_batches": 0}], ids=str)
 @pytest.mark.parametrize("name", [name for name in LOADERS if name != "photos of a seed with workers"])
 def test_lightning_resumes_exactly(photos: Path, tmp_path: Path, name: str, options: dict[str, Any]) -> None:
@@ -343,9 +295,6 @@ def test_lightning_resumes_exactly(photos: Path, tmp_path: Path, name: str, opti
     if name in ("shuffle", "photos") and "limit_val_batches" in options:
         with pytest.warns(UserWarning, match="begins with epoch"):
             fit(make, tmp_path, tmp_path / "epoch-4.ckpt", **options)
-
-
-# ---- others -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["seed", "shuffle", "generator", "sampler", "photos, seed"])

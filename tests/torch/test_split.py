@@ -85,14 +85,6 @@ def test_batches_are_those_of_the_two_halves(tree: Path, transform: Any, place: 
         assert stream(loader) != expected, "another epoch"
 
 
-@pytest.mark.slow
-@of_each_place
-def test_spawned_workers_make_the_same(tree: Path, place: str) -> None:
-    options: dict[str, Any] = {"workers": "processes", "multiprocessing_context": "spawn"}
-    loader = loader_of(FastImageFolder(tree, SIMCLR), place, num_workers=1, **options)
-    assert stream(loader) == expected_of(tree, SIMCLR)
-
-
 @of_each_place
 def test_samples_do_not_depend_on_their_batches(tree: Path, place: str) -> None:
     """Neither on the size of batches, nor on ranks, wrappers, or the place of the second half."""
@@ -170,8 +162,6 @@ def test_layouts_modes_and_kept_batches_change_nothing(tree: Path) -> None:
     list(loader)
     assert stream(kept) == expected
 
-
-# ---- what is split -------------------------------------------------------------------------------
 
 COLOUR = v1.ColorJitter(0.4)
 TWO_CHANNELS = v1.Normalize([0.5] * 2, [0.5] * 2)
@@ -259,9 +249,6 @@ def test_the_plan_of_a_split_and_of_its_pickle_say_where(tree: Path) -> None:
     assert again.head.output == split.head.output and "decoded somehow" in again.describe("here")
 
 
-# ---- by measurement ------------------------------------------------------------------------------
-
-
 def test_the_faster_way_is_taken(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = FastImageFolder(tree, SIMCLR)
     whole, split = (stream(FastLoader(dataset, 4, seed=3, augment=how)) for how in (None, "split"))
@@ -299,18 +286,6 @@ def test_a_device_gets_the_work_if_epochs_become_faster(costs: Any, epochs: Any,
         placing.seen(*epoch)
         found.append(placing.place)
     assert found == places.split()
-
-
-def test_the_pace_of_a_whole_epoch_is_measured(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[tuple[float, float]] = []
-    monkeypatch.setattr(splitting.SplitChoice, "seen", lambda self, *epoch: found.append(epoch))
-    loader = loader_of(FastImageFolder(tree, SIMCLR), device="cpu")
-    for _ in loader:
-        assert not found
-    ((period, waited),) = found
-    assert period >= waited > 0
-    next(iter(loader))
-    assert len(found) == 1
 
 
 def test_accelerated_loaders_and_chosen_workers_split_as_well(tree: Path) -> None:

@@ -59,10 +59,7 @@ class _Backwards(torch.utils.data.Sampler[int]):
         return SAMPLES
 
 
-# ---- torchrun ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_ranks_share_an_epoch(world: int, folder: Path) -> None:
     ranks = run_ranks("shard", folder, world, *TORCHRUN, str(world))
     assert [rank["shard"] for rank in ranks] == [[number, world, number, world] for number in range(world)]
@@ -84,9 +81,6 @@ def test_ranks_share_an_epoch(world: int, folder: Path) -> None:
         assert f"rank {number} and rank" in warning and "seed is" in warning
 
 
-# ---- Lightning -----------------------------------------------------------------------------------
-
-
 def trainer_of(folder: Path, *callbacks: Any, **options: Any) -> Any:
     options = {"max_epochs": 3, "enable_checkpointing": False, **options}
     return pl.Trainer(
@@ -105,7 +99,7 @@ def test_lightning_gives_the_batches_of_a_plain_loop(tree: Path, tmp_path: Path)
     again = FastLoader(dataset, 4, shuffle=True)
     assert module.seen == [seen_in(batch) for _ in range(3) for batch in again]
     # For these it makes the loader anew.
-    loader = FastLoader(dataset, 4, prefetch_batches=3, seed=SEED)
+    loader, trainer = FastLoader(dataset, 4, prefetch_batches=3, seed=SEED), trainer_of(tmp_path)
     assert trainer.predict(lightning_module(), loader) == [seen_in(batch) for batch in loader]
     used = trainer.predict_loop._combined_loader.flattened[0]
     assert (type(used), used.seed, used.prefetch_batches) == (FastLoader, SEED, 3)
@@ -167,9 +161,6 @@ def test_lightning_on_two_ranks(folder: Path) -> None:
     assert {rank["two batches"]["kinds"][-1] for rank in found} == {"ShardSampler"}
     few = [labels_of(rank["two batches"]["seen"]) for rank in found]
     assert few == [[*range(0, 16, 2)] * 2, [*range(1, 16, 2)] * 2]
-
-
-# ---- Accelerate ----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -355,34 +346,11 @@ def test_accelerate_on_two_ranks_resumes_with_one_and_three(folder: Path, accele
         assert [sum(rank["rest"], []), sum(rank["after"], [])] == [rest, after]
 
 
-# ---- timm ----------------------------------------------------------------------------------------
-
-
-class _Prefetching:
-    """Asks of the loader that it wraps what timm's PrefetchLoader asks."""
-
-    def __init__(self, loader: Any) -> None:
-        self.loader = loader
-        self.sampler, self.dataset, self.collate_fn = loader.sampler, loader.dataset, loader.collate_fn
-
-    def __iter__(self) -> Iterator[Any]:
-        waiting = None
-        for batch in self.loader:
-            if waiting is not None:
-                yield waiting
-            waiting = batch
-        yield waiting
-
-    def __len__(self) -> int:
-        return len(self.loader)
-
-
 @pytest.mark.parametrize("shard", [None, Shard(1, 2)])
-def test_a_loader_may_be_inside_timms(shard: Shard | None) -> None:
-    alone, wrapped = rows(shard=shard), _Prefetching(rows(shard=shard))
-    assert (len(wrapped.sampler), len(wrapped.dataset)) == (SAMPLES if shard is None else 10, SAMPLES)
-    for epoch in (0, 3):  # timm's training loop, with a sampler that has the method
-        wrapped.sampler.set_epoch(epoch)
+def test_timm_sets_the_epoch_of_the_sampler(shard: Shard | None) -> None:
+    alone, loader = rows(shard=shard), rows(shard=shard)
+    assert len(loader.sampler) == (SAMPLES if shard is None else 10)  # type: ignore[arg-type]
+    for epoch in (0, 3):
+        loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
         alone.set_epoch(epoch)
-        assert numbers(wrapped) == numbers(alone)
-    assert len(wrapped) == len(alone)
+        assert numbers(loader) == numbers(alone)

@@ -40,9 +40,6 @@ PLAIN = Compose([Resize((8, 8)), ToTensor()])
 MUCH = Compose([RandomResizedCrop(8), RandAugment(), ToTensor()])
 
 
-# ---- num_workers="auto" ------------------------------------------------------------------------------
-
-
 class _Watched:
     """Notes in which process it was used."""
 
@@ -58,22 +55,15 @@ class _Watched:
         return torch.zeros(1).fill_(sum(range(self.cost)))
 
 
-class _Broken:
+class _Failing:
+    def __init__(self, fail: Callable[[], Any]) -> None:
+        self.fail = fail
+
     def __len__(self) -> int:
         return 5
 
     def __getitem__(self, index: int) -> Any:
-        raise ValueError("broken")
-
-
-class _Stuck(_Broken):
-    def __getitem__(self, index: int) -> Any:
-        threading.Event().wait()
-
-
-class _Crashes(_Broken):
-    def __getitem__(self, index: int) -> Any:
-        os._exit(1)
+        return self.fail()
 
 
 @pytest.fixture
@@ -100,14 +90,15 @@ def test_samples_are_measured_in_another_process_which_is_gone() -> None:
 
 @pytest.mark.usefixtures("four_cores")
 def test_a_sample_that_takes_long_is_for_workers() -> None:
-    assert choose_workers(_Stuck(), None, 8) == (4, "no batch and no sample was ready within 0.9 s")
+    stuck = _Failing(threading.Event().wait)
+    assert choose_workers(stuck, None, 8) == (4, "no batch and no sample was ready within 0.9 s")
 
 
 @pytest.mark.usefixtures("patient")
-@pytest.mark.parametrize("kind", [_Broken, _Crashes])
-def test_a_dataset_that_works_in_no_other_process_stays_here(kind: Any) -> None:
+@pytest.mark.parametrize("fail", [lambda: 1 / 0, lambda: os._exit(1)], ids=["error", "crash"])
+def test_a_dataset_that_works_in_no_other_process_stays_here(fail: Any) -> None:
     why = "a sample cannot be made, or the dataset not be sent, in another process"
-    assert choose_workers(kind(), None, 8) == (0, why)
+    assert choose_workers(_Failing(fail), None, 8) == (0, why)
 
 
 def test_nothing_to_measure_needs_no_workers(four_cores: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,9 +238,6 @@ def test_garbage_of_the_parent_is_left_to_it(no_gc: None, four_cores: None) -> N
     assert freed_in[0] == os.getpid()
 
 
-# ---- the rule ----------------------------------------------------------------------------------------
-
-
 class _Own(Dataset[Any]):
     """The commonest dataset there is."""
 
@@ -333,14 +321,6 @@ def test_threads_do_the_work_of_workers_where_no_code_of_the_script_runs(tree: P
     assert bool(getattr(iterator, "_workers", ())) is (why != "")
 
 
-def test_without_workers_samples_are_made_here_as_by_a_data_loader() -> None:
-    for loader in (FastLoader(_Where(), 4), FastLoader(_Where(), 4, workers="processes")):
-        assert {pid for batch in loader for pid in batch.tolist()} == {os.getpid()}
-    made_in = {pid for batch in FastLoader(_Where(), 4, num_workers=2) for pid in batch.tolist()}
-    assert os.getpid() not in made_in
-    assert list(FastLoader(_Stream(), None, num_workers=1)) == [0, 1, 2]
-
-
 def test_more_workers_than_the_lock_of_one_process_allows_stay_processes(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -372,9 +352,6 @@ def test_options_that_cannot_work_are_refused_at_once(tree: Path) -> None:
             FastLoader(dataset, **{"workers": "threads", **options})
 
 
-# ---- requests of the parent --------------------------------------------------------------------------
-
-
 class _Counting(FastImageFolder):
     """The target of each sample is the number of its worker's batches that have begun and are not finished."""
 
@@ -404,9 +381,6 @@ def test_a_worker_with_threads_begins_the_next_batches(tree: Path) -> None:
     assert stream(FastLoader(dataset, 2, shuffle=True, **options)) == stream(
         FastLoader(dataset, 2, shuffle=True)
     )
-
-
-# ---- advice ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
