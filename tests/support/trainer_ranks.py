@@ -23,7 +23,9 @@ from fastpipe import FastImageFolder, FastLoader, Shard
 from fastpipe.errors import OptionError
 from fastpipe.torch import prepare
 
-__all__ = ["RANDOM", "SAMPLES", "SEED", "Rows", "lightning_module", "numbers", "rows", "run_ranks", "seen_in"]
+__all__ = [
+    "RANDOM", "SAMPLES", "SEED", "Rows", "lightning_module", "numbers", "rows", "run_ranks", "seen_in", "trainer_of"
+]  # fmt: skip
 
 SEED = 5
 SAMPLES = 19
@@ -85,6 +87,17 @@ def lightning_module(look: Callable[[Any], Any] = seen_in) -> Any:
             return torch.optim.SGD(self.parameters(), 0.1)
 
     return Module()
+
+
+def trainer_of(folder: Path, *callbacks: Any, **options: Any) -> Any:
+    """A trainer of Lightning's on the CPU that shows and logs nothing."""
+    from lightning import pytorch as pl
+
+    return pl.Trainer(**{
+        "accelerator": "cpu", "devices": 1, "max_epochs": 2, "logger": False, "enable_checkpointing": False,
+        "enable_progress_bar": False, "enable_model_summary": False, "default_root_dir": folder,
+        "callbacks": list(callbacks), **options,
+    })  # fmt: skip
 
 
 def run_ranks(what: str, folder: Path, world: int, *launcher: str) -> list[dict[str, Any]]:
@@ -153,8 +166,6 @@ def _shard(folder: Path) -> None:
 
 def _lightning(folder: Path) -> None:
     """Fit, predict and fit on two batches, with ``shard=`` and without."""
-    from lightning import pytorch as pl
-
     warnings.simplefilter("ignore")  # Lightning's advice: more workers, a logger …
     rank = int(os.environ.get("LOCAL_RANK", "0"))
     found = {}
@@ -163,10 +174,7 @@ def _lightning(folder: Path) -> None:
         ("predict", "predict", None, {}), ("predict, shard", "predict", Shard(rank, 2), {}),
         ("two batches", "fit", Shard(rank, 2), {"overfit_batches": 2}),
     ):  # fmt: skip
-        trainer = pl.Trainer(
-            accelerator="cpu", devices=2, strategy="ddp", max_epochs=2, logger=False, default_root_dir=folder,
-            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, **options,
-        )  # fmt: skip
+        trainer = trainer_of(folder, devices=2, strategy="ddp", **options)
         module = lightning_module()
         photos = FastImageFolder(folder / "photos", RANDOM, seed=SEED)
         loader = FastLoader(photos, batch_size=4, shuffle=stage == "fit", shard=shard)

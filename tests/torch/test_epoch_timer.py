@@ -17,6 +17,7 @@ import pytest
 import torch
 from clock import ManualClock
 from torch.utils.data import DataLoader, IterableDataset
+from trainer_ranks import trainer_of
 
 from fastpipe.errors import OptionError
 from fastpipe.torch import EpochTimer
@@ -117,14 +118,6 @@ class Saving(pl.Callback):
             trainer.save_checkpoint(f"{trainer.default_root_dir}/one.ckpt")
 
 
-def trainer_with(folder: Path, *callbacks: Any, **options: Any) -> Any:
-    options = {"logger": False, "max_epochs": 2, **options}
-    return pl.Trainer(
-        default_root_dir=folder, accelerator="cpu", devices=1, callbacks=list(callbacks),
-        enable_checkpointing=False, enable_model_summary=False, enable_progress_bar=False, **options,
-    )  # fmt: skip
-
-
 def samples(clock: ManualClock, workers: int = 0) -> DataLoader[Any]:
     return DataLoader(Samples(clock), 4, num_workers=workers)
 
@@ -135,7 +128,7 @@ def test_waiting_is_the_time_of_requests_to_the_loader_alone(
     timer, logger = EpochTimer(), pl.loggers.CSVLogger(tmp_path)
     # The sanity check before the first epoch, validation within epochs and after them do not count.
     options = {"val_check_interval": 2, "num_sanity_val_steps": 1, "logger": logger, "log_every_n_steps": 1}
-    trainer = trainer_with(tmp_path, timer, Saving(), **options)
+    trainer = trainer_of(tmp_path, timer, Saving(), **options)
     caplog.set_level(logging.INFO, "fastpipe.torch")
     trainer.fit(Module(clock), samples(clock), samples(clock))
     assert [times.epoch for times in timer.epochs] == [0, 1]
@@ -162,7 +155,7 @@ def test_batches_that_lightning_fetches_ahead_count_where_they_are_fetched(
     clock: ManualClock, tmp_path: Path
 ) -> None:
     timer = EpochTimer()
-    trainer_with(tmp_path, timer).fit(Module(clock), DataLoader(Stream(clock), 4))
+    trainer_of(tmp_path, timer).fit(Module(clock), DataLoader(Stream(clock), 4))
     first, second = timer.epochs
     assert (first.steps, second.steps) == (3, 3)
     # The first batch of the first epoch is fetched before that begins.
@@ -170,7 +163,7 @@ def test_batches_that_lightning_fetches_ahead_count_where_they_are_fetched(
     assert second.waiting == pytest.approx(3 * WAIT / second.seconds)
     assert second.images_per_second == pytest.approx(12 / second.seconds)
     with pytest.warns(UserWarning, match="dataloader_iter"):
-        trainer_with(tmp_path, timer, max_epochs=1).fit(Asking(clock), samples(clock))
+        trainer_of(tmp_path, timer, max_epochs=1).fit(Asking(clock), samples(clock))
     [times] = timer.epochs
     assert times.steps == 3 and times.step_seconds == pytest.approx(WAIT + STEP)
     assert times.waiting == pytest.approx(WAIT / (WAIT + STEP))
@@ -184,7 +177,7 @@ def test_batches_of_worker_processes_and_a_barebones_trainer_are_timed(
     barebones.fit(Module(clock), samples(clock))
     assert [times.steps for times in timer.epochs] == [3]
     monkeypatch.undo()  # the real clock
-    trainer_with(tmp_path, timer).fit(Module(clock), samples(clock, workers=1))
+    trainer_of(tmp_path, timer).fit(Module(clock), samples(clock, workers=1))
     for times in timer.epochs:
         assert times.steps == 3 and times.waiting is not None and 0 < times.waiting <= 1
         assert times.images_per_second == pytest.approx(10 / times.seconds)
@@ -230,7 +223,7 @@ def test_long_waits_are_warned_of(
     clock: ManualClock, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     timer = EpochTimer(warn_after=0.2, warn_waiting=0.01)
-    trainer_with(tmp_path, timer, max_epochs=1).fit(Module(clock), samples(clock))
+    trainer_of(tmp_path, timer, max_epochs=1).fit(Module(clock), samples(clock))
     [record] = [record for record in caplog.records if record.name == "fastpipe.torch"]
     assert record.levelno == logging.WARNING
     assert "2 of 3 batches took longer than 0.2 s" in record.getMessage()
@@ -242,7 +235,7 @@ def test_long_waits_are_warned_of(
 def test_fit_begins_anew_and_leaves_the_profiler_as_it_was(clock: ManualClock, tmp_path: Path) -> None:
     timer, other = EpochTimer(), EpochTimer()
     for epochs in (2, 1):
-        trainer = trainer_with(tmp_path, timer, other, max_epochs=epochs, profiler="simple")
+        trainer = trainer_of(tmp_path, timer, other, max_epochs=epochs, profiler="simple")
         before = trainer.profiler.start, trainer.profiler.stop
         trainer.fit(Module(clock), samples(clock))
         assert (trainer.profiler.start, trainer.profiler.stop) == before
@@ -250,7 +243,7 @@ def test_fit_begins_anew_and_leaves_the_profiler_as_it_was(clock: ManualClock, t
     assert any("train_dataloader_next" in name for name in trainer.profiler.recorded_durations)
     trainer.validate(Module(clock), samples(clock), verbose=False)
     assert len(timer.epochs) == 1
-    failing = trainer_with(tmp_path, timer)
+    failing = trainer_of(tmp_path, timer)
     before = failing.profiler.start
     with pytest.raises(ValueError, match="the step"):
         failing.fit(Failing(clock), samples(clock))
@@ -263,7 +256,7 @@ def test_waiting_is_unknown_if_the_loop_does_not_report_it(
     monkeypatch.setattr(epoch_timer, "_FETCH", ".another_name")
     caplog.set_level(logging.INFO, "fastpipe.torch")
     timer = EpochTimer(warn_waiting=0.01)
-    trainer_with(tmp_path, timer).fit(Module(clock), samples(clock))
+    trainer_of(tmp_path, timer).fit(Module(clock), samples(clock))
     assert [times.waiting for times in timer.epochs] == [None, None]
     assert timer.epochs[0].step_seconds == pytest.approx(STEP)
     assert len([text for text in caplog.messages if "what it waited for data is not known" in text]) == 1
@@ -273,7 +266,7 @@ def test_timers_can_be_copied_and_derived_from(
     clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timer = EpochTimer(warn_after=3.0)
-    trainer_with(tmp_path, timer, max_epochs=1).fit(Module(clock), samples(clock))
+    trainer_of(tmp_path, timer, max_epochs=1).fit(Module(clock), samples(clock))
     for again in (copy.deepcopy(timer), pickle.loads(pickle.dumps(timer))):
         assert isinstance(again, EpochTimer) and isinstance(again, pl.Callback)
         assert again.epochs == timer.epochs and type(again) is type(timer)

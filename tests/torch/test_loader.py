@@ -19,19 +19,8 @@ import pytest
 import torch
 from PIL import Image
 from streams import outcomes, plain, stream
-from torch.utils.data import (
-    BatchSampler,
-    ConcatDataset,
-    DataLoader,
-    RandomSampler,
-    Sampler,
-    SequentialSampler,
-    Subset,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-    default_collate,
-    get_worker_info,
-)
+from torch.utils import data
+from torch.utils.data import DataLoader, Sampler, Subset
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import default_loader
@@ -72,7 +61,7 @@ def _named(samples: list[Any]) -> Any:
 
 
 def _dict(samples: list[Any]) -> Any:
-    images, targets = default_collate(samples)
+    images, targets = data.default_collate(samples)
     return {"x": images, "first": images[:1], "y": targets}
 
 
@@ -81,13 +70,13 @@ ORDERS: dict[str, Callable[[Any, Any], dict[str, Any]]] = {
     "shuffle": lambda d, g: {"shuffle": True, "batch_size": 4},
     "shuffle, drop_last": lambda d, g: {"shuffle": True, "batch_size": 4, "drop_last": True},
     "shuffle, no batches": lambda d, g: {"shuffle": True, "batch_size": None},
-    "RandomSampler": lambda d, g: {"sampler": RandomSampler(d, generator=g), "batch_size": 4},
+    "RandomSampler": lambda d, g: {"sampler": data.RandomSampler(d, generator=g), "batch_size": 4},
     "with replacement": lambda d, g: {
-        "sampler": RandomSampler(d, replacement=True, num_samples=70, generator=g), "batch_size": 8
+        "sampler": data.RandomSampler(d, replacement=True, num_samples=70, generator=g), "batch_size": 8
     },
-    "weighted": lambda d, g: {"sampler": WeightedRandomSampler(range(1, 16), 20, generator=g), "batch_size": 4},
-    "subset": lambda d, g: {"sampler": SubsetRandomSampler([3, 1, 9, 12, 0], generator=g), "batch_size": 2},
-    "batch_sampler": lambda d, g: {"batch_sampler": BatchSampler(RandomSampler(d, generator=g), 4, True)},
+    "weighted": lambda d, g: {"sampler": data.WeightedRandomSampler(range(1, 16), 20, generator=g), "batch_size": 4},
+    "subset": lambda d, g: {"sampler": data.SubsetRandomSampler([3, 1, 9, 12, 0], generator=g), "batch_size": 2},
+    "batch_sampler": lambda d, g: {"batch_sampler": data.BatchSampler(data.RandomSampler(d, generator=g), 4, True)},
     "a list of batches": lambda d, g: {"batch_sampler": [[0, 2], (5, 5, 5), [14]]},
     "own tuples": lambda d, g: {"batch_size": 4, "collate_fn": _named, "drop_last": True},
     "dicts": lambda d, g: {"batch_size": 4, "collate_fn": _dict},
@@ -132,7 +121,7 @@ def test_batches_are_made_ahead(tree: Path) -> None:
     for ahead in (0, 1, 3):
         asked: list[int] = []
 
-        class Sequence(SequentialSampler):
+        class Sequence(data.SequentialSampler):
             def __iter__(self) -> Iterator[int]:
                 for index in range(15):
                     asked.append(index)
@@ -170,7 +159,9 @@ SEEDED: dict[str, Callable[[Path, int], Any]] = {
     "stock, serial": lambda tree, threads: FastImageFolder(tree, UNKNOWN, threads=threads),
     "a user's loader": lambda tree, threads: FastImageFolder(tree, UNKNOWN, loader=_load, threads=threads),
     "a subclass": lambda tree, threads: _Subclass(tree, UNKNOWN, threads=threads),
-    "concatenated": lambda tree, threads: ConcatDataset([FastImageFolder(tree, RANDOM, threads=threads)] * 2),
+    "concatenated": lambda tree, threads: data.ConcatDataset(
+        [FastImageFolder(tree, RANDOM, threads=threads)] * 2
+    ),
     "torchvision's": lambda tree, threads: ImageFolder(tree, RANDOM),
     "through Subset": lambda tree, threads: Subset(
         Subset(FastImageFolder(tree, RANDOM, threads=threads), list(range(14, -1, -1))), list(range(12))
@@ -281,7 +272,7 @@ def test_collate_fn_runs_in_the_consumers_thread_and_its_error_spoils_its_batch_
 
 
 def _show(worker_id: int) -> None:
-    worker = get_worker_info()
+    worker = data.get_worker_info()
     assert worker is not None
     assert (worker.id, worker.num_workers) == (worker_id, 2)
     worker.dataset.target_transform = lambda target: (target, type(worker.dataset).__name__)

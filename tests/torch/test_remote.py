@@ -152,6 +152,26 @@ def test_a_mounted_folder_is_staged_once(photo_tree: Path, tmp_path: Path, opene
     assert stream(FastLoader(again, 5)) == theirs
 
 
+@pytest.mark.parametrize("staged", [False, True])
+def test_images_and_folders_of_a_mount_that_is_gone_are_named(
+    staged: bool, photo_tree: Path, tmp_path: Path, opened: Make
+) -> None:
+    mount = tmp_path / "mount"
+    shutil.copytree(photo_tree, mount)
+    stage = {"stage": Stage(tmp_path / "stage")} if staged else {}
+    dataset = opened(mount, STEADY, cache="off", **stage)
+    mount.rename(tmp_path / "away")
+    # With a stage it is known that each was there: then none of them is a bad sample.
+    kind, words = (StoreError, "Is it still mounted") if staged else (BadSampleError, "FileNotFoundError")
+    with pytest.raises(kind, match=words) as error:
+        stream(FastLoader(dataset, 5))
+    assert str(dataset.samples[0][0]) in str(error.value)
+    (tmp_path / "empty").mkdir()
+    for root in (mount, tmp_path / "empty"):
+        with pytest.raises(FileNotFoundError, match=str(root)):
+            FastImageFolder(root, STEADY, **stage)
+
+
 @pytest.mark.parametrize(
     ("kind", "root"),
     [

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import DataLoader, RandomSampler, Sampler
-from trainer_ranks import RANDOM, lightning_module
+from trainer_ranks import RANDOM, lightning_module, trainer_of
 from trainer_ranks import seen_in as images_in
 
 from fastpipe import BadSamples, FastImageFolder, FastLoader, Shuffle
@@ -263,11 +263,8 @@ class SaveEach(pl.Callback):
 
 def fit(make: Callable[[], Any], folder: Path, start: Path | None = None, **options: Any) -> list[Any]:
     torch.manual_seed(1)
-    trainer = pl.Trainer(
-        accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, max_epochs=EPOCHS, default_root_dir=folder,
-        callbacks=[] if start else [SaveEach()], **options,
-    )  # fmt: skip
+    callbacks = [] if start else [SaveEach()]
+    trainer = trainer_of(folder, *callbacks, max_epochs=EPOCHS, **options)
     module = lightning_module(lambda batch: (module.current_epoch, seen_in(batch)))
     trainer.fit(module, make(), DataLoader(DATA, 4), ckpt_path=start, weights_only=False)
     found: list[Any] = module.seen

@@ -14,7 +14,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler
-from trainer_ranks import RANDOM, SAMPLES, SEED, Rows, lightning_module, numbers, rows, run_ranks, seen_in
+from trainer_ranks import (
+    RANDOM,
+    SAMPLES,
+    SEED,
+    Rows,
+    lightning_module,
+    numbers,
+    rows,
+    run_ranks,
+    seen_in,
+    trainer_of,
+)
 
 from fastpipe import FastImageFolder, FastLoader, Shard
 from fastpipe.bench.synthetic import photo_tree
@@ -81,30 +92,29 @@ def test_ranks_share_an_epoch(world: int, folder: Path) -> None:
         assert f"rank {number} and rank" in warning and "seed is" in warning
 
 
-def trainer_of(folder: Path, *callbacks: Any, **options: Any) -> Any:
-    options = {"max_epochs": 3, "enable_checkpointing": False, **options}
-    return pl.Trainer(
-        accelerator="cpu", devices=1, logger=False, default_root_dir=folder, callbacks=list(callbacks),
-        enable_progress_bar=False, enable_model_summary=False, **options,
-    )  # fmt: skip
-
-
 # Lightning says so when it takes the shuffling away.
 @pytest.mark.filterwarnings("ignore:You requested to overfit")
 def test_lightning_gives_the_batches_of_a_plain_loop(tree: Path, tmp_path: Path) -> None:
     dataset = FastImageFolder(tree, RANDOM, seed=SEED)
-    loader, module, trainer = FastLoader(dataset, 4, shuffle=True), lightning_module(), trainer_of(tmp_path)
+    loader, module, trainer = (
+        FastLoader(dataset, 4, shuffle=True),
+        lightning_module(),
+        trainer_of(tmp_path, max_epochs=3),
+    )
     trainer.fit(module, loader)
     assert trainer.fit_loop._combined_loader.flattened == [loader]
     again = FastLoader(dataset, 4, shuffle=True)
     assert module.seen == [seen_in(batch) for _ in range(3) for batch in again]
     # For these it makes the loader anew.
-    loader, trainer = FastLoader(dataset, 4, prefetch_batches=3, seed=SEED), trainer_of(tmp_path)
+    loader, trainer = (
+        FastLoader(dataset, 4, prefetch_batches=3, seed=SEED),
+        trainer_of(tmp_path, max_epochs=3),
+    )
     assert trainer.predict(lightning_module(), loader) == [seen_in(batch) for batch in loader]
     used = trainer.predict_loop._combined_loader.flattened[0]
     assert (type(used), used.seed, used.prefetch_batches) == (FastLoader, SEED, 3)
     module = lightning_module()
-    few = trainer_of(tmp_path, overfit_batches=2, max_epochs=2)
+    few = trainer_of(tmp_path, overfit_batches=2)
     few.fit(module, FastLoader(dataset, 4, shuffle=True))
     assert labels_of(module.seen[:2]) == labels_of(module.seen[2:]) == list(range(8))
     assert module.seen[:2] != module.seen[2:], "augmentation goes on"
@@ -121,15 +131,15 @@ def test_lightning_can_train_with_a_sampler_without_state(tree: Path, tmp_path: 
 
     loader, module = make(), lightning_module()
     with pytest.warns(UserWarning, match="does not say where in its epoch.*_Backwards") as caught:
-        trainer_of(tmp_path, _SaveEach()).fit(module, loader)
+        trainer_of(tmp_path, _SaveEach(), max_epochs=3).fit(module, loader)
     assert sum("_Backwards" in str(warning.message) for warning in caught) == 1
     with pytest.raises(OptionError, match="_Backwards"):
         loader.state_dict()
     again = lightning_module()
-    trainer_of(tmp_path).fit(again, make(), ckpt_path=tmp_path / "step-5.ckpt")
+    trainer_of(tmp_path, max_epochs=3).fit(again, make(), ckpt_path=tmp_path / "step-5.ckpt")
     assert again.seen == module.seen[5:]
     with pytest.raises(OptionError, match="after 3 batches"):
-        trainer_of(tmp_path).fit(lightning_module(), make(), ckpt_path=tmp_path / "step-8.ckpt")
+        trainer_of(tmp_path, max_epochs=3).fit(lightning_module(), make(), ckpt_path=tmp_path / "step-8.ckpt")
 
 
 def by_turns(ranks: list[list[Any]]) -> list[Any]:
