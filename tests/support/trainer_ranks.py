@@ -181,12 +181,8 @@ def _lightning(folder: Path) -> None:
         getattr(trainer, stage)(module, loader)
         loop = trainer.fit_loop if stage == "fit" else trainer.predict_loop
         used = loop._combined_loader.flattened[0]
-        kinds = [
-            type(used).__name__,
-            used._effective_seed(),
-            used.shard == shard,
-            type(used.sampler).__name__,
-        ]
+        seed, sampler = used._effective_seed(), type(used.sampler).__name__
+        kinds = [type(used).__name__, seed, used.shard == shard, sampler]
         found[name] = {"kinds": kinds, "seen": module.seen}
     _write(folder, rank, found)
 

@@ -103,12 +103,9 @@ def test_order_and_generator_state_are_torchs(
         dataset = kind(tree, TINY)
         options = ORDERS[name](dataset, generator)
         loader = change(make(dataset, num_workers=workers, generator=generator, **options))
-        epochs = (
-            len(loader) if hasattr(options.get("batch_sampler"), "__len__") else 0,
-            stream(loader),
-            stream(loader),
-        )
-        return epochs, *(plain(one.get_state()) for one in (torch.default_generator, generator) if one)
+        length = len(loader) if hasattr(options.get("batch_sampler"), "__len__") else 0
+        states = [stream(loader), torch.get_rng_state(), stream(loader), torch.get_rng_state()]
+        return length, plain(states), None if generator is None else plain(generator.get_state())
 
     expected = run(ImageFolder)
     assert run(FastImageFolder, FastLoader) == expected

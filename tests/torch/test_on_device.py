@@ -24,7 +24,9 @@ from fastpipe.core.transfer import Transfer
 from fastpipe.core.types import Box
 from fastpipe.errors import BadSampleError
 from fastpipe.images import gpu_batches as decoders
+from fastpipe.images import gpu_share as sharing
 from fastpipe.images.gpu_batches import device_decoder
+from fastpipe.images.gpu_share import Share
 from fastpipe.torch.split import SplitChoice
 
 NORMALIZE = v1.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -209,9 +211,8 @@ def test_an_empty_batch_is_the_same_error(
     bad, good = (folders(root, bad_samples="skip") for root in (tmp_path, photos))
     datasets: Any = bad
     if several:
-        datasets = [
-            ConcatDataset([a, Subset(a, [1, 2]), Subset(b, range(8))]) for a, b in zip(bad, good, strict=True)
-        ]
+        pairs = zip(bad, good, strict=True)
+        datasets = [ConcatDataset([a, Subset(a, [1, 2]), Subset(b, range(8))]) for a, b in pairs]
     both = loaders(datasets, shuffle=False, batch_size=6 if several else 4, drop_last=not several)
     assert same_epochs(both)
     assert several or isinstance(outcomes(both[0])[0], BadSampleError)
@@ -262,18 +263,29 @@ def test_the_cpu_decodes_the_rest_of_the_devices_share(
         assert set(decoder.calls) == {int(8 * share)}
 
 
+def test_a_batch_of_several_parts_has_one_share(
+    photos: Path, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[float] = []
+
+    class Heard(Share):
+        def given(self, share: float) -> None:
+            given.append(share)
+
+    monkeypatch.setattr(sharing, "Share", lambda share: Heard(0.5))
+    folder, _ = folders(photos)
+    parts: Any = ConcatDataset([Subset(folder, range(12)), folder, Subset(folder, [0, 1])])
+    there, _ = loaders((parts, parts))
+    assert len(list(there)) == len(given) and set(given) == {0.5}
+
+
 @pytest.mark.parametrize("place", ["device", "threads"])
 def test_a_split_transform_is_finished_there_or_by_threads(
     photos: Path, place: Any, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    jitter = [
-        v1.RandomResizedCrop(32),
-        v1.ColorJitter(0.3),
-        v1.RandomHorizontalFlip(),
-        v1.ToTensor(),
-        NORMALIZE,
-    ]
-    there, here = loaders(folders(photos, v1.Compose(jitter)), augment="split")
+    jitter = [v1.ColorJitter(0.3), v1.RandomHorizontalFlip(), v1.ToTensor(), NORMALIZE]
+    both = folders(photos, v1.Compose([v1.RandomResizedCrop(32), *jitter]))
+    there, here = loaders(both, augment="split")
     monkeypatch.setattr(SplitChoice, "_place", lambda self, placing: place)
     made = list(there)
     assert bool(decoder.calls) == (place == "device"), "what threads augment they decode"
@@ -290,12 +302,8 @@ def test_workers_and_other_collations_make_batches_here(photos: Path, decoder: D
 
 
 def test_only_backends_of_a_gpu_decode_there() -> None:
-    for decode in (
-        Decode(),
-        Decode("simplejpeg"),
-        Decode("nvimgcodec", scaled=True),
-        Decode("dali", gpu_share=0),
-    ):
+    scaled, without = Decode("nvimgcodec", scaled=True), Decode("dali", gpu_share=0)
+    for decode in (Decode(), Decode("simplejpeg"), scaled, without):
         assert device_decoder(decode, torch.device("cuda"), 1) is None, decode
     assert device_decoder(Decode("nvimgcodec"), torch.device("cpu"), 1) is None
 
@@ -306,10 +314,8 @@ def test_only_backends_of_a_gpu_decode_there() -> None:
 def test_a_gpus_batches_are_nearly_the_same(photos: Path, backend: Any, pin_memory: bool) -> None:
     if backend == "dali":
         pytest.importorskip("nvidia.dali", reason="pip install 'fastpipe[dali]'")
-    there, here = (
-        folders(photos, TRANSFORMS["bytes"], decode=Decode(backend))[0],
-        folders(photos, TRANSFORMS["bytes"])[1],
-    )
+    there, _ = folders(photos, TRANSFORMS["bytes"], decode=Decode(backend))
+    _, here = folders(photos, TRANSFORMS["bytes"])
     options: dict[str, Any] = {"batch_size": 16, "shuffle": True}
     differences = []
     made_there = FastLoader(there, device="cuda", pin_memory=pin_memory, **options)

@@ -96,20 +96,14 @@ def test_ranks_share_an_epoch(world: int, folder: Path) -> None:
 @pytest.mark.filterwarnings("ignore:You requested to overfit")
 def test_lightning_gives_the_batches_of_a_plain_loop(tree: Path, tmp_path: Path) -> None:
     dataset = FastImageFolder(tree, RANDOM, seed=SEED)
-    loader, module, trainer = (
-        FastLoader(dataset, 4, shuffle=True),
-        lightning_module(),
-        trainer_of(tmp_path, max_epochs=3),
-    )
+    loader, module = FastLoader(dataset, 4, shuffle=True), lightning_module()
+    trainer = trainer_of(tmp_path, max_epochs=3)
     trainer.fit(module, loader)
     assert trainer.fit_loop._combined_loader.flattened == [loader]
     again = FastLoader(dataset, 4, shuffle=True)
     assert module.seen == [seen_in(batch) for _ in range(3) for batch in again]
     # For these it makes the loader anew.
-    loader, trainer = (
-        FastLoader(dataset, 4, prefetch_batches=3, seed=SEED),
-        trainer_of(tmp_path, max_epochs=3),
-    )
+    loader, trainer = FastLoader(dataset, 4, prefetch_batches=3, seed=SEED), trainer_of(tmp_path)
     assert trainer.predict(lightning_module(), loader) == [seen_in(batch) for batch in loader]
     used = trainer.predict_loop._combined_loader.flattened[0]
     assert (type(used), used.seed, used.prefetch_batches) == (FastLoader, SEED, 3)
