@@ -104,8 +104,9 @@ def test_order_and_generator_state_are_torchs(
         options = ORDERS[name](dataset, generator)
         loader = change(make(dataset, num_workers=workers, generator=generator, **options))
         length = len(loader) if hasattr(options.get("batch_sampler"), "__len__") else 0
-        states = [stream(loader), torch.get_rng_state(), stream(loader), torch.get_rng_state()]
-        return length, plain(states), None if generator is None else plain(generator.get_state())
+        epochs = [stream(loader), stream(loader)]
+        states = [torch.get_rng_state(), None if generator is None else generator.get_state()]
+        return length, epochs, plain(states)
 
     expected = run(ImageFolder)
     assert run(FastImageFolder, FastLoader) == expected
