@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import DataLoader, RandomSampler, Sampler
-from torchvision import transforms as v1
+from trainer_ranks import RANDOM, lightning_module, trainer_of
+from trainer_ranks import seen_in as images_in
 
 from fastpipe import BadSamples, FastImageFolder, FastLoader, Shuffle
 from fastpipe.bench.synthetic import photo_tree
@@ -26,25 +25,27 @@ accelerate = pytest.importorskip("accelerate", reason=_WHY)
 pytestmark = pytest.mark.usefixtures("same_generators")
 
 EPOCHS, SAMPLES, SIZE, BATCHES = 3, 11, 3, 4
-CROP = v1.Compose([v1.RandomResizedCrop(8), v1.RandomHorizontalFlip(), v1.ToTensor()])
 DATA = list(range(SAMPLES))
 
 
-def seeded() -> torch.Generator:
-    return torch.Generator().manual_seed(5)
-
-
 def seen_in(batch: Any) -> Any:
-    """Indices, or labels and what augmentation made of the images."""
-    if isinstance(batch, torch.Tensor):
-        return batch.tolist()
-    images, labels = batch
-    return [labels.tolist(), images.double().sum((1, 2, 3)).tolist()]
+    return batch.tolist() if isinstance(batch, torch.Tensor) else images_in(batch)
+
+
+def seen(batches: Any) -> list[Any]:
+    return [seen_in(batch) for batch in batches]
 
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return photo_tree(tmp_path_factory.mktemp("photos"), classes=SAMPLES, per_class=1, sizes=(16, 20))
+
+
+@pytest.fixture
+def accelerator() -> Iterator[Any]:
+    made = accelerate.Accelerator(cpu=True)
+    yield made
+    made.free_memory()
 
 
 class Own(Sampler[int]):
@@ -67,29 +68,31 @@ class Own(Sampler[int]):
         self.rounds = state["rounds"]
 
 
+def numbers(**options: Any) -> FastLoader[Any]:
+    return FastLoader(DATA, SIZE, **options)
+
+
+def images(path: Path, seed: int | None = 3, **options: Any) -> FastLoader[Any]:
+    return FastLoader(FastImageFolder(path, RANDOM, seed=seed), SIZE, shuffle=True, **options)
+
+
 def with_generator(**options: Any) -> FastLoader[Any]:
-    generator = seeded()
-    return FastLoader(
-        DATA, SIZE, sampler=RandomSampler(DATA, generator=generator), generator=generator, **options
-    )
+    generator = torch.Generator().manual_seed(5)
+    return numbers(sampler=RandomSampler(DATA, generator=generator), generator=generator, **options)
 
 
 LOADERS: dict[str, Callable[[Path], FastLoader[Any]]] = {
-    "seed": lambda path: FastLoader(DATA, SIZE, shuffle=True, seed=2),
-    "in order": lambda path: FastLoader(DATA, SIZE),
-    "shuffle": lambda path: FastLoader(DATA, SIZE, shuffle=True),
-    "generator": lambda path: FastLoader(DATA, SIZE, shuffle=True, generator=seeded()),
+    "seed": lambda path: numbers(shuffle=True, seed=2),
+    "in order": lambda path: numbers(),
+    "shuffle": lambda path: numbers(shuffle=True),
+    "generator": lambda path: numbers(shuffle=True, generator=torch.Generator().manual_seed(5)),
     "sampler": lambda path: with_generator(),
-    "own sampler": lambda path: FastLoader(DATA, SIZE, sampler=Own()),
+    "own sampler": lambda path: numbers(sampler=Own()),
     "workers": lambda path: with_generator(num_workers=1, persistent_workers=True),
-    "photos, seed": lambda path: FastLoader(FastImageFolder(path, CROP, seed=3), SIZE, shuffle=True),
-    "photos": lambda path: FastLoader(FastImageFolder(path, CROP), SIZE, shuffle=True),
-    "photos of a seed with workers": lambda path: FastLoader(
-        FastImageFolder(path, CROP, seed=3), SIZE, shuffle=True, num_workers=1
-    ),
+    "photos, seed": lambda path: images(path),
+    "photos": lambda path: images(path, None),
+    "photos of a seed with workers": lambda path: images(path, num_workers=1, workers="processes"),
 }
-
-# ---- Accelerate -------------------------------------------------------------------------------------------
 
 
 def accelerated(
@@ -99,37 +102,39 @@ def accelerated(
     torch.manual_seed(1)
     accelerator = accelerate.Accelerator(cpu=True)
     loader = prepare(accelerator, make())
-    seen, first, step = [], 0, 0
+    found, first, step = [], 0, 0
+
+    def save(epoch: int, batches: int) -> None:
+        accelerator.save_state(folder)
+        (folder / "where").write_text(json.dumps(divmod(epoch * BATCHES + batches, BATCHES)))
+
     if resumes:
         accelerator.load_state(folder)
         first, step = json.loads((folder / "where").read_text())
     for epoch in range(first, EPOCHS):
         if how == "set_epoch":
             loader.set_epoch(epoch)
-        batches = loader
+        batches, skipped = loader, step if resumes and epoch == first else 0
         if resumes and epoch == first and how != "just iterate":
             batches = accelerator.skip_first_batches(loader, step)
             assert len(batches) == BATCHES - step
         for number, batch in enumerate(batches, 1):
-            seen.append([seen_in(batch), float(torch.rand(()))])
+            found.append([seen_in(batch), float(torch.rand(()))])
             if stop == (epoch, number):
-                accelerator.save_state(folder)
-                total = epoch * BATCHES + number + (step if resumes and epoch == first else 0)
-                (folder / "where").write_text(json.dumps(divmod(total, BATCHES)))
-                accelerator.free_memory()
-                return seen
+                save(epoch, number + skipped)
+                break
         if stop == (epoch, "over"):
-            accelerator.save_state(folder)
-            (folder / "where").write_text(json.dumps([epoch + 1, 0]))
-            accelerator.free_memory()
-            return seen
+            save(epoch + 1, 0)
+        if stop is not None and stop[0] == epoch:
+            break
     accelerator.free_memory()
-    return seen
+    return found
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("how", ["skip", "set_epoch", "just iterate"])
 @pytest.mark.parametrize("name", LOADERS)
-def test_accelerates_recipe(photos: Path, tmp_path: Path, name: str, how: str) -> None:
+def test_accelerates_recipe_resumes_exactly(photos: Path, tmp_path: Path, name: str, how: str) -> None:
     """Behind each batch, and again in the epoch that was resumed; what the model draws is the same too."""
 
     def run(stop: Any = None, resumes: bool = False) -> list[Any]:
@@ -137,52 +142,46 @@ def test_accelerates_recipe(photos: Path, tmp_path: Path, name: str, how: str) -
 
     whole = run()
     assert len(whole) == EPOCHS * BATCHES
-    for stop in [(0, 1), (0, 3), (0, BATCHES), (0, "over"), (1, 2), (1, "over")]:
+    for stop in [(0, 1), (0, BATCHES), (1, 3), (1, "over")]:
         assert run(stop) + run(resumes=True) == whole, stop
     assert run((1, 1)) + run((1, 2), resumes=True) + run(resumes=True) == whole
 
 
-def test_skipping_without_a_state() -> None:
-    """It counts from the begin of the next epoch, each time that one iterates over it."""
-    accelerator = accelerate.Accelerator(cpu=True)
-    loader = prepare(accelerator, FastLoader(DATA, SIZE, shuffle=True, seed=2))
-    epochs = [[seen_in(batch) for batch in loader] for _ in range(4)]
-    again = prepare(accelerator, FastLoader(DATA, SIZE, shuffle=True, seed=2))
+def test_skipping_without_a_state_counts_from_the_next_epoch(accelerator: Any) -> None:
+    loader = prepare(accelerator, LOADERS["seed"](Path()))
+    epochs = [seen(loader) for _ in range(4)]
+    again = prepare(accelerator, LOADERS["seed"](Path()))
     rest = accelerator.skip_first_batches(again, 3)
-    assert [seen_in(batch) for batch in rest] == epochs[0][3:]
-    assert [seen_in(batch) for batch in rest] == epochs[1][3:]
-    assert [seen_in(batch) for batch in accelerator.skip_first_batches(again, 9)] == []
-    assert [seen_in(batch) for batch in again] == epochs[3]
+    assert seen(rest) == epochs[0][3:]
+    assert seen(rest) == epochs[1][3:]
+    assert seen(accelerator.skip_first_batches(again, 9)) == []
+    assert seen(again) == epochs[3]
     assert rest.batch_size == SIZE and rest.state_dict() == again.state_dict()
     again.set_epoch(1)
-    assert [seen_in(batch) for batch in accelerator.skip_first_batches(again, 1)] == epochs[1][1:]
+    assert seen(accelerator.skip_first_batches(again, 1)) == epochs[1][1:]
     # Another loader's is Accelerate's own.
     stock = accelerator.prepare(DataLoader(DATA, SIZE))
-    assert [seen_in(batch) for batch in accelerator.skip_first_batches(stock, 3)] == [[9, 10]]
-    accelerator.free_memory()
+    assert seen(accelerator.skip_first_batches(stock, 3)) == [[9, 10]]
 
 
-def test_more_or_fewer_than_the_state_says(photos: Path) -> None:
-    for name in ("seed", "shuffle", "generator", "own sampler", "photos"):
-        accelerator = accelerate.Accelerator(cpu=True)
-        torch.manual_seed(1)
-        loader = prepare(accelerator, LOADERS[name](photos))
-        batches, state = [], None
-        for batch in loader:
-            batches.append(seen_in(batch))
-            state = loader.state_dict() if len(batches) == 2 else state
-        following = [seen_in(batch) for batch in loader]
-        for count in range(BATCHES + 1):
-            loader.load_state_dict(state)
-            rest = accelerator.skip_first_batches(loader, count)
-            assert [seen_in(batch) for batch in rest] == batches[count:], (name, count)
-        assert [seen_in(batch) for batch in loader] == following, name
-        accelerator.free_memory()
+@pytest.mark.parametrize("name", ["seed", "generator", "own sampler", "photos"])
+def test_more_or_fewer_batches_than_the_state_says_can_be_skipped(
+    photos: Path, accelerator: Any, name: str
+) -> None:
+    torch.manual_seed(1)
+    loader = prepare(accelerator, LOADERS[name](photos))
+    batches, states = [], []
+    for batch in loader:
+        batches.append(seen_in(batch))
+        states.append(loader.state_dict())
+    following = seen(loader)
+    for count in range(BATCHES + 1):
+        loader.load_state_dict(states[1])
+        assert seen(accelerator.skip_first_batches(loader, count)) == batches[count:]
+    assert seen(loader) == following
 
 
-def test_what_cannot_be_skipped_is_an_error(photos: Path, tmp_path: Path) -> None:
-    accelerator = accelerate.Accelerator(cpu=True)
-
+def test_skipping_that_cannot_be_exact_is_an_error(photos: Path, tmp_path: Path, accelerator: Any) -> None:
     def refused(match: str, loader: Any, count: int = 2) -> None:
         with pytest.raises(OptionError, match=match):
             list(accelerator.skip_first_batches(loader, count))
@@ -192,73 +191,28 @@ def test_what_cannot_be_skipped_is_an_error(photos: Path, tmp_path: Path) -> Non
     refused("must be from 0, got -1", prepare(accelerator, LOADERS["seed"](photos)), -1)
     bad = photo_tree(tmp_path / "bad", classes=4, per_class=3, sizes=(16, 20))
     sorted(bad.rglob("*.jpg"))[4].write_bytes(b"not an image")
-    dataset = FastImageFolder(bad, CROP, bad_samples=BadSamples("skip"))
+    dataset = FastImageFolder(bad, RANDOM, bad_samples=BadSamples("skip"))
     loader = prepare(accelerator, FastLoader(dataset, SIZE, shuffle=True, seed=2))
     refused("bad_samples='skip' fills batches up: load", loader)
-    batches, states = [], []
-    for batch in loader:
-        batches.append(seen_in(batch))
-        states.append(loader.state_dict())
-    loader.load_state_dict(states[1])
-    assert [seen_in(batch) for batch in accelerator.skip_first_batches(loader, 2)] == batches[2:]
-    loader.load_state_dict(states[1])
+    found = [(seen_in(batch), loader.state_dict()) for batch in loader]
+    loader.load_state_dict(found[1][1])
+    assert seen(accelerator.skip_first_batches(loader, 2)) == [batch for batch, _ in found[2:]]
+    loader.load_state_dict(found[1][1])
     refused("load the loader's state, and skip as many", loader, 1)
     # Accelerate's function would make a plain loader, without device, seed and augmentation.
     plain = accelerate.skip_first_batches(prepare(accelerator, LOADERS["photos, seed"](photos)), 2)
     with pytest.raises(OptionError, match=r"use accelerator\.skip_first_batches\(loader, number\)"):
         next(iter(plain))
-    accelerator.free_memory()
-
-
-SCRIPT = """
-import json, sys
-import torch
-from accelerate import Accelerator
-from fastpipe import FastLoader
-from fastpipe.torch import prepare
-
-folder, mode = sys.argv[1:]
-torch.manual_seed(1)
-accelerator = Accelerator(cpu=True)
-loader = prepare(accelerator, FastLoader(list(range(24)), batch_size=3, shuffle=True))
-first, step = 0, 0
-if mode == "again":
-    accelerator.load_state(folder)
-    first, step = 1, 3
-for epoch in range(first, 3):
-    batches = accelerator.skip_first_batches(loader, step) if step and epoch == first else loader
-    for number, batch in enumerate(batches, 1):
-        print(json.dumps(batch.tolist()))
-        if (mode, epoch, number) == ("stopped", 1, 3):
-            accelerator.save_state(folder)
-            sys.exit()
-"""
-
-
-@pytest.mark.slow  # three processes that import Accelerate
-def test_accelerates_recipe_in_new_processes(tmp_path: Path) -> None:
-    def run(mode: str) -> list[Any]:
-        command = [sys.executable, "-c", SCRIPT, str(tmp_path / "state"), mode]
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-        assert ran.returncode == 0, ran.stderr
-        return [json.loads(line) for line in ran.stdout.splitlines()]
-
-    whole = run("whole")
-    assert len(whole) == 24
-    assert run("stopped") + run("again") == whole
-
-
-# ---- Hugging Face's Trainer -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shuffle", [True, Shuffle(unit="sample")])
-def test_hugging_faces_trainer(shuffle: Any) -> None:
+def test_hugging_faces_trainer_resumes_exactly(shuffle: Any) -> None:
     """Its loop skips by ``accelerate.skip_first_batches``, without a state, and then sets the epoch's number, of
     what has such a method; with ``ignore_data_skip`` it begins the epoch anew."""
 
     def run(first: int, step: int) -> list[Any]:
-        loader = FastLoader(DATA, SIZE, shuffle=shuffle, seed=2)
-        seen = []
+        loader = numbers(shuffle=shuffle, seed=2)
+        found = []
         for epoch in range(first, EPOCHS):
             batches: Any = loader
             if step and epoch == first:
@@ -266,67 +220,36 @@ def test_hugging_faces_trainer(shuffle: Any) -> None:
             for one in (batches, getattr(batches.batch_sampler, "batch_sampler", None)):
                 if hasattr(one, "set_epoch"):
                     one.set_epoch(epoch)
-            seen += [seen_in(batch) for batch in batches]
-        return seen
+            found += seen(batches)
+        return found
 
     whole = run(0, 0)
     for epoch, step in [(0, 2), (1, 0), (1, 1), (1, 3), (2, 2)]:
         assert run(epoch, step) == whole[epoch * BATCHES + step :]
 
 
-def test_a_loader_that_accelerate_made_plain_has_the_seeds_order() -> None:
+def test_a_loader_that_accelerate_made_plain_has_the_seeds_order(accelerator: Any) -> None:
     """Also once the loader that it was made of is gone."""
-    expected = FastLoader(DATA, SIZE, shuffle=True, seed=2)
-    accelerator = accelerate.Accelerator(cpu=True)
-    plain = accelerator.prepare(FastLoader(DATA, SIZE, shuffle=True, seed=2))
+    expected, plain = LOADERS["seed"](Path()), accelerator.prepare(LOADERS["seed"](Path()))
     for _ in range(EPOCHS):
-        assert [seen_in(batch) for batch in plain] == [seen_in(batch) for batch in expected]
-    accelerator.free_memory()
+        assert seen(plain) == seen(expected)
 
 
-def test_skipping_in_a_loader_that_is_not_prepared() -> None:
-    loader = FastLoader(DATA, SIZE, shuffle=True, seed=2)
-    epochs = [[seen_in(batch) for batch in loader] for _ in range(3)]
-    again = FastLoader(DATA, SIZE, shuffle=True, seed=2)
-    state = None
-    for _ in again:
-        state = again.state_dict()
-        break
-    again.load_state_dict(state)
-    rest = accelerate.skip_first_batches(again, 1)
-    assert [seen_in(batch) for batch in rest] == epochs[0][1:], "the epoch of the state"
-    assert [seen_in(batch) for batch in again] == epochs[1]
-
-
-# ---- Lightning --------------------------------------------------------------------------------------------
-
-
-class Module(pl.LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(1))
-        self.seen: list[Any] = []
-
-    def training_step(self, batch: Any, number: int) -> Any:
-        self.seen.append((self.current_epoch, seen_in(batch)))
-        return self.weight.sum()
-
-    def validation_step(self, batch: Any, number: int) -> None:
-        pass
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), 0.1)
+def test_batches_of_a_loader_that_is_not_prepared_can_be_skipped() -> None:
+    loader, again = LOADERS["seed"](Path()), LOADERS["seed"](Path())
+    epochs = [seen(loader) for _ in range(2)]
+    next(iter(again))
+    again.load_state_dict(again.state_dict())
+    assert seen(accelerate.skip_first_batches(again, 1)) == epochs[0][1:], "the epoch of the state"
+    assert seen(again) == epochs[1]
 
 
 class SaveEach(pl.Callback):
     """Checkpoints after each batch, validation and epoch."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
     def _save(self, trainer: Any, name: str) -> None:
         if not trainer.sanity_checking:
-            trainer.save_checkpoint(self._folder / f"{name}-{trainer.global_step}.ckpt")
+            trainer.save_checkpoint(f"{trainer.default_root_dir}/{name}-{trainer.global_step}.ckpt")
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         self._save(trainer, "step")
@@ -340,41 +263,39 @@ class SaveEach(pl.Callback):
 
 def fit(make: Callable[[], Any], folder: Path, start: Path | None = None, **options: Any) -> list[Any]:
     torch.manual_seed(1)
-    trainer = pl.Trainer(
-        accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, max_epochs=EPOCHS, default_root_dir=folder,
-        callbacks=[] if start else [SaveEach(folder)], **options,
-    )  # fmt: skip
-    module = Module()
+    callbacks = [] if start else [SaveEach()]
+    trainer = trainer_of(folder, *callbacks, max_epochs=EPOCHS, **options)
+    module = lightning_module(lambda batch: (module.current_epoch, seen_in(batch)))
     trainer.fit(module, make(), DataLoader(DATA, 4), ckpt_path=start, weights_only=False)
-    return module.seen
+    found: list[Any] = module.seen
+    return found
 
 
 @pytest.mark.filterwarnings(
     "ignore:.*does not have many workers", "ignore:.*LeafSpec.* is deprecated:FutureWarning"
 )
-@pytest.mark.few(5)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("options", [{}, {"val_check_interval": 2}, {"limit_val_batches": 0}], ids=str)
 @pytest.mark.parametrize("name", [name for name in LOADERS if name != "photos of a seed with workers"])
-def test_lightning(photos: Path, tmp_path: Path, name: str, options: dict[str, Any]) -> None:
+def test_lightning_resumes_exactly(photos: Path, tmp_path: Path, name: str, options: dict[str, Any]) -> None:
     def make() -> FastLoader[Any]:
         return LOADERS[name](photos)
 
     whole = fit(make, tmp_path, **options)
     # Of a checkpoint from ``on_train_epoch_end`` Lightning may load no loader's state; a seed does without.
     kinds = ("step", "validation", *(["epoch"] if "seed" in name or name == "in order" else []))
-    paths = [path for kind in kinds for path in sorted(tmp_path.glob(f"{kind}-*.ckpt"))]
-    for path in paths:
+    for path in [path for kind in kinds for path in sorted(tmp_path.glob(f"{kind}-*.ckpt"))]:
         step = int(path.stem.split("-")[1])
-        if step in (1, 4, 6, 8):
+        # Validation draws from torch's generator at an epoch's end, before augmentation without a seed does.
+        if step in (1, 6) or (step == BATCHES and name != "photos"):
             assert fit(make, tmp_path, path, **options) == whole[step:], path.name
-
-
-# ---- others -----------------------------------------------------------------------------------------------
+    if name in ("shuffle", "photos") and "limit_val_batches" in options:
+        with pytest.warns(UserWarning, match="begins with epoch"):
+            fit(make, tmp_path, tmp_path / "epoch-4.ckpt", **options)
 
 
 @pytest.mark.parametrize("name", ["seed", "shuffle", "generator", "sampler", "photos, seed"])
-def test_composers_way(photos: Path, name: str) -> None:
+def test_composers_way_resumes_exactly(photos: Path, name: str) -> None:
     """Each epoch that is over is begun and left, and of this one so many batches are dropped.  A sampler draws
     at an epoch's end as well, from a generator of its own: those are as with torch's loader."""
 
@@ -382,9 +303,8 @@ def test_composers_way(photos: Path, name: str) -> None:
         torch.manual_seed(1)
         loader = make()
         for _ in range(first):
-            for _ in loader:
-                break
-        return [seen_in(batch) for _ in range(first, EPOCHS) for batch in loader][step:]
+            next(iter(loader))
+        return [batch for _ in range(first, EPOCHS) for batch in seen(loader)][step:]
 
     def make() -> FastLoader[Any]:
         return LOADERS[name](photos)
