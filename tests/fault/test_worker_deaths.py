@@ -274,9 +274,9 @@ def test_a_worker_that_is_killed_at_any_point_is_named(
 
 
 # A fork server's children are not the script's: no signal says that one has ended.
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_a_started_worker_that_is_killed_at_any_point_is_named(
     tmp_path: Path, moment: str, method: str
 ) -> None:
@@ -383,7 +383,10 @@ def error_while_the_script_does_something_else(pid: int) -> WorkerError:
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize(("method", "persistent"), [("fork", False), ("fork", True), ("spawn", True)])
+@pytest.mark.parametrize(
+    ("method", "persistent"),
+    [("fork", False), ("fork", True), pytest.param("spawn", True, marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("kind", ["own", "images"])
 def test_a_worker_that_ends_while_the_script_does_something_else_is_named(
     tree: Path, tmp_path: Path, kind: str, method: str, persistent: bool
@@ -639,13 +642,16 @@ def work_in_a_thread(loader: FastLoader[Any]) -> None:
     threading.Event().wait()
 
 
-@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("method", "run", "act"),
     [
-        *((method, run, act) for method in ("fork", "forkserver") for run in (work, work_in_a_thread)
-          for act in (stuck_in_c, until_parent_has_ended)),
-        ("fork", work, stuck_in_python), ("fork", work, stopped), ("spawn", work, stuck_in_c),
+        ("fork", work, stuck_in_c), ("fork", work_in_a_thread, until_parent_has_ended),
+        ("forkserver", work, until_parent_has_ended),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+            ("fork", work_in_a_thread, stuck_in_c), ("fork", work, until_parent_has_ended),
+            ("fork", work, stuck_in_python), ("fork", work, stopped),
+            ("forkserver", work, stuck_in_c), ("spawn", work, stuck_in_c),
+        )),
     ],
 )  # fmt: skip
 def test_workers_end_with_a_parent_that_is_killed_and_leave_no_names(
