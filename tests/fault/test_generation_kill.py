@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import logging
 import os
@@ -229,33 +228,12 @@ def test_a_machine_that_fails_loses_nothing(
 
 _SCRIPT = """
 # No guard: workers do not run it again.
-import os, signal, sys
+import sys
 import numpy as np
-from fastpipe.generation import generate, run, schedule
+from fastpipe.generation import generate, schedule
 
 schedule._COMMIT_S, schedule._BLOCK_S = 0.0, 0.02
-kind, rows, left = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-
-def dying(call):
-    def instead(*arguments, **options):
-        global left
-        left -= 1
-        if not left:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return call(*arguments, **options)
-    return instead
-
-def armed(step):
-    # From here on it may die at a call to the system.
-    def instead(*arguments):
-        for name in ("pwrite", "write", "fsync", "replace", "unlink", "ftruncate", "rmdir"):
-            if not hasattr(getattr(os, name), "__closure__"):
-                setattr(os, name, dying(getattr(os, name)))
-        return step(*arguments)
-    return instead
-
-if left:
-    run.finish, run.name_files = armed(run.finish), armed(run.name_files)
+kind, rows = sys.argv[1], int(sys.argv[2])
 
 def sample(index, rng):
     x = rng.normal(size=(24, 24)).astype("f4")
@@ -274,98 +252,49 @@ generate(sample, rows, "x.h5", seed=1, workers=2, progress=False, **options)
 """
 
 
-class Runs:
-    """Runs of the script in a folder."""
-
-    def __init__(self, folder: Path, kind: str) -> None:
-        self.folder, self._kind, self.out = folder, kind, folder / "x.h5"
-        folder.mkdir()
-
-    def start(self, rows: int, die_at: int = 0) -> Started:
-        return Started(
-            [sys.executable, "-c", _SCRIPT, self._kind, str(rows), str(die_at)], cwd=self.folder,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(),
-        )  # fmt: skip
-
-    @staticmethod
-    def wait(process: subprocess.Popen[str], when: Callable[[], object]) -> list[int]:
-        """Until something is so; the workers then."""
-        while process.poll() is None and not when():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(0.001)
-        return children(process.pid)
-
-    def killed(self, rows: int, wanted: int) -> None:
-        """Killed as soon as so many rows are noted, or at its end; its workers end with it."""
-        with self.start(rows) as process:
-            started = self.wait(process, lambda: noted_rows(self.out) >= wanted)
-            process.kill()
-            assert process.wait() in (0, -signal.SIGKILL), process.stderr and process.stderr.read()
-            wait_until_ended(started)
-        assert noted_rows(self.out) >= wanted
-
-    def finish(self, rows: int, die_at: int = 0) -> int:
-        """Run to its end; its exit code."""
-        with self.start(rows, die_at) as process:
-            shown, errors = process.communicate()
-            assert process.returncode in (0, -signal.SIGKILL), errors
-            assert shown == "running\n"
-        return process.returncode
-
-    def digests(self) -> dict[str, str]:
-        assert all(path.name.startswith("x") and path.suffix == ".h5" for path in self.folder.iterdir())
-        return {name: hashlib.sha256(data).hexdigest() for name, data in content(self.folder).items()}
+def started(folder: Path, kind: str, rows: int) -> Started:
+    return Started(
+        [sys.executable, "-c", _SCRIPT, kind, str(rows)], cwd=folder,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(),
+    )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], dict[str, str]]:
-    """Digests of the files of runs that are not disturbed."""
-    found: dict[tuple[str, int], dict[str, str]] = {}
-
-    def get(kind: str, rows: int) -> dict[str, str]:
-        if (kind, rows) not in found:
-            runs = Runs(tmp_path_factory.mktemp("whole") / "x", kind)
-            assert runs.finish(rows) == 0
-            found[kind, rows] = runs.digests()
-            assert (len(found[kind, rows]) > 2) == (kind == "files")
-        return found[kind, rows]
-
-    return get
+def finish(folder: Path, kind: str, rows: int) -> dict[str, bytes]:
+    """Run the script to its end; its files."""
+    with started(folder, kind, rows) as process:
+        shown, errors = process.communicate()
+    assert (process.returncode, shown) == (0, "running\n"), errors
+    assert all(path.name.startswith("x") and path.suffix == ".h5" for path in folder.iterdir())
+    return content(folder)
 
 
 @pytest.mark.parametrize(
     ("kind", "kills", "is_extended"),
-    [("files", 3, False),
-     *(pytest.param(kind, 30, is_extended, marks=pytest.mark.slow)
+    [("files", 2, False),
+     *(pytest.param(kind, 20, is_extended, marks=pytest.mark.slow)
        for kind in ("plain", "ragged", "files") for is_extended in (False, True))],
 )  # fmt: skip
-def test_a_script_that_is_killed_goes_on(
-    tmp_path: Path, whole: Any, kind: str, kills: int, is_extended: bool
+def test_a_script_that_is_killed_goes_on_and_its_workers_end(
+    tmp_path: Path, kind: str, kills: int, is_extended: bool
 ) -> None:
-    rows, rng, runs = 120 * kills, random.Random(kills), Runs(tmp_path / "x", kind)
+    rows, rng, folder, whole = 120 * kills, random.Random(kills), tmp_path / "x", tmp_path / "whole"
+    folder.mkdir()
+    whole.mkdir()
     if is_extended:
-        assert runs.finish(rows // 4) == 0
-    while_making = kills - kills // 3
-    for _ in range(while_making):
-        runs.killed(rows, noted_rows(runs.out) + rng.randrange(1, rows // (2 * while_making)))
-    die_at = rng.sample(range(1, 12), kills // 3)
-    finishing = sum(runs.finish(rows, at) == -signal.SIGKILL for at in die_at)
-    assert finishing or kills < 30
-    assert runs.finish(rows) == 0
-    assert runs.digests() == whole(kind, rows)
-
-
-def test_a_worker_that_is_killed_is_replaced(tmp_path: Path, whole: Any) -> None:
-    """By the system that is short of memory, say."""
-    runs = Runs(tmp_path / "x", "files")
-    with runs.start(360) as process:
-        first = runs.wait(process, lambda: noted_rows(runs.out) > 60)
-        assert len(first) == 2
-        os.kill(first[0], signal.SIGKILL)
-        runs.wait(process, lambda: set(children(process.pid)) - set(first))
-        os.kill((set(children(process.pid)) - set(first)).pop(), signal.SIGKILL)
-        assert process.wait() == 0, process.stderr and process.stderr.read()
-    assert runs.digests() == whole("files", 360)
+        finish(folder, kind, rows // 4)
+    for _ in range(kills):
+        wanted = noted_rows(folder / "x.h5") + rng.randrange(1, rows // (2 * kills))
+        with started(folder, kind, rows) as process:
+            while process.poll() is None and noted_rows(folder / "x.h5") < wanted:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(0.001)
+            workers_then = children(process.pid)
+            process.kill()
+            assert process.wait() in (0, -signal.SIGKILL), process.stderr and process.stderr.read()
+            wait_until_ended(workers_then)
+        assert noted_rows(folder / "x.h5") >= wanted
+    assert finish(folder, kind, rows) == finish(whole, kind, rows)
+    assert (len(content(whole)) > 2) == (kind == "files")
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
@@ -384,19 +313,15 @@ def test_workers_end_with_their_parent_even_in_a_row_without_end(tmp_path: Path,
     command = [sys.executable, "-c", script]
     with Started(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=environment()) as process:
         assert process.stdout is not None
-        started = {int(process.stdout.readline()) for _ in range(2)}
-        assert [parent(worker) for worker in started] == [process.pid] * 2
+        pids = {int(process.stdout.readline()) for _ in range(2)}
+        assert [parent(worker) for worker in pids] == [process.pid] * 2
         process.send_signal(how)
         assert process.wait() == -how
-        wait_until_ended(started)
+        wait_until_ended(pids)
 
 
-@pytest.mark.parametrize(
-    ("fn", "options"), [(failing, SKIP), (with_batch(plain, lambda index: None), {})], ids=["rows", "batches"]
-)
-def test_workers_that_die_once_in_some_rows_change_nothing(
-    tmp_path: Path, fn: Callable[..., Any], options: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize("is_batch", [False, True])
+def test_workers_that_die_once_in_some_rows_change_nothing(tmp_path: Path, is_batch: bool) -> None:
     dies, this = {11, 12, 30, 59}, os.getpid()
 
     def die_once(index: int) -> None:
@@ -407,13 +332,12 @@ def test_workers_that_die_once_in_some_rows_change_nothing(
 
     def sample(index: int, rng: np.random.Generator) -> dict[str, Any]:
         die_once(index)
-        return fn(index, rng)  # type: ignore[no-any-return]
+        return failing(index, rng)
 
-    if hasattr(fn, "batch"):
-        sample = with_batch(plain, die_once)
-    alone = made(sample, tmp_path / "alone.h5", N, **options)
+    fn, options = (with_batch(plain, die_once), {}) if is_batch else (sample, SKIP)
+    alone = made(fn, tmp_path / "alone.h5", N, **options)
     assert not list(tmp_path.glob("*over"))
-    found = made(sample, tmp_path / "x.h5", N, workers=2, **options)
+    found = made(fn, tmp_path / "x.h5", N, workers=2, **options)
     assert len(list(tmp_path.glob("*over"))) == len(dies)
     assert contents(found) == contents(alone)
 

@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import threading
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ import torch
 from torch.utils.data import WeightedRandomSampler
 from torchvision import transforms as v1
 
-from fastpipe import FastImageFolder, FastLoader, Shard
+from fastpipe import FastImageFolder, FastLoader
 from fastpipe.bench.synthetic import photo_tree
 
 pytestmark = pytest.mark.skipif(
@@ -171,40 +170,3 @@ def test_the_rest_of_an_epoch_is_the_same_without_any_seed(tree: Path, tmp_path:
     assert hashes == expected[: len(hashes)] and 3 <= len(hashes) < BATCHES
     assert run(partial(unseeded, 99), state, log, None) == 0
     assert _noted(log)[0][:BATCHES] == expected
-
-
-def _sharded(tree: Path, rank: int, world: int, size: int, workers: int) -> FastLoader[Any]:
-    options: dict[str, Any] = {"shard": Shard(rank, world), "num_workers": workers, "workers": "processes"}
-    return FastLoader(FastImageFolder(tree, CROP, threads=2), size, shuffle=True, seed=6, **options)
-
-
-def _samples(batches: Any) -> list[str]:
-    """Each sample by its pixels, which its place in the order has drawn."""
-    return [_hash(sample) for images, targets in batches for sample in zip(images, targets, strict=True)]
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize("taken", [1, 2])
-@pytest.mark.parametrize(("world", "size", "workers"), [(3, 2, 0), (1, 6, 0), (1, 5, 2), (2, 1, 1)])
-def test_two_ranks_with_workers_go_on_as_others(
-    tmp_path: Path, taken: int, world: int, size: int, workers: int
-) -> None:
-    tree = photo_tree(tmp_path / "tree", classes=3, per_class=8, sizes=(32, 40))
-    order = _samples(_sharded(tree, 0, 1, 1, 0))
-    assert len(set(order)) == 24
-    states, begun = [], []
-    for rank in range(2):
-        loader = _sharded(tree, rank, 2, 3, 2)
-        iterator = iter(loader)
-        begun += _samples([next(iterator) for _ in range(taken)])
-        states.append(json.loads(json.dumps(loader.state_dict())))
-    assert states[0] == states[1]
-    assert Counter(begun) == Counter(order[: 6 * taken])
-    rest = []
-    for rank in range(world):
-        loader = _sharded(tree, rank, world, size, workers)
-        loader.load_state_dict(states[0])
-        mine = _samples(loader)
-        assert mine[:size] == order[6 * taken + rank :: world][:size]
-        rest += mine
-    assert Counter(rest) == Counter(order[6 * taken :])

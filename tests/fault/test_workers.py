@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import default_collate
 from torchvision import transforms as v1
 
 from fastpipe import FastImageFolder, FastLoader
 from fastpipe.bench.synthetic import photo_tree
-from fastpipe.errors import BadSampleError, WorkerError
-from fastpipe.torch import workers as workers_module
+from fastpipe.errors import WorkerError
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="run it on Linux")
 
@@ -83,19 +82,6 @@ def test_an_error_of_the_dataset_keeps_its_type_and_says_where(kind: type[Except
     assert not hasattr(Exception, "add_note") or "while loading sample 7 from '/data/7.bin'" in text
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_file_that_is_no_image_is_named(tmp_path: Path, workers: int) -> None:
-    root = photo_tree(tmp_path / "tree", classes=2, per_class=4, sizes=(20, 24))
-    path = root / "class_001/0001.jpg"
-    path.write_bytes(b"no picture")
-    loader, text = FastLoader(FastImageFolder(root, CROP), 2, num_workers=workers, workers="processes"), ""
-    try:
-        list(loader)
-    except BadSampleError as error:  # whose traceback has this frame, and in it the loader
-        text = str(error)
-    assert str(path) in text and "sample 5" in text
-
-
 @pytest.mark.parametrize(
     ("workers", "options"),
     [(1, {}), (2, {"persistent_workers": True, "prefetch_factor": 1}),
@@ -116,17 +102,6 @@ def test_batches_that_are_kept_do_not_change(
     assert same(kept[1], epochs[1])
 
 
-@pytest.mark.parametrize("every", [2, 5])
-def test_some_batches_are_kept_while_the_loader_goes_on(tree: Path, epochs: Any, every: int) -> None:
-    loader, kept = seeded(tree, 2, persistent_workers=True), []
-    for expected in epochs:
-        for number, (batch, right) in enumerate(zip(loader, expected, strict=True)):
-            assert same([batch], [right])
-            if number % every == 0:
-                kept.append((batch[0][1], right[0][1]))  # a view is enough
-    assert all(torch.equal(x, y) for x, y in kept)
-
-
 def is_unnamed(tensor: torch.Tensor) -> bool:
     """Whether a tensor is in a lane's memory."""
     for line in Path("/proc/self/maps").read_text().splitlines():
@@ -144,38 +119,6 @@ def test_batches_come_in_unnamed_memory_that_is_used_again(tree: Path) -> None:
             seen.add(batch[0].data_ptr())
             del batch
     assert len(seen) <= 2 * 4  # of 8 × 4 batches
-
-
-def test_a_forked_child_keeps_its_batch_while_the_parent_goes_on(
-    tree: Path, epochs: Any, forked: Any
-) -> None:
-    loader = seeded(tree, 1, persistent_workers=True)
-    iterator = iter(loader)
-    held = [next(iterator)]
-    ours, theirs = os.pipe()
-
-    def check() -> None:
-        os.close(theirs)
-        os.read(ours, 1)  # until the parent has gone on
-        assert same(held, epochs[0][:1])
-
-    child = forked(check)
-    os.close(ours)
-    held.clear()
-    assert same(iterator, epochs[0][1:])
-    assert same(loader, epochs[1])
-    os.close(theirs)
-    assert os.waitpid(child, 0)[1] == 0
-
-
-def test_batches_may_be_dropped_in_any_thread(tree: Path, epochs: Any) -> None:
-    for batch, right in zip(seeded(tree, 2), epochs[0], strict=True):
-        held = [batch]
-        del batch
-        thread = threading.Thread(target=lambda held=held: held.pop()[0].sum())  # type: ignore[misc]
-        assert same(held, [right])
-        thread.start()
-        thread.join()
 
 
 def as_dict(samples: Any) -> Any:
@@ -258,17 +201,6 @@ def test_one_memory_in_the_worker_is_one_memory_here(tree: Path) -> None:
             del images, before
 
 
-def test_loaders_work_side_by_side(tree: Path, epochs: Any) -> None:
-    loaders = seeded(tree, 2), seeded(tree, 1, persistent_workers=True)
-    for epoch in range(2):
-        pairs = list(zip(*loaders, strict=True))
-        assert all(same([pair[at] for pair in pairs], epochs[epoch]) for at in range(2))
-    stock = DataLoader(range(16), 2, num_workers=1)
-    pairs = list(zip(seeded(tree, 1), stock, strict=True))
-    assert same([pair[0] for pair in pairs], epochs[0])
-    assert [int(pair[1][0]) for pair in pairs] == list(range(0, 16, 2))
-
-
 def test_many_workers_leave_no_descriptors(tree: Path) -> None:
     loader, counts = seeded(tree, 8), []
     for _ in range(3):
@@ -292,11 +224,3 @@ def test_lanes_take_a_part_of_the_descriptors_only(
         assert same(list(seeded(tree, workers, prefetch_factor=prefetch_factor)), epochs[0])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
-def test_a_started_process_gets_the_lane_of_one_worker() -> None:
-    lanes = workers_module.lanes_for(50, 4)
-    init = workers_module.WorkerInit(None, lanes)
-    states = [init.__getstate__() for _ in lanes]  # in turn, as torch starts its workers
-    for number, state in enumerate(states):
-        assert [lane for lane in state["lanes"] if lane is not None] == [lanes[number]]

@@ -331,24 +331,6 @@ def test_pickle_keeps_any_result(folder: Path, trace: Trace, said: Any) -> None:
     assert "not kept: it cannot be pickled" in said()[-1]
 
 
-def test_models_are_arguments_and_results(folder: Path, trace: Trace) -> None:
-    ensemble = pytest.importorskip("sklearn.ensemble", reason="needs scikit-learn: pip install scikit-learn")
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(60, 4)), rng.integers(0, 3, 60)
-
-    @memoize(dir=folder, pickle=True)
-    def fitted(model: Any, x: Any, y: Any) -> Any:
-        trace.note()
-        return model.fit(x, y)
-
-    made, again = (fitted(ensemble.RandomForestClassifier(5, random_state=0), x, y) for _ in range(2))
-    assert trace.count() == 1
-    assert np.array_equal(made.predict_proba(x), again.predict_proba(x))
-    assert fitted(ensemble.RandomForestClassifier(6, random_state=0), x, y).n_estimators == 6
-    assert fitted(ensemble.RandomForestClassifier(5, random_state=0), x + 1, y).n_estimators == 5
-    assert trace.count() == 3
-
-
 def test_tensors_are_arguments_and_results(folder: Path, trace: Trace) -> None:
     torch = pytest.importorskip("torch", reason="needs torch: pip install fastpipe[torch]")
 
