@@ -495,21 +495,6 @@ def test_a_changed_function_may_keep_the_rows_that_there_are(tmp_path: Path, sma
         made(other, out, N + 9, resume="changed", seed=6)
 
 
-def test_a_job_of_which_no_row_was_made_is_no_obstacle(tmp_path: Path, small_blocks: None) -> None:
-    def failing(index: int, rng: np.random.Generator) -> dict[str, Any]:
-        if index == 1:
-            raise KeyError("scene")
-        return {"x": index}
-
-    with pytest.raises(GenerationError, match="row 1 failed"):
-        made(failing, tmp_path / "x.h5", N)
-    if noted_rows(tmp_path / "x.h5"):
-        shutil.rmtree(folder_of(tmp_path / "x.h5"))
-        folder_of(tmp_path / "x.h5").mkdir()
-        (folder_of(tmp_path / "x.h5") / "lock").touch()
-    assert made(sample, tmp_path / "x.h5", N, seed=9).made == N
-
-
 _INTERRUPTED = """
 import os, signal, sys
 import numpy as np

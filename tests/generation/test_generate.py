@@ -396,11 +396,3 @@ def test_files_of_two_jobs_under_one_name_are_refused(tmp_path: Path) -> None:
     other.paths[1].replace(found.paths[1])
     with pytest.raises(OptionError, match=r"x-00001\.h5 is of another job than .*x-00000\.h5"):
         made(wave, tmp_path / "x.h5", columns=STEPS, max_bytes=1500)
-
-
-def test_progress_is_lines_where_there_is_no_terminal(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
-    made(wave, tmp_path / "x.h5", columns=STEPS, progress=True)
-    shown = capfd.readouterr()
-    assert not shown.out and "x.h5: 60 rows" in shown.err and "rows/s" in shown.err
-    made(wave, tmp_path / "y.h5", columns=STEPS)
-    assert capfd.readouterr() == ("", "")

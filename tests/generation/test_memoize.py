@@ -86,12 +86,10 @@ def test_a_memoized_function_looks_like_the_function(folder: Path) -> None:
         return a + b
 
     kept = memoize(f, dir=folder)
-    assert (kept.__name__, kept.__doc__, kept.__wrapped__) == ("f", "Adds.", f)  # type: ignore[attr-defined]
-    assert inspect.signature(kept) == inspect.signature(f)
-    assert repr(kept).endswith(f"f in {str(folder)!r}>") and repr(kept).startswith("<memoized ")
-    assert "pickle=True" in repr(memoize(f, dir=folder, pickle=True))
+    assert (kept.__name__, kept.__doc__, inspect.signature(kept)) == ("f", "Adds.", inspect.signature(f))
+    assert repr(kept).startswith("<memoized ") and repr(kept).endswith(f"f in {str(folder)!r}>")
     assert not folder.exists(), "it is made by the first call"
-    for wrong in (lambda: kept(), lambda: kept(1, 2), lambda: kept(1, d=2)):  # type: ignore[call-arg]
+    for wrong in (lambda: kept(), lambda: kept(1, d=2)):  # type: ignore[call-arg]
         with pytest.raises(TypeError, match=r"f\(\)"):
             wrong()
     assert kept.clear() == 0
@@ -329,21 +327,6 @@ def test_pickle_keeps_any_result(folder: Path, trace: Trace, said: Any) -> None:
     assert kept()["model"] == [range(3)] and trace.count() == 3
     assert memoize(lambda: [lambda: 1], dir=folder, pickle=True)()[0]() == 1
     assert "not kept: it cannot be pickled" in said()[-1]
-
-
-def test_tensors_are_arguments_and_results(folder: Path, trace: Trace) -> None:
-    torch = pytest.importorskip("torch", reason="needs torch: pip install fastpipe[torch]")
-
-    @memoize(dir=folder)
-    def trained(model: Any, data: Any) -> Any:
-        trace.note()
-        return {name: value + data for name, value in model.state_dict().items()}
-
-    model = torch.nn.Linear(2, 2).to(torch.bfloat16)
-    one, again = trained(model, torch.ones(1)), trained(model, torch.ones(1))
-    assert trace.count() == 1 and all(torch.equal(one[name], again[name]) for name in one)
-    trained(model, torch.zeros(1))
-    assert trace.count() == 2
 
 
 def test_a_folder_that_others_may_enter_is_refused(

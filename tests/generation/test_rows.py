@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fastpipe.errors import OptionError
 from fastpipe.generation import rows as rows_module
-from fastpipe.generation.columns import Column, SampleError, Schema
+from fastpipe.generation.columns import SampleError, Schema
 from fastpipe.generation.rows import globals_seeded, row_generator, row_generators
 
 _PAIRS = np.zeros(2, [("at", "<i4"), ("x", "<f4", (3,))])
@@ -106,11 +106,6 @@ def test_a_sample_that_is_not_like_the_others_is_an_error(sample: Any, words: st
 def test_columns_that_cannot_be_are_refused(columns: Any, words: str) -> None:
     with pytest.raises(OptionError, match=words):
         Schema.learned({"x": np.zeros(2, "f4"), "x_length": 1}, columns)
-
-
-def test_text_of_a_column_has_no_nul() -> None:
-    with pytest.raises(SampleError, match="text without NUL"):
-        Column("t", "text").array("a\0")
 
 
 _SEEDS = st.one_of(st.integers(0, 2**32), st.integers(0, 2**300))
