@@ -1,4 +1,4 @@
-"""A process that ends in the middle of an epoch, however it ends, leaves nothing and says nothing.
+"""A process that ends in the middle of an epoch, however it ends, leaves nothing and prints nothing.
 
 Importing torch takes seconds, so one process imports it once and forks each scenario, which
 then ends like any other interpreter.
@@ -16,14 +16,16 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import h5py
+import numpy as np
 import pytest
+from generated import environment
 
-import fastpipe
-from fastpipe.bench.synthetic import photo_tree
+from fastpipe.bench.synthetic import photo_tree as make_photos
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "pidfd_open"),
@@ -160,12 +162,10 @@ class Scenario:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Any]:
-    root = Path(fastpipe.__file__).parents[1]
-    process = subprocess.Popen(
-        [sys.executable, "-c", _SERVER],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(root)},
-    )  # fmt: skip
-    with process:
+    command = [sys.executable, "-c", _SERVER]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment()
+    ) as process:
         yield process
         assert process.stdin is not None
         process.stdin.close()
@@ -174,11 +174,29 @@ def server() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return photo_tree(tmp_path_factory.mktemp("tree"), classes=2, per_class=4, sizes=(40, 44))
+    return make_photos(tmp_path_factory.mktemp("tree"), classes=2, per_class=4, sizes=(40, 44))
 
 
-def _start(server: Any, folder: Path, tree: Path, code: str) -> Scenario:
-    return Scenario(server, folder, _PREPARE.format(root=str(tree)) + textwrap.dedent(code))
+@pytest.fixture
+def start(server: Any, tree: Path, tmp_path: Path) -> Callable[[str], Scenario]:
+    """Starts a scenario: the code after the one above."""
+
+    def start(code: str) -> Scenario:
+        folder = Path(tempfile.mkdtemp(dir=tmp_path))
+        return Scenario(server, folder, _PREPARE.format(root=str(tree)) + textwrap.dedent(code))
+
+    return start
+
+
+def interrupted(start: Callable[[str], Scenario], code: str, everybody: bool) -> tuple[Scenario, int]:
+    """A scenario that was ended by Ctrl-C, and its exit code."""
+    for _ in range(3):
+        scenario = start(code)
+        came, end = scenario.interrupted(everybody), scenario.end()
+        if came:
+            break
+        scenario.left()
+    return scenario, end
 
 
 LOADERS = {
@@ -193,7 +211,7 @@ LOADERS = {
 }
 
 _FOREVER = """
-    batches = iter(loader({loader}))
+    batches = iter(loader({}))
     next(batches)
     ready()
     for batch in batches:
@@ -201,61 +219,31 @@ _FOREVER = """
 """
 
 
-# Orphaned workers of torch look for their parent every five seconds: one case of each is enough
-# for every day.
-_SELDOM = {(signal.SIGTERM, "persistent workers"), (signal.SIGTERM, "stock loader with workers"), (signal.SIGKILL, "workers"),
-           (signal.SIGKILL, "stock loader with workers"), (signal.SIGKILL, "threads, far ahead")}  # fmt: skip
-_KILLS = [
-    pytest.param(
-        number, loader, id=f"{number.name}-{name}", marks=[pytest.mark.slow] if (number, name) in _SELDOM else []
-    )
-    for number in (signal.SIGTERM, signal.SIGKILL) for name, loader in LOADERS.items()
-]  # fmt: skip
-
-
-@pytest.mark.few(4)
-@pytest.mark.parametrize(("number", "loader"), _KILLS)
-def test_killed_in_the_middle_of_an_epoch(
-    server: Any, tree: Path, tmp_path: Path, loader: str, number: int
-) -> None:
-    scenario = _start(server, tmp_path, tree, _FOREVER.format(loader=loader))
+# Orphaned workers of torch look for their parent every five seconds: few of these for every day.
+@pytest.mark.few(3)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("loader", LOADERS)
+def test_a_process_that_is_killed_leaves_nothing(start: Any, loader: str, number: int) -> None:
+    scenario = start(_FOREVER.format(LOADERS[loader]))
     os.kill(scenario.pid, number)
     assert scenario.end() == -number, scenario.err.read_text()
-    assert scenario.said() == ""
-    assert scenario.left() == []
-
-
-# An end of an interpreter with torch takes a second: for every day one of each kind of loader.
-_INTERRUPTED = [
-    pytest.param(loader, id=name, marks=[pytest.mark.slow] if name in ("threads, far ahead", "a seed", "workers") else [])
-    for name, loader in LOADERS.items()
-]  # fmt: skip
+    assert (scenario.said(), scenario.left()) == ("", [])
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("loader", _INTERRUPTED)
-def test_ctrl_c_in_the_middle_of_an_epoch(server: Any, tree: Path, tmp_path: Path, loader: str) -> None:
-    for attempt in range(3):
-        folder = tmp_path / str(attempt)
-        folder.mkdir()
-        scenario = _start(server, folder, tree, _FOREVER.format(loader=loader))
-        came = scenario.interrupted(everybody=True)
-        code = scenario.end()
-        if came:
-            break
-        scenario.left()
+@pytest.mark.parametrize("loader", LOADERS)
+def test_ctrl_c_prints_one_traceback(start: Any, loader: str) -> None:
+    scenario, code = interrupted(start, _FOREVER.format(LOADERS[loader]), everybody=True)
     assert code == -signal.SIGINT, scenario.err.read_text()
     said = scenario.said()
-    assert said.startswith("Traceback (most recent call last):")
-    assert said.endswith("\nKeyboardInterrupt\n")
-    assert said.count("Traceback") == 1
-    assert "Exception ignored" not in said
+    assert said.startswith("Traceback (most recent call last):") and said.endswith("\nKeyboardInterrupt\n")
+    assert said.count("Traceback") == 1 and "Exception ignored" not in said
     assert scenario.left() == []
 
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("loader", ["FastLoader, 0", "FastLoader, 0, serial=True", "FastLoader, 1"])
-def test_ctrl_c_that_the_script_catches(server: Any, tree: Path, tmp_path: Path, loader: str) -> None:
+def test_a_loader_works_after_the_script_has_caught_ctrl_c(start: Any, loader: str) -> None:
     code = f"""
         work = loader({loader})
         batches = iter(work)
@@ -272,16 +260,8 @@ def test_ctrl_c_that_the_script_catches(server: Any, tree: Path, tmp_path: Path,
             if number == 5:
                 break
     """
-    for attempt in range(3):
-        folder = tmp_path / str(attempt)
-        folder.mkdir()
-        scenario = _start(server, folder, tree, code)
-        came, end = scenario.interrupted(everybody=False), scenario.end()
-        if came:
-            break
-        scenario.left()
-    assert (end, scenario.said()) == (0, "")
-    assert scenario.left() == []
+    scenario, end = interrupted(start, code, everybody=False)
+    assert (end, scenario.said(), scenario.left()) == (0, "", [])
 
 
 ENDS = {
@@ -296,47 +276,37 @@ ENDS = {
 }
 
 
-_WITH_WORKERS = ("the script ends", "everything in a cycle", "a fork in between")
-# "The script ends", with one batch more or from a function, is there every day.
-_LIKE_ANOTHER = ("the script ends with a batch", "sys.exit")
-_ENDS = [
-    *(pytest.param("FastLoader, 0", end, id=name, marks=[pytest.mark.slow] if name in _LIKE_ANOTHER else [])
-      for name, end in ENDS.items()),
-    *(pytest.param("FastLoader, 1, persistent_workers=True", ENDS[name], id=f"{name}-workers") for name in _WITH_WORKERS),
-    # Where a daemon thread is inside torch's own iterator, the end of the interpreter may abort.
-    *(pytest.param("DataLoader, 0", end, id=f"{name}-stock", marks=pytest.mark.slow) for name, end in ENDS.items()
-      if name != "a thread iterates on"),
-]  # fmt: skip
-
-
 @pytest.mark.few(3)
-@pytest.mark.parametrize(("loader", "end"), _ENDS)
-def test_the_interpreter_ends_in_the_middle_of_an_epoch(
-    server: Any, tree: Path, tmp_path: Path, loader: str, end: str
-) -> None:
-    begin = f"\nwork = loader({loader})\nbatches = iter(work)\nnext(batches)\nready()\n"
-    scenario = _start(server, tmp_path, tree, begin + end + "\n")
-    assert (scenario.end(), scenario.said()) == (0, "")
-    assert scenario.left() == []
+@pytest.mark.parametrize(
+    "loader", ["FastLoader, 0", "FastLoader, 1, persistent_workers=True", "DataLoader, 0"]
+)
+@pytest.mark.parametrize("end", ENDS)
+def test_the_end_of_the_interpreter_leaves_nothing(start: Any, loader: str, end: str) -> None:
+    if end == "a thread iterates on" and loader != "FastLoader, 0":
+        pytest.skip(
+            "where a daemon thread is inside torch's own iterator, the end of the interpreter may abort"
+        )
+    scenario = start(
+        f"\nwork = loader({loader})\nbatches = iter(work)\nnext(batches)\nready()\n{ENDS[end]}\n"
+    )
+    assert (scenario.end(), scenario.said(), scenario.left()) == (0, "", [])
 
 
-def test_an_uncaught_error_in_the_middle_of_an_epoch(server: Any, tree: Path, tmp_path: Path) -> None:
-    code = """
+def test_an_uncaught_error_is_all_that_is_printed(start: Any) -> None:
+    scenario = start("""
         batches = iter(loader(FastLoader, 0))
         next(batches)
         ready()
         raise ValueError("the script's own")
-    """
-    scenario = _start(server, tmp_path, tree, code)
+    """)
     assert scenario.end() == 1, scenario.err.read_text()
     said = scenario.said()
-    assert said.count("Traceback") == 1
-    assert said.endswith("ValueError: the script's own\n")
+    assert said.count("Traceback") == 1 and said.endswith("ValueError: the script's own\n")
     assert scenario.left() == []
 
 
-def test_a_forked_child_may_use_what_its_parent_began(server: Any, tree: Path, tmp_path: Path) -> None:
-    code = """
+def test_a_forked_child_may_use_what_its_parent_began(start: Any) -> None:
+    scenario = start("""
         work = loader(FastLoader, 0)
         batches = iter(work)
         next(batches)
@@ -355,7 +325,98 @@ def test_a_forked_child_may_use_what_its_parent_began(server: Any, tree: Path, t
             sys.exit(7)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         next(batches)
-    """
-    scenario = _start(server, tmp_path, tree, code)
-    assert (scenario.end(), scenario.said()) == (0, "")
-    assert scenario.left() == []
+    """)
+    assert (scenario.end(), scenario.said(), scenario.left()) == (0, "", [])
+
+
+_STORE = """
+import threading
+import numpy as np
+from fastpipe.errors import StoreBusyError
+from fastpipe.stores.fetching import ObjectReader
+from fastpipe.stores.retrying import Retries, RetryingStore
+
+asked = threading.Event()
+
+class Store:
+    name = "nowhere"
+    def get(self, key, version=""):
+        asked.set()
+        raise StoreBusyError("no answer")
+    def close(self):
+        pass
+
+class Listing:
+    sizes = np.ones(4, np.int64)
+    def __len__(self):
+        return 4
+    def key(self, row):
+        return str(row)
+    version = path = key
+
+# Between two tries it would wait for most of an hour.
+store = RetryingStore(Store(), Retries(base=3000, cap=3000, seconds=1e6), draw=lambda: 1.0)
+reader = ObjectReader(store, Listing(), None, str, connections=2, read_ahead=100)
+reader.need(np.arange(4))
+asked.wait()
+print("over", flush=True)
+"""
+
+
+def test_a_program_ends_while_its_threads_wait_for_a_store() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _STORE], capture_output=True, text=True, timeout=120, env=environment(), check=False
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "over\n"), done.stderr
+
+
+_QUIET = """
+import logging, sys
+import numpy as np
+from torch.utils.data import IterableDataset
+from torchvision import transforms
+import fastpipe
+from fastpipe import FastHDF5Dataset, FastImageFolder, FastLoader, FastPatchDataset
+
+class Own:
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        return np.ones((3, 60, 60)) * index
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(4))
+
+def row(index, rng):
+    return {"x": rng.random(3)}
+
+def datasets(images):
+    yield Own()
+    yield Stream()
+    yield FastImageFolder(images, transforms.Compose([transforms.CenterCrop(16), transforms.ToTensor()]))
+    yield FastHDF5Dataset("rows.h5", "x")
+    yield FastPatchDataset(np.zeros((8, 8, 8), np.uint8), (4, 4, 4), seed=0)
+
+if __name__ == "__main__":
+    method, images = sys.argv[1:]
+    for dataset in datasets(images):
+        list(FastLoader(dataset, 2, num_workers=1, workers="processes", multiprocessing_context=method))
+    fastpipe.generate(row, 8, "made.h5", seed=0, workers=1, progress=False)
+    print("done")
+"""
+
+
+# A started worker takes seconds to import torch.
+@pytest.mark.parametrize(
+    "method", ["fork", *(pytest.param(name, marks=pytest.mark.slow) for name in ("forkserver", "spawn"))]
+)
+def test_no_worker_prints_anything(tmp_path: Path, photo_tree: Path, method: str) -> None:
+    with h5py.File(tmp_path / "rows.h5", "w") as file:
+        file["x"] = np.zeros((8, 4))
+    (tmp_path / "train.py").write_text(_QUIET)
+    ran = subprocess.run(
+        [sys.executable, "train.py", method, str(photo_tree)],
+        cwd=tmp_path, capture_output=True, text=True, env=environment(), check=False,
+    )  # fmt: skip
+    assert (ran.stdout, ran.stderr) == ("done\n", "")

@@ -1,4 +1,4 @@
-"""What is no file and has the name of one: a fifo, which would be waited for, a socket, a folder."""
+"""Where a file should be is a fifo, which would be waited for, a socket or a folder."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from PIL import Image
@@ -51,36 +52,34 @@ def fifo(tmp_path: Path) -> Callable[[str], Path]:
     """Makes a fifo."""
 
     def fifo(name: str) -> Path:
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        os.mkfifo(path)
-        return path
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        os.mkfifo(tmp_path / name)
+        return tmp_path / name
 
     return fifo
 
 
+def photo(root: Path) -> Path:
+    """A folder of one image."""
+    (root / "a").mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (9, 9)).save(root / "a" / "y.png")
+    return root
+
+
 @pytest.mark.parametrize("staged", [False, True])
-def test_an_image(put: Put, tmp_path: Path, staged: bool) -> None:
+def test_an_image_that_is_no_file_is_a_bad_sample(put: Put, tmp_path: Path, staged: bool) -> None:
     put(tmp_path / "data" / "a" / "x.jpg")
-    Image.new("RGB", (9, 9)).save(tmp_path / "data" / "a" / "y.png")
     stage = tmp_path / "stage" if staged else None
-    dataset = FastImageFolder(tmp_path / "data", PILToTensor(), stage=stage, bad_samples="skip")
-    loaded = [len(batch[1]) for batch in FastLoader(dataset, batch_size=2)]
+    dataset = FastImageFolder(photo(tmp_path / "data"), PILToTensor(), stage=stage, bad_samples="skip")
+    assert sum(len(batch[1]) for batch in FastLoader(dataset, batch_size=2)) == 1
     dataset.close()
-    assert sum(loaded) == 1
-
-
-@pytest.mark.parametrize("staged", [False, True])
-def test_an_hdf5_file(put: Put, tmp_path: Path, staged: bool) -> None:
-    pytest.importorskip("h5py", reason="pip install 'fastpipe[hdf5]'")
-    put(tmp_path / "x.h5")
     with pytest.raises(OSError, match=r"x\.h5"):
-        FastHDF5Dataset(tmp_path / "x.h5", "data", stage=tmp_path / "stage" if staged else None)
+        put(tmp_path / "x.h5")
+        FastHDF5Dataset(tmp_path / "x.h5", "data", stage=stage)
 
 
 @pytest.mark.parametrize("name", ["direct", "soft", "group/direct"])
-def test_a_link_of_an_hdf5_file(put: Put, tmp_path: Path, name: str) -> None:
-    h5py = pytest.importorskip("h5py", reason="pip install 'fastpipe[hdf5]'")
+def test_a_link_of_an_hdf5_file_to_no_file_is_an_error(put: Put, tmp_path: Path, name: str) -> None:
     put(tmp_path / "other.h5")
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["direct"] = file["group/direct"] = h5py.ExternalLink("other.h5", "x")
@@ -95,19 +94,13 @@ def test_a_link_of_an_hdf5_file(put: Put, tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["x.tif", "x.nii", "x.nii.gz", "x.npy", "x.b2nd", "x.h5", "x.csv", "t/0.tif"]
-)
-def test_a_volume(put: Put, tmp_path: Path, name: str) -> None:
+    "name", ["x.tif", "x.nii", "x.nii.gz", "x.npy", "x.b2nd", "x.h5", "x.csv", "t/0.tif",
+             *(f"x.zarr/{name}" for name in ("zarr.json", ".zarray", ".zgroup", ".zmetadata"))],
+)  # fmt: skip
+def test_a_volume_that_is_no_file_is_an_error(put: Put, tmp_path: Path, name: str) -> None:
     put(tmp_path / name)
     with pytest.raises((OSError, FastpipeError)):
         FastPatchDataset(tmp_path / name.partition("/")[0], (4, 4, 4), sampling=Grid())
-
-
-@pytest.mark.parametrize("name", ["zarr.json", ".zarray", ".zgroup", ".zmetadata"])
-def test_metadata_of_an_array(put: Put, tmp_path: Path, name: str) -> None:
-    put(tmp_path / "x.zarr" / name)
-    with pytest.raises((OSError, FastpipeError)):
-        FastPatchDataset(tmp_path / "x.zarr", (4, 4, 4), sampling=Grid())
 
 
 ZARR = {
@@ -119,7 +112,7 @@ N5 = {
 }  # fmt: skip
 
 
-def test_a_chunk_of_an_array(put: Put, tmp_path: Path) -> None:
+def test_a_chunk_that_is_no_file_is_an_error(put: Put, tmp_path: Path) -> None:
     put(tmp_path / "x.zarr" / "0.0.0")
     (tmp_path / "x.zarr" / ".zarray").write_text(json.dumps(ZARR))
     dataset = FastPatchDataset(tmp_path / "x.zarr", (4, 4, 4), sampling=Grid())
@@ -128,10 +121,9 @@ def test_a_chunk_of_an_array(put: Put, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["attributes.json", "0/0/0"])
-def test_an_array_that_tensorstore_reads(
+def test_tensorstore_waits_for_no_fifo(
     fifo: Callable[[str], Path], tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its thread is let go."""
     pytest.importorskip("tensorstore", reason="pip install 'fastpipe[volume]'")
     monkeypatch.setattr(tensorstore, "_PATIENCE_S", 0.1)
     fifo(f"x.n5/{name}")
@@ -143,45 +135,38 @@ def test_an_array_that_tensorstore_reads(
 
 @pytest.mark.parametrize("command", ["inspect", "scan", "verify", "repack"])
 @pytest.mark.parametrize("name", ["x.h5", "x.npy", "x.tif", "x.nii.gz"])
-def test_a_file_of_a_command(fifo: Callable[[str], Path], tmp_path: Path, command: str, name: str) -> None:
+def test_commands_refuse_a_fifo(fifo: Callable[[str], Path], command: str, name: str) -> None:
     path = str(fifo(name))
     assert main([command, path, *([f"{path}.out"] if command == "repack" else [])]) == 2
 
 
 @pytest.mark.parametrize("command", ["scan", "verify"])
-def test_an_image_of_a_command(
+def test_commands_name_an_image_that_is_a_fifo(
     fifo: Callable[[str], Path], tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fifo("data/a/x.jpg")
-    Image.new("RGB", (9, 9)).save(tmp_path / "data" / "a" / "y.png")
-    assert main([command, str(tmp_path / "data")]) == {"scan": 1, "verify": 0}[command]
+    assert main([command, str(photo(tmp_path / "data"))]) == {"scan": 1, "verify": 0}[command]
     assert "x.jpg" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "x.h5", "x.h5.partial", "x.h5.partial/lock", "x.h5.partial/journal", "x.h5.partial/function",
-        "x.h5.partial/00000.data",
-    ],
-)  # fmt: skip
-def test_what_generate_finds(put: Put, tmp_path: Path, name: str) -> None:
-    pytest.importorskip("h5py", reason="pip install 'fastpipe[generation]'")
-    put(tmp_path / name)
-    try:
-        fastpipe.generate(zeros, 5, tmp_path / "x.h5", seed=0, workers=0)
-    except FastpipeError as error:
-        assert any(words in str(error) for words in ("move it away", "name another file", "name a file"))
-    else:  # an empty folder is one that a job has made
-        assert name == "x.h5.partial" and (tmp_path / "x.h5").is_file()
 
 
 def zeros(index: int, rng: np.random.Generator) -> dict[str, Any]:
     return {"x": np.zeros(3)}
 
 
-def test_what_repack_finds(put: Put, tmp_path: Path) -> None:
-    h5py = pytest.importorskip("h5py", reason="pip install 'fastpipe[hdf5]'")
+@pytest.mark.parametrize(
+    "name", ["", ".partial", *(f".partial/{name}" for name in ("lock", "journal", "function", "00000.data"))]
+)
+def test_generate_uses_no_file_that_is_none(put: Put, tmp_path: Path, name: str) -> None:
+    put(tmp_path / f"x.h5{name}")
+    try:
+        fastpipe.generate(zeros, 5, tmp_path / "x.h5", seed=0, workers=0)
+    except FastpipeError as error:
+        assert any(words in str(error) for words in ("move it away", "name another file", "name a file"))
+    else:  # an empty folder is one that a job has made
+        assert name == ".partial" and (tmp_path / "x.h5").is_file()
+
+
+def test_repack_uses_no_file_that_is_none(put: Put, tmp_path: Path) -> None:
     with h5py.File(tmp_path / "in.h5", "w") as file:
         file.create_dataset("x", data=np.arange(10))
     put(unfinished_path(tmp_path / "out.h5"))
@@ -190,12 +175,10 @@ def test_what_repack_finds(put: Put, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["locks", "objects", "tables", "writing"])
-def test_what_a_stage_holds(put: Put, tmp_path: Path, name: str) -> None:
+def test_a_stage_uses_no_file_that_is_none(put: Put, tmp_path: Path, name: str) -> None:
     (tmp_path / "fastpipe-stage").mkdir(0o700)
     put(tmp_path / "fastpipe-stage" / name)
-    Image.new("RGB", (9, 9)).save(tmp_path / "y.png")
-    (tmp_path / "data" / "a").mkdir(parents=True)
-    (tmp_path / "y.png").rename(tmp_path / "data" / "a" / "y.png")
+    photo(tmp_path / "data")
     try:
         dataset = FastImageFolder(tmp_path / "data", PILToTensor(), stage=tmp_path)
     except StageError as error:
@@ -205,30 +188,24 @@ def test_what_a_stage_holds(put: Put, tmp_path: Path, name: str) -> None:
         dataset.close()
 
 
-def test_what_a_report_is_written_to(fifo: Callable[[str], Path], tmp_path: Path) -> None:
-    path = fifo("report.html")
-    (tmp_path / "data" / "a").mkdir(parents=True)
-    Image.new("RGB", (9, 9)).save(tmp_path / "data" / "a" / "y.png")
-    assert main(["scan", str(tmp_path / "data"), "--json", str(path)]) == 2
+def test_a_report_is_written_to_a_fifo_that_has_a_reader(fifo: Callable[[str], Path], tmp_path: Path) -> None:
+    path, command = fifo("report.html"), ["scan", str(photo(tmp_path / "data")), "--json"]
+    assert main([*command, str(path)]) == 2
     with pytest.raises(OSError, match="fifo or socket that nobody reads"):
         open_output(path)
+    (tmp_path / "bad" / "a").mkdir(parents=True)
+    (tmp_path / "bad" / "a" / "x.jpg").write_bytes(b"no image")
+    dataset = FastImageFolder(tmp_path / "bad", PILToTensor(), bad_samples=BadSamples("skip", log=path))
+    with pytest.raises(OSError, match="fifo or socket that nobody reads"):
+        list(FastLoader(dataset, batch_size=1))
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # as of a shell's >(...)
     try:
-        assert main(["scan", str(tmp_path / "data"), "--json", str(path)]) == 0
+        assert main([*command, str(path)]) == 0
         assert b'"all 1 images can be read"' in os.read(reader, 1 << 16)
     finally:
         os.close(reader)
     write_whole(path, lambda file: file.write(b"whole"))
     assert path.read_bytes() == b"whole"
-
-
-def test_the_log_of_bad_samples(fifo: Callable[[str], Path], tmp_path: Path) -> None:
-    path = fifo("log.jsonl")
-    (tmp_path / "data" / "a").mkdir(parents=True)
-    (tmp_path / "data" / "a" / "x.jpg").write_bytes(b"no image")
-    dataset = FastImageFolder(tmp_path / "data", PILToTensor(), bad_samples=BadSamples("skip", log=path))
-    with pytest.raises(OSError, match="fifo or socket that nobody reads"):
-        list(FastLoader(dataset, batch_size=1))
 
 
 def test_trees_are_removed_without_waiting(put: Put, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from PIL import Image
@@ -80,9 +81,6 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().err
 
 
-# ---- stages -----------------------------------------------------------------------------------
-
-
 def images(folder: Path) -> Path:
     (folder / "net" / "a").mkdir(parents=True)
     for number in range(3):
@@ -132,7 +130,6 @@ def test_images_of_a_stage_that_another_user_replaces(shared: Path) -> None:
 
 
 def test_a_staged_file_that_another_user_replaces(shared: Path) -> None:
-    h5py = pytest.importorskip("h5py", reason="pip install 'fastpipe[hdf5]'")
     for name, value in (("x.h5", 1), ("other.h5", 2)):
         with h5py.File(shared / name, "w") as file:
             file.create_dataset("data", data=np.full((8, 4), value), chunks=(2, 4))
@@ -165,9 +162,6 @@ def test_folders_that_are_made_are_no_others_whatever_the_umask(shared: Path) ->
     assert [(shared / name).stat().st_mode & 0o777 for name in ("a", "a/b", "a/b/c")] == [0o755, 0o755, 0o700]
 
 
-# ---- caches -----------------------------------------------------------------------------------
-
-
 def test_a_copy_in_a_cache_that_another_user_replaces(shared: Path) -> None:
     nibabel = pytest.importorskip("nibabel", reason="pip install 'fastpipe[volume]'")
     nibabel.save(nibabel.Nifti1Image(np.ones((8, 8, 8), np.uint8), np.eye(4)), shared / "x.nii")
@@ -193,9 +187,6 @@ def test_data_of_benchmarks_that_another_user_has_made(shared: Path) -> None:
         bench_data.made_once("photos", Path.mkdir, "photos", None, print)
 
 
-# ---- what is written, and temporary -------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["fifo", "socket", "folder", "link", "file", "none"])
 @pytest.mark.parametrize("runs_as", [VICTIM, THIRD])
 def test_folders_of_profiles_of_another_user_stay(shared: Path, kind: str, runs_as: int) -> None:
@@ -203,17 +194,11 @@ def test_folders_of_profiles_of_another_user_stay(shared: Path, kind: str, runs_
     with user(OTHER):
         folder.mkdir(0o777)
         lock = folder / ".lock"
-        if kind == "fifo":
-            os.mkfifo(lock)
-        elif kind == "socket":
+        {"fifo": lambda: os.mkfifo(lock), "folder": lock.mkdir, "link": lambda: lock.symlink_to("/dev/zero"),
+         "file": lock.touch}.get(kind, lambda: None)()  # fmt: skip
+        if kind == "socket":
             with socket.socket(socket.AF_UNIX) as opened:
                 opened.bind(str(lock))
-        elif kind == "folder":
-            lock.mkdir()
-        elif kind == "link":
-            lock.symlink_to("/dev/zero")
-        elif kind == "file":
-            lock.touch()
         if kind != "none":
             os.utime(lock, (1, 1), follow_symlinks=False)
     with user(runs_as):
@@ -240,7 +225,6 @@ def made_by_generate(folder: Path) -> None:
 
 
 def made_by_repack(folder: Path) -> None:
-    h5py = pytest.importorskip("h5py", reason="pip install 'fastpipe[hdf5]'")
     with h5py.File(folder / "in.h5", "w") as file:
         file.create_dataset("x", data=np.arange(10))
     if main(["repack", str(folder / "in.h5"), str(folder / "out.h5"), "--dataset", "x"]):
@@ -252,128 +236,95 @@ def made_by_stitch(folder: Path) -> None:
     stitch([np.zeros((len(dataset), 2, 2), np.float32)], dataset, folder / "out.npy")
 
 
-WAYS = {
-    "out.h5": made_by_generate, "out.npy": made_by_stitch,
+# What makes a file, its name, the name of the copy while it grows, and what is said where that is odd.
+ODD = "is a link, or no folder: move it away"
+WAYS: dict[str, tuple[Callable[[Path], None], str, str, str]] = {
+    "generate": (made_by_generate, "out.h5", "out.h5.partial", ODD),
+    "stitch": (made_by_stitch, "out.npy", "out.npy.partial", ODD),
+    "repack": (made_by_repack, "out.h5", repack.unfinished_path(Path("out.h5")).name, "is not an unfinished copy"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("whose", ["another user's", "open to others", "a link", "a fifo"])
+@pytest.mark.parametrize("kind", ["another user's", "open to others", "a link", "a fifo", "the other kind"])
 @pytest.mark.parametrize("way", WAYS)
-def test_what_somebody_else_put_where_a_copy_grows(
-    shared: Path, way: str, whose: str, capsys: pytest.CaptureFixture[str]
+def test_a_copy_does_not_grow_in_a_place_that_others_may_write(
+    shared: Path, way: str, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    partial, precious = shared / f"{way.split()[0]}.partial", shared / "precious"
+    make, name, growing_name, odd = WAYS[way]
+    copy, precious, is_file = shared / growing_name, shared / "precious", way == "repack"
     precious.mkdir()
-    for name in ("note.json", "state.json", "journal", "data.h5", "array.npy", "00000.data"):
-        (precious / name).write_text("{}")
-    if whose == "another user's":
-        with user(OTHER):
-            partial.mkdir()
-            partial.chmod(0o777)
-    elif whose == "open to others":
-        partial.mkdir()
-        partial.chmod(0o777)
-    elif whose == "a link":
-        partial.symlink_to(precious)
+    for one in ("note.json", "state.json", "journal", "data.h5", "array.npy", "00000.data"):
+        (precious / one).write_text("{}")
+    if kind == "a link":
+        copy.symlink_to(precious / "data.h5" if is_file else precious)
+    elif kind == "a fifo":
+        os.mkfifo(copy)
     else:
-        os.mkfifo(partial)
+        with user(OTHER if kind == "another user's" else VICTIM):
+            copy.touch() if is_file != (kind == "the other kind") else copy.mkdir()
+        copy.chmod(0o777)
     words = {"another user's": f"belongs to user {OTHER}", "open to others": "lets others write"}
     with pytest.raises(OptionError) as raised:
-        WAYS[way](shared)
-    assert words.get(whose, "is a link, or no folder: move it away") in f"{raised.value} {said(capsys)}"
-    assert len(list(precious.iterdir())) == 6 and not (shared / way.split()[0]).exists()
+        make(shared)
+    assert words.get(kind, odd) in f"{raised.value} {said(capsys)}"
+    assert len(list(precious.iterdir())) == 6 and (precious / "data.h5").read_text() == "{}"
+    assert not (shared / name).exists()
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_what_another_user_puts_there_while_a_copy_grows(
+@pytest.mark.parametrize("way", ["generate", "stitch"])
+def test_a_copy_that_another_user_replaces_does_not_get_its_name(
     shared: Path, way: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Who owns the folder above moves it away just before the copy gets its name."""
-    place, partial = owned_by_other(shared / "place"), f"{way.split()[0]}.partial"
-    real = growing.opened_folder
+    make, name, growing_name, _ = WAYS[way]
+    place, real = owned_by_other(shared / "place"), growing.opened_folder
 
     def opened_folder(out: Path) -> Any:
-        if (place / partial / "lock").exists() and not (place / "was").exists() and out == last[0]:
+        if (place / growing_name / "lock").exists() and not (place / "was").exists():
             with user(OTHER):
-                os.rename(place / partial, place / "was")
-                shutil.copytree(place / "forged", place / partial)
+                os.rename(place / growing_name, place / "was")
+                shutil.copytree(place / "forged", place / growing_name)
         return real(out)
 
-    last = [Path()]
     with user(OTHER):
         (place / "forged").mkdir()
-        for name in ("lock", "data.h5", "00000.data", "array.npy"):
-            (place / "forged" / name).write_bytes(b"forged")
+        for one in ("lock", "data.h5", "00000.data", "array.npy"):
+            (place / "forged" / one).write_bytes(b"forged")
         (place / "forged" / "array").mkdir()
     for module in (stitching, run):
         monkeypatch.setattr(module, "opened_folder", opened_folder)
-    last[0] = place / way.split()[0]
     with pytest.raises(OptionError) as raised:
-        WAYS[way](place)
+        make(place)
     assert f"belongs to user {OTHER}" in f"{raised.value} {said(capsys)}"
-    assert not last[0].exists() and (place / "was" / "lock").exists()
-    assert len(list((place / partial).iterdir())) == 5
+    assert not (place / name).exists() and (place / "was" / "lock").exists()
+    assert len(list((place / growing_name).iterdir())) == 5
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_copy_that_grows_is_no_others_whatever_the_umask(
+def test_no_other_user_may_write_a_copy_that_grows_whatever_the_umask(
     shared: Path, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[int] = []
-    real = Path.mkdir
+    make, name, growing_name, _ = WAYS[way]
+    seen: set[int] = set()
 
-    def mkdir(self: Path, mode: int = 0o777, *arguments: Any, **options: Any) -> None:
-        real(self, mode, *arguments, **options)
-        if self.name.endswith(".partial"):
-            seen.append(self.stat().st_mode & 0o777)
+    def look(real: Callable[..., Any]) -> Callable[..., Any]:
+        def looking(*arguments: Any, **options: Any) -> Any:
+            if (shared / growing_name).exists():
+                seen.add((shared / growing_name).stat().st_mode & 0o777)
+            return real(*arguments, **options)
 
-    monkeypatch.setattr(Path, "mkdir", mkdir)
-    with user(VICTIM):
-        WAYS[way](shared)
-    assert seen == [0o700]
-    assert not (shared / f"{way.split()[0]}.partial").exists()
+        return looking
 
-
-@pytest.mark.parametrize("whose", ["another user's", "open to others", "a link", "a fifo", "a folder"])
-def test_what_somebody_else_put_where_a_file_is_repacked(
-    shared: Path, whose: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    unfinished, precious = repack.unfinished_path(shared / "out.h5"), shared / "precious"
-    precious.write_bytes(bytes(100))
-    if whose == "a link":
-        unfinished.symlink_to(precious)
-    elif whose == "a fifo":
-        os.mkfifo(unfinished)
-    elif whose == "a folder":
-        unfinished.mkdir()
-    else:
-        with user(OTHER if whose == "another user's" else VICTIM):
-            unfinished.touch()
-        unfinished.chmod(0o666)
-    words = {"another user's": f"belongs to user {OTHER}", "open to others": "lets others write"}
-    with pytest.raises(OptionError):
-        made_by_repack(shared)
-    assert words.get(whose, "is not an unfinished copy") in said(capsys)
-    assert precious.read_bytes() == bytes(100) and not (shared / "out.h5").exists()
-
-
-def test_a_file_that_is_repacked_is_no_others_whatever_the_umask(
-    shared: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[int] = []
-    real = repack.check_structure
-
-    def check(*arguments: Any) -> None:
-        seen.append(repack.unfinished_path(shared / "out.h5").stat().st_mode & 0o777)
-        real(*arguments)
-
-    monkeypatch.setattr(repack, "check_structure", check)
-    before = os.umask(0)
-    try:
-        made_by_repack(shared)
-    finally:
-        os.umask(before)
-    assert seen == [0o600] and (shared / "out.h5").stat().st_mode & 0o777 == 0o666
+    for owner, function in (
+        (os, "open"),
+        (os, "replace"),
+        (repack, "check_structure"),
+        (repack, "rename_anew"),
+    ):
+        monkeypatch.setattr(owner, function, look(getattr(owner, function)))
+    make(shared)
+    assert seen == ({0o600} if way == "repack" else {0o700})
+    assert (shared / name).stat().st_mode & 0o777 == 0o666 and not (shared / growing_name).exists()
 
 
 def test_memory_of_another_user_with_the_number_of_a_process_of_ours(shared: Path) -> None:
@@ -421,9 +372,6 @@ def test_who_else_may_write(shared: Path) -> None:
     }  # fmt: skip
 
 
-# ---- quarantines --------------------------------------------------------------------------------
-
-
 def scanned(shared: Path) -> tuple[Path, Path]:
     """A folder whose corrupt image is in a quarantine."""
     root, quarantine = images(shared), shared / "quarantine"
@@ -433,39 +381,42 @@ def scanned(shared: Path) -> tuple[Path, Path]:
     return root, quarantine
 
 
-@pytest.mark.parametrize(
-    "what", ["folder's owner", "folder's mode", "list's owner", "list's mode", "list a fifo"]
-)
-def test_a_quarantine_to_which_others_may_write(
-    shared: Path, what: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("place", ["folder", "list"])
+@pytest.mark.parametrize("change", ["owner", "mode", "fifo"])
+def test_a_quarantine_to_which_others_may_write_is_refused(
+    shared: Path, place: str, change: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root, quarantine = scanned(shared)
+    path = quarantine / LIST if place == "list" else quarantine
     assert quarantine.stat().st_mode & 0o777 == 0o755
     assert (quarantine / LIST).stat().st_mode & 0o777 == 0o644
-    place = quarantine / LIST if "list" in what else quarantine
-    if what.endswith("owner"):
-        os.chown(place, OTHER, OTHER)
-    elif what.endswith("mode"):
-        place.chmod(0o777)
+    if change == "owner":
+        os.chown(path, OTHER, OTHER)
+    elif change == "mode":
+        path.chmod(0o777)
     else:
-        place.unlink()
-        os.mkfifo(place)
+        (quarantine / LIST).unlink()
+        os.mkfifo(quarantine / LIST)
     assert main(["scan", "--restore", str(quarantine)]) == 2
-    text = said(capsys)
-    assert f"belongs to user {OTHER}" in text or "lets others write" in text or "it has no" in text
+    words = {"owner": f"belongs to user {OTHER}", "mode": "lets others write", "fifo": "it has no"}
+    assert words[change] in said(capsys)
     (root / "a" / "more.bmp").write_bytes(b"no image")
     assert main(["scan", str(root), "--quarantine", str(quarantine)]) == 2
     assert (quarantine / "a" / "bad.bmp").exists() and (root / "a" / "more.bmp").exists()
 
 
-def test_a_quarantine_that_root_keeps(shared: Path) -> None:
+def test_root_may_keep_a_quarantine(shared: Path) -> None:
     root, quarantine = scanned(shared)
     for path in (root, *root.rglob("*"), quarantine / "a"):
         os.chown(path, THIRD, THIRD)
+    unfinished = root / "a" / f"x.bmp.{os.getpid()}.01234567.unfinished"
+    unfinished.touch()
+    os.chown(unfinished, OTHER, OTHER)
     with user(THIRD):
         assert main(["scan", "--restore", str(quarantine)]) == 2, "the list cannot be written"
     assert main(["scan", "--restore", str(quarantine)]) == 0
     assert (root / "a" / "bad.bmp").exists() and not quarantine.exists()
+    assert unfinished.exists(), "another user's"
 
 
 @pytest.mark.parametrize(
@@ -494,22 +445,18 @@ def test_files_go_back_by_way_of_no_link(shared: Path, where: str) -> None:
     assert (quarantine / LIST).exists() and not list(shared.glob("moved/a/*"))
 
 
-@pytest.mark.parametrize(
-    "record",
-    [
-        {"path": "../precious"}, {"path": "a/../../precious"}, {"path": "/etc/passwd"}, {"path": LIST},
-        {"path": "a/bad.bmp\0"}, {"path": ""}, {"path": "."}, {"path": 3}, {"root": "relative"}, {"root": "/a/../b"},
-        {"root": ""}, {"root": None}, {"root": "/a\0"},
-    ],
-)  # fmt: skip
-def test_lines_of_a_list_that_lead_elsewhere(shared: Path, record: dict[str, Any]) -> None:
+def test_lines_of_a_list_that_lead_elsewhere_are_skipped(shared: Path) -> None:
     root, quarantine = scanned(shared)
     (shared / "precious").write_text("mine")
-    line = {"path": "a/bad.bmp", "root": str(root), **record}
-    (quarantine / LIST).write_text(json.dumps(line) + "\n")
-    assert main(["scan", "--restore", str(quarantine)]) == 0
-    assert (shared / "precious").read_text() == "mine" and (quarantine / "a" / "bad.bmp").exists()
-    assert not (root / "a" / "bad.bmp").exists()
+    paths: list[Any] = ["../precious", "a/../../precious", "/etc/passwd", LIST, "a/bad.bmp\0", "", ".", 3]
+    lines = [{"path": path, "root": str(root)} for path in paths]
+    lines += [{"path": "a/bad.bmp", "root": folder} for folder in ("relative", "/a/../b", "", None, "/a\0")]
+    for line in lines:
+        (quarantine / LIST).write_text(json.dumps(line) + "\n")
+        (quarantine / LIST).chmod(0o644)
+        assert main(["scan", "--restore", str(quarantine)]) == 0
+        assert (shared / "precious").read_text() == "mine" and (quarantine / "a" / "bad.bmp").exists()
+        assert not (root / "a" / "bad.bmp").exists()
 
 
 def test_a_folder_that_is_gone_is_not_made_anew(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -520,12 +467,3 @@ def test_a_folder_that_is_gone_is_not_made_anew(shared: Path, capsys: pytest.Cap
     assert not root.exists()
     assert main(["scan", "--restore", str(quarantine), str(shared / "moved")]) == 0
     assert (shared / "moved" / "a" / "bad.bmp").exists()
-
-
-def test_copies_of_another_user_that_are_unfinished_stay(shared: Path) -> None:
-    root, quarantine = scanned(shared)
-    name = root / "a" / f"x.bmp.{os.getpid()}.01234567.unfinished"
-    name.touch()
-    os.chown(name, OTHER, OTHER)
-    assert main(["scan", "--restore", str(quarantine)]) == 0
-    assert name.exists()

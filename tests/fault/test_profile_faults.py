@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from generated import environment
 from torch.utils.data import DataLoader, Dataset
 
 import fastpipe
@@ -40,31 +41,21 @@ def left() -> set[str]:
     return {name for name in os.listdir(tempfile.gettempdir()) if name.startswith("fastpipe-profile-")}
 
 
-def error_of(*arguments: Any, **options: Any) -> str:
-    """Its text, without what a traceback refers to."""
-    try:
-        fastpipe.profile(*arguments, **options)
-    except BaseException as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ValueError, None])
+def test_an_error_of_a_step_or_worker_ends_the_profile(error: type[BaseException] | None) -> None:
+    """That of a killed worker is torch's: of its watch over workers, or of what it was just reading."""
 
-
-def test_a_worker_that_is_killed_ends_the_profile_with_torchs_error() -> None:
-    """Which is one of its watch over workers, or of what it was just reading from this one."""
-    begin = DataLoader.__iter__
-    told = error_of(DataLoader(Killed(), batch_size=4, num_workers=1), lambda batch: None, seconds=0.5)
-    gc.collect()
-    assert told
-    assert DataLoader.__iter__ is begin and not left()
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ValueError])
-def test_whatever_a_step_raises_ends_the_profile(error: type[BaseException]) -> None:
     def step(batch: Any) -> None:
-        raise error("stop")
+        if error is not None:
+            raise error("stop")
 
-    begin = DataLoader.__iter__
-    assert error_of(DataLoader(range(40), batch_size=4, num_workers=1), step) == f"{error.__name__}: stop"
+    begin, text = DataLoader.__iter__, ""
+    dataset: Any = Killed() if error is None else range(40)
+    try:
+        fastpipe.profile(DataLoader(dataset, batch_size=4, num_workers=1), step, seconds=0.5)
+    except BaseException as caught:  # its traceback would keep the workers
+        text = f"{type(caught).__name__}: {caught}"
+    assert text == f"{error.__name__}: stop" if error is not None else text
     gc.collect()
     assert DataLoader.__iter__ is begin and not left()
 
@@ -113,7 +104,7 @@ def test_an_exception_of_a_signals_handler_while_a_profile_ends_leaves_nothing()
     assert at > 30
 
 
-def test_such_an_exception_is_not_taken_for_a_folder_that_cannot_be_removed(
+def test_an_exception_of_a_handler_is_no_error_of_a_folder_that_is_removed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By the standard library, which ignores errors on request."""
@@ -130,22 +121,21 @@ def test_such_an_exception_is_not_taken_for_a_folder_that_cannot_be_removed(
 
 
 def test_ctrl_c_ends_the_command_and_leaves_nothing(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(
-        "import os\nfrom torch.utils.data import DataLoader\n"
+    (tmp_path / "train.py").write_text(
+        "from torch.utils.data import DataLoader\n"
         "for number, batch in enumerate(DataLoader(range(10**7), batch_size=1, num_workers=1)):\n"
         "    if number == 5:\n        open('begun', 'w').close()\n"
     )
+    command = [sys.executable, "-m", "fastpipe", "profile", "--seconds", "100", "--limit", "100", "train.py"]
     own = tempfile.TemporaryDirectory(prefix="o-")  # in a short folder: names of sockets are in it
     process = subprocess.Popen(
-        [sys.executable, "-m", "fastpipe", "profile", "--seconds", "100", "--limit", "100", str(script)],
-        cwd=tmp_path, env={**os.environ, "TMPDIR": own.name}, stdout=subprocess.DEVNULL,
+        command, cwd=tmp_path, env={**environment(), "TMPDIR": own.name}, stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     with own, process:
         while not (tmp_path / "begun").exists():
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        _, told = process.communicate()
-        assert process.returncode == 130 and "fastpipe profile: interrupted" in told
+        _, errors = process.communicate()
+        assert process.returncode == 130 and "fastpipe profile: interrupted" in errors
         assert not list(Path(own.name).glob("fastpipe-profile-*"))

@@ -1,22 +1,20 @@
-"""What happens where /dev/shm is small, as it is in a container unless it was started with more."""
+"""A small /dev/shm, as it is in a container unless it was started with more."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from generated import environment
 from torch.utils.data import default_collate
 
-import fastpipe
 from fastpipe.bench.synthetic import photo_tree
 from fastpipe.errors import SharedMemoryError
 from fastpipe.torch import workers
@@ -86,16 +84,12 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the script found, in a mount namespace of its own with a small /dev/shm."""
     unshare = shutil.which("unshare")
     mount = "mount -t tmpfs -o size=4m tmpfs /dev/shm"
-    if (
-        unshare is None
-        or subprocess.run([unshare, "-m", "sh", "-c", mount], capture_output=True, check=False).returncode
-    ):
+    if unshare is None or subprocess.run([unshare, "-m", "sh", "-c", mount], capture_output=True).returncode:
         pytest.skip("run it as root, with util-linux installed: it mounts a small /dev/shm for one process")
     tree = photo_tree(tmp_path_factory.mktemp("tree"), classes=2, per_class=4, sizes=(40, 44))
-    root = Path(fastpipe.__file__).parents[1]
     ran = subprocess.run(
         [unshare, "-m", "sh", "-c", f'{mount} && exec "$0" -c "$1" "$2"', sys.executable, _SCRIPT, str(tree)],
-        capture_output=True, text=True, timeout=150, env={**os.environ, "PYTHONPATH": str(root)}, check=False,
+        capture_output=True, text=True, timeout=150, env=environment(), check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     answer: dict[str, Any] = json.loads(ran.stdout)
@@ -103,82 +97,53 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return answer
 
 
-@pytest.mark.slow
-def test_small_batches_pass(found: dict[str, Any]) -> None:
-    assert found["small"] == [0, 2, 4, 6]
+def test_a_batch_that_does_not_fit_is_a_clear_error(found: dict[str, Any]) -> None:
+    for name, size in (("tensors", r"30\.5 MiB"), ("arrays", r"30\.5 MiB"), ("nothing left", r"\d+ KiB")):
+        text = found[name].replace("\n", " ")
+        assert text.startswith("SharedMemoryError: ")
+        start = rf"a batch of {size} does not fit into /dev/shm.* of 4 MiB there are [\d.]+ [KM]iB free"
+        assert re.search(start, text) and re.search(_REMEDY, text), text
 
 
-@pytest.mark.parametrize("name", ["tensors", "arrays", "nothing left"])
-def test_a_batch_too_large_for_torchs_way_is_a_clear_error(found: dict[str, Any], name: str) -> None:
-    text = found[name].replace("\n", " ")
-    assert text.startswith("SharedMemoryError: ")
-    size = r"\d+ KiB" if name == "nothing left" else "30\\.5 MiB"
-    assert _matches(
-        rf"a batch of {size} does not fit into /dev/shm.* of 4 MiB there are [\d.]+ [KM]iB free", text
-    )
-    assert _matches(_REMEDY, text)
-
-
-@pytest.mark.parametrize("name", ["collate_fn", "no batches", "no workers"])
-def test_what_need_not_go_through_it_works(found: dict[str, Any], name: str) -> None:
-    assert found[name] == ([0, 1, 2, 3, 4, 5, 6, 7] if name == "no batches" else [0, 2, 4, 6])
-
-
-@pytest.mark.parametrize("name", ["images, 1 workers", "images, 2 workers", "images, nothing left"])
-def test_batches_of_images_do_not_go_through_it(found: dict[str, Any], name: str) -> None:
-    assert found[name] is True
-
-
-def _matches(pattern: str, text: str) -> bool:
-    return re.search(pattern, text) is not None
-
-
-# ---- the check by itself -------------------------------------------------------------------------
+def test_batches_that_need_no_shared_memory_come(found: dict[str, Any]) -> None:
+    for name in ("small", "collate_fn", "no workers"):
+        assert found[name] == [0, 2, 4, 6]
+    assert found["no batches"] == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert all(found[f"images, {how}"] is True for how in ("1 workers", "2 workers", "nothing left"))
 
 
 @pytest.mark.parametrize(
     ("sample", "size"),
     [
-        (torch.zeros(10), 40),
-        (np.zeros((2, 3), np.float64), 48),
-        ({"a": torch.zeros(2), "b": [np.zeros(3, np.uint8), (torch.zeros(1), 5, "text", None)]}, 15),
-        (7, 0),
-        ("text", 0),
+        (torch.zeros(10), 40), (np.zeros((2, 3), np.float64), 48), (7, 0), ("text", 0),
+        ({"a": torch.zeros(2), "b": [np.zeros(3, np.uint8), (torch.zeros(1), 5, "text")]}, 15),
     ],
-)
-def test_a_batch_needs_what_its_tensors_take(monkeypatch: pytest.MonkeyPatch, sample: Any, size: int) -> None:
+)  # fmt: skip
+def test_a_batch_needs_the_bytes_of_its_tensors(
+    monkeypatch: pytest.MonkeyPatch, sample: Any, size: int
+) -> None:
     collate = WorkerCollate(default_collate)
     monkeypatch.setattr(workers, "room", lambda: (4 * size - 1, 10 << 20))
     if size:
         with pytest.raises(SharedMemoryError, match=_REMEDY):
             collate([sample] * 4)
-    monkeypatch.setattr(workers, "room", lambda: (4 * size, 10 << 20))
-    if sample is not None and "None" not in str(sample):
+        assert WorkerCollate(len)([sample] * 4) == 4, "another function is not judged beforehand"
+    for room in ((4 * size, 10 << 20), None):
+        monkeypatch.setattr(workers, "room", lambda room=room: room)
         assert len(collate([sample] * 4)) == len(default_collate([sample] * 4))
 
 
-def test_without_a_limit_nothing_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "room", lambda: None)
-    assert WorkerCollate(default_collate)([torch.zeros(3)] * 2).shape == (2, 3)
+def test_an_error_of_torch_about_shared_memory_becomes_a_clear_one() -> None:
+    def failing(text: str) -> Any:
+        def collate(samples: Any) -> Any:
+            raise RuntimeError(text)
 
+        return WorkerCollate(collate)
 
-def test_another_collate_function_is_not_judged_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "room", lambda: (0, 0))
-    assert WorkerCollate(len)([torch.zeros(3)] * 2) == 2
-
-
-def test_an_error_of_torchs_about_it_becomes_a_clear_one() -> None:
-    def full(samples: Any) -> Any:
-        raise RuntimeError(
-            "unable to allocate shared memory(shm) for file </torch_1_2_3>: No space left on device (28)"
-        )
-
-    def other(samples: Any) -> Any:
-        raise RuntimeError("stack expects each tensor to be equal size")
-
+    text = "unable to allocate shared memory(shm) for file </torch_1_2_3>: No space left on device (28)"
     with pytest.raises(SharedMemoryError, match=_REMEDY) as caught:
-        WorkerCollate(full)([1])
+        failing(text)([1])
     assert "No space left" in str(caught.value.__cause__)
     with pytest.raises(RuntimeError, match="equal size") as kept:
-        WorkerCollate(other)([1])
+        failing("stack expects each tensor to be equal size")([1])
     assert type(kept.value) is RuntimeError

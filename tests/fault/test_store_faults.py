@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import pickle
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,47 +14,38 @@ from delay_proxy import Faults
 from torchvision import transforms as v1
 
 from fastpipe import FastImageFolder, FastLoader, Stage
-from fastpipe.errors import BadSampleError, StoreAccessError
-from fastpipe.stores.stage import StageFolder
+from fastpipe.errors import BadSampleError
 
 SMALL = v1.Compose([v1.Resize(20), v1.CenterCrop(16), v1.ToTensor()])
 _PROMPT = Faults(delay_ms=0, jitter_ms=0)
 
 
-@pytest.fixture(scope="module")
-def bucket(s3: Any, photo_tree: Path) -> str:
-    """The tree's files five times, as objects."""
+def _put_tree(s3: Any, photo_tree: Path, copies: int) -> str:
+    """A bucket with the tree's files, each so many times."""
     name: str = s3.bucket()
     files = [path for path in sorted(photo_tree.rglob("*")) if path.is_file()]
-
-    def put(at: tuple[int, Path]) -> None:
-        copy, path = at
-        s3.put(name, f"train/{path.parent.name}/{copy}-{path.name}", path.read_bytes())
-
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(put, [(copy, path) for copy in range(5) for path in files]))
+        for copy in range(copies):
+            keys = [f"train/{path.parent.name}/{copy}-{path.name}" for path in files]
+            list(pool.map(lambda path, key: s3.put(name, key, path.read_bytes()), files, keys))
     return name
+
+
+@pytest.fixture(scope="module")
+def bucket(s3: Any, photo_tree: Path) -> str:
+    return _put_tree(s3, photo_tree, 5)
 
 
 @pytest.fixture(scope="module")
 def expected(s3: Any, bucket: str, photo_tree: Path) -> dict[str, torch.Tensor]:
     """What each path is, from the file that was put there."""
     local = FastImageFolder(photo_tree, SMALL, cache="off")
-    images = {path: local[index][0] for index, (path, _) in enumerate(local.samples)}
+    images = {Path(path): local[index][0] for index, (path, _) in enumerate(local.samples)}
     local.close()
     return {
-        f"s3://{bucket}/train/{Path(path).parent.name}/{copy}-{Path(path).name}": image
-        for path, image in images.items()
-        for copy in range(5)
-    }
-
-
-def _put_tree(s3: Any, bucket: str, photo_tree: Path) -> list[Path]:
-    """Put the tree's files into a bucket, once; which they are."""
-    files = [path for path in sorted(photo_tree.rglob("*")) if path.is_file()]
-    for path in files:
-        s3.put(bucket, f"train/{path.parent.name}/{path.name}", path.read_bytes())
-    return files
+        f"s3://{bucket}/train/{path.parent.name}/{copy}-{path.name}": image
+        for path, image in images.items() for copy in range(5)
+    }  # fmt: skip
 
 
 @pytest.fixture(params=["ahead", "staged"])
@@ -79,10 +65,8 @@ def _check_epoch(
 ) -> None:
     """Load an epoch, and compare each sample with its source; ``during`` is called before each batch."""
     loader = FastLoader(dataset, 8, shuffle=True)
-    order = [
-        index for indices, _ in loader._order.ours().indices(loader._order.next_epoch) for index in indices
-    ]  # type: ignore[union-attr]
-    at = 0
+    batches = loader._order.ours().indices(loader._order.next_epoch)  # type: ignore[union-attr]
+    order, at = [index for indices, _ in batches for index in indices], 0
     for step, (images, _) in enumerate(loader):
         during(step)
         for image in images:
@@ -93,7 +77,7 @@ def _check_epoch(
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("fault", [{"busy": 0.1}, {"cut": 0.1, "cut_after": 700}, {"busy": 0.1, "cut": 0.1}])
-def test_a_store_that_fails_now_and_then(
+def test_an_epoch_is_whole_where_a_store_fails_now_and_then(
     fault: dict[str, Any], s3: Any, bucket: str, expected: Any, near: Any
 ) -> None:
     with s3.proxy(_PROMPT) as proxy:
@@ -106,7 +90,9 @@ def test_a_store_that_fails_now_and_then(
     assert counts.busy + counts.cut > 0
 
 
-def test_a_gateway_that_is_killed_and_comes_back(s3: Any, bucket: str, expected: Any, near: Any) -> None:
+def test_an_epoch_is_whole_where_a_gateway_is_killed_and_comes_back(
+    s3: Any, bucket: str, expected: Any, near: Any
+) -> None:
     dataset = _dataset(bucket, s3.options, **near)
 
     def during(step: int) -> None:
@@ -116,61 +102,6 @@ def test_a_gateway_that_is_killed_and_comes_back(s3: Any, bucket: str, expected:
 
     _check_epoch(dataset, expected, during)
     dataset.close()
-
-
-_TRAINING = """
-import sys
-from torchvision import transforms as v1
-from fastpipe import FastImageFolder, FastLoader, Stage
-url, stage, options = sys.argv[1], sys.argv[2], eval(sys.argv[3])
-dataset = FastImageFolder(url, v1.Compose([v1.Resize(20), v1.CenterCrop(16), v1.ToTensor()]),
-                          storage_options=options, seed=int(sys.argv[4]), stage=Stage(stage))
-count = 0
-for images, _ in FastLoader(dataset, 8, shuffle=True):
-    count += len(images)
-    print(count, flush=True)
-print("done", *dataset.downloaded, flush=True)
-"""
-
-
-def _train(bucket: str, stage: Path, options: dict[str, Any], seed: int = 0) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", _TRAINING, f"s3://{bucket}/train", str(stage), repr(options), str(seed)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-
-
-@pytest.mark.slow
-def test_a_training_that_is_killed_leaves_a_stage_that_serves_the_next(
-    s3: Any, bucket: str, expected: Any, tmp_path: Path
-) -> None:
-    with s3.proxy(Faults(delay_ms=20, jitter_ms=10)) as proxy:
-        for killed_at in (1, 5):
-            with _train(bucket, tmp_path / "stage", proxy.options) as training:
-                assert training.stdout is not None
-                for _ in range(killed_at):
-                    training.stdout.readline()
-                os.kill(training.pid, signal.SIGKILL)
-        dataset = _dataset(bucket, proxy.options, stage=tmp_path / "stage")
-        for _ in range(2):
-            _check_epoch(dataset, expected)
-        assert dataset.downloaded[0] < len(dataset)  # the rest was there
-        dataset.close()
-
-
-@pytest.mark.slow
-def test_two_trainings_share_a_stage_and_download_each_object_once(
-    s3: Any, bucket: str, expected: Any, tmp_path: Path
-) -> None:
-    with s3.proxy(Faults(delay_ms=20, jitter_ms=10)) as proxy:
-        with _train(bucket, tmp_path / "stage", proxy.options, 1) as first:
-            with _train(bucket, tmp_path / "stage", proxy.options, 2) as second:
-                said = [training.communicate()[0].splitlines() for training in (first, second)]
-        dataset = _dataset(bucket, proxy.options, stage=tmp_path / "stage")
-        _check_epoch(dataset, expected)
-        assert dataset.downloaded == (0, 0)
-        dataset.close()
-    counts = [int(lines[-1].split()[1]) for lines in said]
-    assert [lines[-2] for lines in said] == [str(len(expected))] * 2
-    assert sum(counts) == len(expected)
 
 
 def test_a_stage_that_takes_nothing_more_costs_only_downloads(
@@ -203,79 +134,13 @@ def test_a_stage_that_vanishes_costs_only_downloads(
     dataset.close()
 
 
-def _staged_nbytes(stage: Path) -> int:
-    """Bytes of what is in a stage, while nobody uses it."""
-    return sum(path.stat().st_size for path in stage.rglob("*") if path.parent.parent.name == "objects")
-
-
-def test_a_stage_of_half_the_data_fetches_the_other_half_again(
-    s3: Any, bucket: str, expected: Any, tmp_path: Path
-) -> None:
-    probe = _dataset(bucket, s3.options)
-    half = sum(probe._remote.listing.sizes.tolist()) // 2  # type: ignore[union-attr]
-    stage = Stage(tmp_path / "stage", max_bytes=half, read_ahead=1 << 16)
-    dataset = _dataset(bucket, s3.options, stage=stage)
-    before, counted = 0, list[int]()
-    with contextlib.closing(StageFolder(stage)) as folder:
-        # While it fetches ahead, files come and go as they are looked at.  What is counted is one number,
-        # here that of another user: with what is being written, and what is reserved for more.
-        for epoch in range(3):
-            _check_epoch(dataset, expected, lambda step: counted.append(folder.ledger.nbytes))
-            fetched, before = dataset.downloaded[0] - before, dataset.downloaded[0]
-            assert epoch == 0 or fetched <= 0.6 * len(dataset)
-        dataset.close()
-        assert max(counted) <= half
-        assert half * 0.8 < folder.ledger.nbytes == _staged_nbytes(tmp_path / "stage") <= half
-
-
-def test_wrong_credentials_are_said_at_once_and_shown_nowhere(s3: Any, bucket: str) -> None:
-    with pytest.raises(StoreAccessError, match=f"s3://{bucket}/") as caught:
-        _dataset(bucket, {**s3.options, "secret": "hush-hush-wrong"}, refresh=True)
-    assert "hush-hush-wrong" not in str(caught.value)
-
-
-def test_secrets_are_in_no_repr_and_no_pickle(s3: Any, bucket: str, tmp_path: Path) -> None:
-    dataset = _dataset(bucket, s3.options, stage=tmp_path / "stage", cache="off")
-    loader = FastLoader(dataset, 8)
-    secret = s3.options["secret"]
-    for text in (repr(dataset), repr(dataset.plan), repr(loader.plan), repr(vars(dataset))):
-        assert secret not in text
-    assert secret.encode() not in pickle.dumps(dataset)
-    with pytest.raises(StoreAccessError, match="storage_options"):
-        pickle.loads(pickle.dumps(dataset))[0]
-    dataset.close()
-
-
-def test_workers_of_every_kind_get_in(s3: Any, bucket: str, expected: Any, near: Any) -> None:
-    for context in ("fork", "forkserver"):
-        dataset = _dataset(bucket, s3.options, **near)
-        loader = FastLoader(dataset, 8, num_workers=2, workers="processes", multiprocessing_context=context)
-        images = torch.cat([images for images, _ in loader])
-        assert len(images) == len(expected)
-        for image, (path, _) in zip(images, dataset.samples, strict=True):
-            assert torch.equal(image, expected[path])
-        dataset.close()
-
-
 def test_an_object_that_is_deleted_meanwhile_is_a_bad_sample(s3: Any, photo_tree: Path) -> None:
-    name = s3.bucket()
-    files = _put_tree(s3, name, photo_tree)
+    name = _put_tree(s3, photo_tree, 1)
     dataset = _dataset(name, s3.options, bad_samples="skip")
-    gone = files[3]
-    s3.delete(name, f"train/{gone.parent.name}/{gone.name}")
+    key = dataset.samples[3][0].removeprefix(f"s3://{name}/")
+    s3.delete(name, key)
     assert sum(len(labels) for _, labels in FastLoader(dataset, 5)) == len(dataset) - 1
     dataset.bad_samples = type(dataset.bad_samples)("raise")
-    with pytest.raises(BadSampleError, match=f"{gone.parent.name}/{gone.name}"):
+    with pytest.raises(BadSampleError, match=key):
         list(FastLoader(dataset, 5))
-    dataset.close()
-
-
-def test_an_object_that_is_replaced_meanwhile_is_used_as_it_is(s3: Any, photo_tree: Path, near: Any) -> None:
-    name = s3.bucket()
-    files = _put_tree(s3, name, photo_tree)
-    dataset = _dataset(name, s3.options, **near)
-    s3.put(name, f"train/{files[0].parent.name}/{files[0].name}", files[1].read_bytes())
-    for _ in range(2):
-        images = torch.cat([images for images, _ in FastLoader(dataset, 5)])
-        assert torch.equal(images[0], images[1])
     dataset.close()

@@ -1,7 +1,6 @@
 """Decoded units in shared memory, over which processes are killed and stopped: no byte of it is ever wrong.
 
-Processes are forked, and end by progress, never by time: at one of the writes that a slot is taken by, or in
-the middle of the unit.
+Processes are forked, and end by progress, never by time: in the middle of a unit.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -27,12 +27,10 @@ Forked = Callable[[Callable[[], object]], int]
 
 def check_all_can_be_had(memory: UnitFile) -> None:
     slots = memory.opened()
-    for key in range(KEYS):
+    for key in [*range(KEYS), *range(SLOTS)]:
         obtained(slots, key)
         assert take(slots, key)
-    for key in range(SLOTS):  # and no slot is lost
-        obtained(slots, key)
-    assert all(take(slots, key) for key in range(SLOTS))
+    assert all(take(slots, key) for key in range(SLOTS)), "no slot is lost"
 
 
 @pytest.fixture
@@ -43,104 +41,90 @@ def memory() -> Iterator[UnitFile]:
 
 
 class Writer:
-    """A child that has half written a unit, and goes on when it is told to."""
+    """A child that has written half of unit 9 and is stopped."""
 
-    def __init__(self, memory: UnitFile, key: int, forked: Forked) -> None:
-        self._memory, self._key = memory, key
-        self._told, self._tell = os.pipe()
-        self._hear, self._said = os.pipe()
+    def __init__(self, memory: UnitFile, forked: Forked) -> None:
+        self._memory = memory
         self.pid = forked(self._work)
-        assert os.read(self._hear, 1) == b"!"
-
-    def _work(self) -> None:
-        slot = self._memory.opened().claim(self._key)
-        assert slot is not None
-        slot.memory[:] = 99
-        slot.memory[: NBYTES // 2] = CONTENTS[self._key][: NBYTES // 2]
-        os.write(self._said, b"!")
-        os.read(self._told, 1)
-        slot.memory[NBYTES // 2 :] = CONTENTS[self._key][NBYTES // 2 :]
-        slot.publish()
-
-    def stop(self) -> None:
-        os.kill(self.pid, signal.SIGSTOP)
         assert os.WIFSTOPPED(os.waitpid(self.pid, os.WUNTRACED)[1])
 
-    def go_on(self) -> int:
-        """Its exit code."""
-        os.kill(self.pid, signal.SIGCONT)
-        os.write(self._tell, b"!")
-        return self.end()
+    def _work(self) -> None:
+        slot = self._memory.opened().claim(9)
+        assert slot is not None
+        slot.memory[:] = 99
+        slot.memory[: NBYTES // 2] = CONTENTS[9][: NBYTES // 2]
+        os.kill(os.getpid(), signal.SIGSTOP)
+        slot.memory[NBYTES // 2 :] = CONTENTS[9][NBYTES // 2 :]
+        slot.publish()
 
-    def kill(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
-        assert self.end() == -signal.SIGKILL
-
-    def end(self) -> int:
-        status = os.waitpid(self.pid, 0)[1]
-        for descriptor in (self._told, self._tell, self._hear, self._said):
-            os.close(descriptor)
-        return os.waitstatus_to_exitcode(status)
+    def end(self, number: signal.Signals) -> None:
+        """With SIGCONT it goes on to its end."""
+        os.kill(self.pid, number)
+        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        assert code == (0 if number == signal.SIGCONT else -number)
 
 
-def test_what_a_killed_process_had_begun_is_for_others(memory: UnitFile, forked: Forked) -> None:
-    writer, slots = Writer(memory, 9, forked), memory.opened()
-    assert put(slots, 1)
-    writer.kill()
-    assert not take(slots, 9)
-    assert slots.is_coming(9), "nobody has noticed so far"
-    slots.wait(9)  # not for what will never come
-    assert put(slots, 9)
-    assert take(slots, 9)
-    assert take(slots, 1)
+@pytest.mark.parametrize("want", ["the same unit", "other units", "a unit that was found before"])
+def test_a_slot_of_a_killed_process_is_free(memory: UnitFile, forked: Forked, want: str) -> None:
+    slots = memory.opened()
+    found = []
+    if want == "a unit that was found before":
+        for key in range(SLOTS):
+            assert put(slots, key)
+        found = [slots.find(key) for key in range(SLOTS)]
+    writer = Writer(memory, forked)
+    if want == "the same unit":
+        assert put(slots, 1)
+    writer.end(signal.SIGKILL)
+    if want == "the same unit":
+        assert not take(slots, 9)
+        assert slots.is_coming(9), "no process has noticed so far"
+        slots.wait(9)  # not for what will never come
+        assert put(slots, 9) and take(slots, 9) and take(slots, 1)
+    elif found:
+        assert sum(one.release() for one in found) == SLOTS - 1, "a reader notices that its unit is gone"
+    else:
+        assert [put(slots, key) for key in range(SLOTS)] == [True] * SLOTS
+        assert all(take(slots, key) for key in range(SLOTS))
+        assert not take(slots, 9) and not slots.is_coming(9)
     check_all_can_be_had(memory)
 
 
-def test_its_slot_is_for_other_units(memory: UnitFile, forked: Forked) -> None:
-    Writer(memory, 9, forked).kill()
-    slots = memory.opened()
-    for key in range(SLOTS):
-        assert put(slots, key)
-    assert all(take(slots, key) for key in range(SLOTS))
-    assert not take(slots, 9)
-    assert not slots.is_coming(9)
-
-
-def test_who_waits_for_it_goes_on(memory: UnitFile, forked: Forked) -> None:
-    writer, slots = Writer(memory, 9, forked), memory.opened()
+@pytest.mark.parametrize("end", [signal.SIGKILL, None])
+def test_no_process_waits_for_ever_for_another(
+    memory: UnitFile, forked: Forked, end: signal.Signals | None
+) -> None:
+    """For one that is killed or stopped meanwhile."""
+    writer, slots = Writer(memory, forked), memory.opened()
     refused, found = threading.Event(), list[bool]()
 
     def want() -> None:
         assert not put(slots, 9)
         refused.set()
-        found.append(obtained(slots, 9))
+        if end is None:
+            slots.wait(9)
+        else:
+            found.append(obtained(slots, 9))
 
     thread = threading.Thread(target=want)
     thread.start()
     refused.wait()
-    writer.kill()
-    thread.join()
-    assert found == [True]
-    assert take(slots, 9)
+    if end is not None:
+        writer.end(end)
+    thread.join(60.0)
+    assert not thread.is_alive()
+    if end is None:
+        writer.end(signal.SIGCONT)
+    assert take(slots, 9) and found == ([] if end is None else [True])
 
 
-def test_a_reader_that_found_it_before_notices(memory: UnitFile, forked: Forked) -> None:
-    slots = memory.opened()
-    for key in range(SLOTS):
-        assert put(slots, key)
-    found = [slots.find(key) for key in range(SLOTS)]
-    Writer(memory, 9, forked).kill()
-    assert sum(one.release() for one in found) == SLOTS - 1
-    check_all_can_be_had(memory)
-
-
-def test_killed_again_and_again_while_others_read(forked: Forked) -> None:
+def test_processes_that_are_killed_again_and_again_disturb_no_readers(forked: Forked) -> None:
     """More units than slots; each victim ends in the middle of a unit, at a different place each time."""
     memory = UnitFile(KEYS, SLOTS, NBYTES)
 
     def read(seed: int) -> None:
         random, slots = np.random.default_rng(seed), memory.opened()
-        for _ in range(1500):
+        for _ in range(1000):
             obtained(slots, int(random.integers(KEYS)))
 
     def die(seed: int) -> None:
@@ -158,41 +142,35 @@ def test_killed_again_and_again_while_others_read(forked: Forked) -> None:
             slot.memory[:] = CONTENTS[key]
             slot.publish()
 
-    readers = [forked(lambda seed=seed: read(seed)) for seed in range(2)]  # type: ignore[misc]
-    for seed in range(20):
-        assert os.waitpid(forked(lambda: die(seed)), 0)[1] == signal.SIGKILL
+    readers = [forked(partial(read, seed)) for seed in range(2)]
+    for seed in range(15):
+        assert os.waitpid(forked(partial(die, seed)), 0)[1] == signal.SIGKILL
     assert [os.waitpid(pid, 0)[1] for pid in readers] == [0, 0]
     check_all_can_be_had(memory)
     memory.close()
 
 
-def test_a_stopped_process_is_in_nobody_s_way_but_for_its_unit(memory: UnitFile, forked: Forked) -> None:
-    writer, slots = Writer(memory, 9, forked), memory.opened()
-    writer.stop()
+def test_a_stopped_writer_keeps_its_slot_and_no_others(memory: UnitFile, forked: Forked) -> None:
+    writer, slots = Writer(memory, forked), memory.opened()
     others = [key for key in range(KEYS) if key != 9]
-    for key in others * 3:
-        obtained(slots, key)
-    for key in others[: SLOTS - 1]:
+    for key in [*others * 3, *others[: SLOTS - 1]]:
         obtained(slots, key)
     assert all(take(slots, key) for key in others[: SLOTS - 1]), "each other slot is in use"
-    assert not take(slots, 9)
-    assert not put(slots, 9)
-    assert writer.go_on() == 0
-    assert take(slots, 9), "nobody has taken its slot meanwhile"
+    assert not take(slots, 9) and not put(slots, 9)
+    writer.end(signal.SIGCONT)
+    assert take(slots, 9), "its slot was not taken meanwhile"
     check_all_can_be_had(memory)
 
 
-def test_a_stopped_reader_notices_what_was_done_meanwhile(memory: UnitFile, forked: Forked) -> None:
+def test_a_stopped_reader_notices_that_its_unit_has_gone(memory: UnitFile, forked: Forked) -> None:
     slots = memory.opened()
-    assert put(slots, 1)
-    assert put(slots, 2)
+    assert put(slots, 1) and put(slots, 2)
 
     def work() -> None:
         own = memory.opened()
         found = [own.find(1), own.find(2)]
         os.kill(os.getpid(), signal.SIGSTOP)
-        if [one.release() for one in found] != [False, True]:
-            os._exit(3)
+        assert [one.release() for one in found] == [False, True]
 
     pid = forked(work)
     assert os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1])
@@ -201,17 +179,3 @@ def test_a_stopped_reader_notices_what_was_done_meanwhile(memory: UnitFile, fork
     assert not take(slots, 1)
     os.kill(pid, signal.SIGCONT)
     assert os.waitpid(pid, 0)[1] == 0
-
-
-def test_nobody_waits_for_ever_for_a_stopped_process(memory: UnitFile, forked: Forked) -> None:
-    writer, slots = Writer(memory, 9, forked), memory.opened()
-    writer.stop()
-    thread = threading.Thread(target=slots.wait, args=(9,))
-    thread.start()
-    thread.join(60.0)
-    is_over = not thread.is_alive()
-    code = writer.go_on()
-    thread.join()
-    del thread, slots, writer  # a test that fails keeps its names
-    assert code == 0
-    assert is_over

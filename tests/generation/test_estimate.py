@@ -1,7 +1,9 @@
-"""What is said of a function before it is called for hours."""
+"""What ``generate`` shows: an estimate before it works for hours, and progress while it does."""
 
 from __future__ import annotations
 
+import io
+import logging
 import re
 import time
 from collections.abc import Callable
@@ -11,10 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
-from fastpipe.errors import GenerationError, OptionError, WorkerError
-from fastpipe.generation import ProbeReport, generate, probe, run
+from fastpipe.errors import OptionError, WorkerError
+from fastpipe.generation import ProbeReport, generate, probe, run, schedule
 from fastpipe.generation.estimate import TopFunction
+from fastpipe.generation.schedule import Report
 
 
 def _slow() -> Callable:
@@ -38,7 +42,7 @@ def _report(**changes: Any) -> ProbeReport:
     return ProbeReport(**{**values, **changes})
 
 
-def test_the_slow_function_is_named_with_its_calls(tmp_path: Path) -> None:
+def test_an_estimate_names_the_slow_function_with_its_calls(tmp_path: Path) -> None:
     found = probe(_slow(), 1000, tmp_path / "x.h5", workers=2)
     assert found.rows == 1000 and found.row_nbytes == 160 and found.workers == 2
     assert found.seconds == pytest.approx(1000 / found.rate) and found.nbytes == 160_000
@@ -46,33 +50,30 @@ def test_the_slow_function_is_named_with_its_calls(tmp_path: Path) -> None:
     assert pose.calls == 40 and pose.share > 0.5
     assert re.search(r"\d% into get_pose \(test_estimate\.py:\d+\), called 40 times", str(found))
     assert not list(tmp_path.iterdir())
+    with pytest.raises(OptionError, match="n= is a whole number"):
+        probe(_slow(), 0, tmp_path / "x.h5")
 
 
-def test_case_3_is_told_in_hours_with_numbers() -> None:
-    text = str(_report())
-    assert "100,000 rows will take 25.3 h and 6.98 GiB: a row takes 6.67 s, 73.2 KiB" in text
-    assert (
-        "alone it keeps 7.4 cores busy, 0.2 rows/s; with one thread for each library, as in workers, 0.15"
-        in text
-    )
-    assert "8 workers: 1.1 rows/s, 5.50 × a loop" in text
-    assert (
-        "WARNING: this takes 25.3 h" in text and "93% into get_pose (actor.py:12), called 250 times" in text
-    )
+@pytest.mark.parametrize(
+    ("changes", "best_workers", "words"),
+    [
+        ({}, 8, ["100,000 rows will take 25.3 h and 6.98 GiB: a row takes 6.67 s, 73.2 KiB",
+                 "alone it keeps 7.4 cores busy, 0.2 rows/s; with one thread for each library, as in workers, 0.15",
+                 "8 workers: 1.1 rows/s, 5.50 × a loop", "WARNING: this takes 25.3 h",
+                 "93% into get_pose (actor.py:12), called 250 times"]),
+        ({"together": 0.16}, 0, ["not worth starting"]),
+        ({"free_nbytes": 1 << 30}, 8, ["WARNING: 6.98 GiB do not fit the disk, where 1 GiB are free"]),
+    ],
+)  # fmt: skip
+def test_an_estimate_says_hours_sizes_and_workers(
+    changes: dict[str, Any], best_workers: int, words: list[str]
+) -> None:
+    report = _report(**changes)
+    assert report.best_workers == best_workers and not [part for part in words if part not in str(report)]
+    assert ("do not fit" in str(report)) == ("free_nbytes" in changes)
 
 
-def test_workers_that_bring_nothing_are_not_started() -> None:
-    report = _report(together=0.16)
-    assert report.best_workers == 0 and report.rate == 0.15 and "not worth starting" in str(report)
-    assert _report().best_workers == 8
-
-
-def test_a_file_that_does_not_fit_the_disk() -> None:
-    assert "WARNING: 6.98 GiB do not fit the disk, where 1 GiB are free" in str(_report(free_nbytes=1 << 30))
-    assert "do not fit" not in str(_report())
-
-
-def test_a_function_with_batch_and_few_rows(tmp_path: Path) -> None:
+def test_a_function_with_batch_and_few_rows_has_an_estimate(tmp_path: Path) -> None:
     def sample(index: int, rng: np.random.Generator) -> dict:
         return {"x": rng.normal(size=2)}
 
@@ -81,21 +82,17 @@ def test_a_function_with_batch_and_few_rows(tmp_path: Path) -> None:
     assert found.rate > 0 and found.rows == 3
 
 
-def test_long_work_begins_with_a_look(
+def test_long_work_begins_with_an_estimate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:
     monkeypatch.setattr(run, "_PROBED_S", 0.0)
-    made = generate(_slow(), 30, tmp_path / "x.h5", seed=0, workers=2)
-    told = capfd.readouterr().err
-    assert made.rows == 30 and "30 rows will take" in told and "into get_pose" in told
-    generate(_slow(), 30, tmp_path / "y.h5", seed=0, workers=2, probe=False)
+    options: dict[str, Any] = {"seed": 0, "workers": 2, "executor": "threads"}
+    made = generate(_slow(), 30, tmp_path / "x.h5", **options)
+    shown = capfd.readouterr().err
+    assert made.rows == 30 and "30 rows will take" in shown and "into get_pose" in shown
+    generate(_slow(), 30, tmp_path / "y.h5", probe=False, **options)
     assert "will take" not in capfd.readouterr().err
     assert (tmp_path / "x.h5").read_bytes() == (tmp_path / "y.h5").read_bytes()
-
-
-def test_options_are_checked(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="n= is a whole number"):
-        probe(_slow(), 0, tmp_path / "x.h5")
 
 
 @pytest.mark.parametrize(("later_s", "is_probed"), [(0.001, False), (100.0, True)])
@@ -108,21 +105,53 @@ def test_a_first_row_that_loads_things_is_not_taken_for_the_pace(
         clock[0] += 1000.0 if clock[0] == 0 else later_s
         return {"x": np.float32(index)}
 
-    def probe_of(*args: Any) -> Any:
+    def look(*args: Any) -> Any:
         probed.append(args)
         raise WorkerError("no look", pid=0)
 
     monkeypatch.setattr(run, "time", SimpleNamespace(perf_counter=lambda: clock[0], monotonic=time.monotonic))
-    monkeypatch.setattr(run, "look", probe_of)
+    monkeypatch.setattr(run, "look", look)
     generate(sample, 50, tmp_path / "x.h5", seed=0, workers=1, executor="threads", progress=False)
     assert bool(probed) == is_probed
 
 
-def test_a_row_that_fails_behind_the_first_is_told_when_it_is_made(tmp_path: Path) -> None:
-    def sample(index: int, rng: np.random.Generator) -> dict:
-        if index == 2:
-            raise KeyError("scene")
-        return {"x": np.float32(index)}
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "fastpipe.generate")
+    clock = [0.0]
+    monkeypatch.setattr(schedule.time, "monotonic", lambda: clock[0])
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=terminal or None, width=200)
+    with Report("motion.h5", 1000, console=console) as report:
+        report.begin(0)
+        for clock[0] in (10.0, 20.0, 31.0, 45.0, 62.0):
+            report.advance(100, 1 << 20, 0)
+        report.step("reading what is there")
+        if terminal:
+            report.advance(100, 1 << 20, 2)
+            report.say("12 rows have NaN")
+    lines = output.getvalue().splitlines()
+    if terminal:
+        assert any("motion.h5" in line for line in lines) and any(
+            "12 rows have NaN" in line for line in lines
+        )
+        assert any("600 of 1,000 rows" in line and "left, 2 failed" in line for line in lines)
+    else:
+        assert lines == [
+            "motion.h5: 300 of 1,000 rows, 9.68 rows/s, 3 MiB, 72 s left",
+            "motion.h5: 500 of 1,000 rows, 8.06 rows/s, 5 MiB, 62 s left",
+        ]
+        assert len(caplog.records) == 2
 
-    with pytest.raises(GenerationError, match="row 2 failed: KeyError: 'scene'"):
-        generate(sample, 50, tmp_path / "x.h5", seed=0, workers=0, progress=False)
+
+def test_progress_that_is_not_shown_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "fastpipe.generate")
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True)
+    with Report("motion.h5", 10, is_shown=False, console=console) as report:
+        report.begin(0)
+        report.advance(10, 80, 0)
+        report.say("done")
+    assert not output.getvalue() and caplog.messages == ["done"]

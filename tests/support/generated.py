@@ -1,0 +1,51 @@
+"""Files that tests make with ``generate``, and the folders of jobs that did not finish."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fastpipe
+from fastpipe.generation import Generated, generate
+
+__all__ = ["content", "contents", "environment", "folder_of", "made", "noted", "noted_rows"]
+
+
+def made(fn: Callable[..., Any], out: Path, n: int = 60, **options: Any) -> Generated:
+    """Generate in this thread, unless options say otherwise."""
+    return generate(fn, n, out, **{"seed": 5, "workers": 0, "progress": False, **options})
+
+
+def contents(found: Generated) -> list[bytes]:
+    """The files that a job has made."""
+    return [path.read_bytes() for path in found.paths]
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def folder_of(out: Path) -> Path:
+    """The folder of the job while it is not finished."""
+    return out.with_name(f"{out.name}.partial")
+
+
+def noted(out: Path) -> list[tuple[int, int]]:
+    """First and last rows of the blocks that whole lines of the journal note."""
+    with contextlib.suppress(FileNotFoundError):
+        lines = (folder_of(out) / "journal").read_bytes().split(b"\n")[:-1]
+        return [tuple(json.loads(line[9:])["rows"]) for line in lines if b'"rows":[' in line[:20]]
+    return []
+
+
+def noted_rows(out: Path) -> int:
+    return sum(last - first for first, last in noted(out))
+
+
+def environment() -> dict[str, str]:
+    """Of scripts that import this fastpipe."""
+    return {**os.environ, "PYTHONPATH": str(Path(fastpipe.__file__).parents[1])}
