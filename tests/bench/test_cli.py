@@ -76,7 +76,10 @@ def test_what_cannot_be_written_is_refused_before_anything_is_measured(
     option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
-    for path, words in ((tmp_path, "is a folder"), (tmp_path / "file" / "new", "is no folder of yours")):
+    for path, words in (
+        (tmp_path, "is a folder"),
+        (tmp_path / "file" / "new", "is not a folder that you may write to"),
+    ):
         for case in ("images", "all"):
             assert main(["bench", case, option, str(path)]) == 2
             assert f"{option}: {str(path)!r}" in (line := one_line(capsys)) and words in line

@@ -135,7 +135,7 @@ def test_a_journal_that_does_not_say_of_which_job_it_is_is_kept(tmp_path: Path, 
     assert content(folder_of(copies.out)) == files
     assert copies.goes_on(files, resume=False) == N
     del copies.files["lock"]  # without which it may be of anybody
-    with pytest.raises(OptionError, match="is not that of an unfinished job; move it away"):
+    with pytest.raises(OptionError, match="does not belong to an unfinished job; move it away"):
         copies.goes_on(copies.files)
     assert content(folder_of(copies.out)) == copies.files
 
@@ -310,7 +310,7 @@ def test_more_files_than_a_process_may_open_are_made(tmp_path: Path, in_child: A
               {"lock": b"", "data.h5": b"hours of work", "note.json": b"hours of work"}],
 )  # fmt: skip
 def test_a_folder_that_is_of_no_job_stays(tmp_path: Path, files: dict[str, bytes] | None) -> None:
-    folder, words = tmp_path / "x.h5.partial", "is not that of an unfinished job; move it away, or remove"
+    folder, words = tmp_path / "x.h5.partial", "does not belong to an unfinished job; move it away, or remove"
     if files is None:
         folder.write_text("a file")
         words = r"x\.h5\.partial is a link, or no folder"
@@ -414,8 +414,8 @@ def test_other_arguments_are_refused_until_a_job_begins_anew(
     for n in (N, N + 20):
         with pytest.raises(GenerationError, match=words) as caught:
             changed(options, out, n)
-        assert "x.h5.partial is of a job that was not finished" in str(caught.value)
-        assert "begin anew with resume=False, which removes 26 rows" in str(caught.value)
+        assert "x.h5.partial belongs to an unfinished job" in str(caught.value)
+        assert "start again with resume=False, which removes 26 rows" in str(caught.value)
         assert ("resume='changed'" in str(caught.value)) == ("fn" in options)
     assert content(folder_of(out)) == before
     assert changed({}, out).made == N - 26, "as it was, it goes on"
@@ -427,7 +427,7 @@ def test_other_arguments_are_refused_until_a_job_begins_anew(
             changed(options, out, n)
         assert "x.h5 exists, and" in str(caught.value) and "Name another file" in str(caught.value)
         with pytest.raises(
-            OptionError, match=r"x\.h5 exists; remove it to make it anew, or name another file"
+            OptionError, match=r"x\.h5 exists; remove it to generate it again, or name another file"
         ):
             changed(options, out, n, resume=False)
     assert content(tmp_path) == whole and not folder_of(out).exists()

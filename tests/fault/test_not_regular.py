@@ -129,7 +129,7 @@ def test_tensorstore_waits_for_no_fifo(
     fifo(f"x.n5/{name}")
     if name != "attributes.json":
         (tmp_path / "x.n5" / "attributes.json").write_text(json.dumps(N5))
-    with pytest.raises(VolumeError, match=f"{name} is a fifo, and no file: remove it"):
+    with pytest.raises(VolumeError, match=f"{name} is a fifo, not a file: remove it"):
         FastPatchDataset(tmp_path / "x.n5", (4, 4, 4), sampling=Grid())[0]
 
 
@@ -182,7 +182,7 @@ def test_a_stage_uses_no_file_that_is_none(put: Put, tmp_path: Path, name: str) 
     try:
         dataset = FastImageFolder(tmp_path / "data", PILToTensor(), stage=tmp_path)
     except StageError as error:
-        assert name == "locks" and "Name a folder of your own" in str(error)
+        assert name == "locks" and "Choose a folder of your own" in str(error)
     else:
         assert dataset[0][0].shape == (3, 9, 9)
         dataset.close()

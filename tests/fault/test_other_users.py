@@ -123,7 +123,7 @@ def test_images_of_a_stage_that_another_user_replaces(shared: Path) -> None:
         batch = next(iter(fastpipe.FastLoader(dataset, batch_size=3)))[0]
         assert batch.sum((1, 2, 3)).tolist() == before
         dataset.close()
-        with pytest.raises(StageError, match=rf"belongs to user {OTHER}.*Name a folder of your own"):
+        with pytest.raises(StageError, match=rf"belongs to user {OTHER}.*(Name|Choose) a folder of your own"):
             FastImageFolder(root, PILToTensor(), stage=Stage(stage))
         assert sums(dataset) == before, "fetched each time"
         dataset.close()
@@ -237,7 +237,7 @@ def made_by_stitch(folder: Path) -> None:
 
 
 # What makes a file, its name, the name of the copy while it grows, and what is said where that is odd.
-ODD = "is a link, or no folder: move it away"
+ODD = "is a link, or not a folder: move it away"
 WAYS: dict[str, tuple[Callable[[Path], None], str, str, str]] = {
     "generate": (made_by_generate, "out.h5", "out.h5.partial", ODD),
     "stitch": (made_by_stitch, "out.npy", "out.npy.partial", ODD),

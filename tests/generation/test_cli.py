@@ -69,7 +69,7 @@ def test_a_function_of_a_class_makes_several_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [("scenes_of_test:sample -n 4", "--out names the file"),
+    [("scenes_of_test:sample -n 4", "--out is missing: name the file"),
      ("scenes_of_test -n 4", "name a function as MODULE:FUNCTION"),
      ("scenes_of_test:other -n 4", "has no 'other'"), ("scenes_of_test:number -n 4", "is no function: 3"),
      ("no_such_module:sample -n 4", "there is no module 'no_such_module'"),

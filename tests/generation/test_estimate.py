@@ -50,7 +50,7 @@ def test_an_estimate_names_the_slow_function_with_its_calls(tmp_path: Path) -> N
     assert pose.calls == 40 and pose.share > 0.5
     assert re.search(r"\d% into get_pose \(test_estimate\.py:\d+\), called 40 times", str(found))
     assert not list(tmp_path.iterdir())
-    with pytest.raises(OptionError, match="n= is a whole number"):
+    with pytest.raises(OptionError, match="n must be a whole number"):
         probe(_slow(), 0, tmp_path / "x.h5")
 
 

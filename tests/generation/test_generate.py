@@ -350,11 +350,11 @@ def test_global_generators_can_be_seeded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"n": 0}, "n= is a whole number from 1, got 0"), ({"seed": -1}, "seed= is a whole number from 0"),
+    [({"n": 0}, "n must be a whole number from 1, got 0"), ({"seed": -1}, "seed must be a whole number from 0"),
      ({"workers": -1}, "workers="), ({"workers": "many"}, "workers="), ({"chunk_rows": 0}, "chunk_rows="),
-     ({"max_bytes": 0}, "max_bytes="), ({"bad_samples": "drop"}, "bad_samples= is one of"),
+     ({"max_bytes": 0}, "max_bytes="), ({"bad_samples": "drop"}, "bad_samples must be one of"),
      ({"executor": "ray"}, "executor= is 'processes', 'threads'"), ({"resume": "yes"}, "resume= is"),
-     ({"columns": "xy"}, "columns= is names"), ({"fn": 3}, "fn= is a function"),
+     ({"columns": "xy"}, "columns= is names"), ({"fn": 3}, "fn must be a function"),
      ({"seed_globals": True, "executor": "threads", "workers": 2}, "threads share the global generators")],
 )  # fmt: skip
 def test_options_that_cannot_work_are_refused(tmp_path: Path, options: dict[str, Any], words: str) -> None:

@@ -298,7 +298,7 @@ def test_bad_rows_are_skipped_or_replaced(speech: Path, tmp_path: Path) -> None:
     [
         ({"keys": "pairs"}, r"pairs has elements of .*, for which TensorFlow has no type"),
         ({"keys": "ragged"}, r"ragged has elements of object, for which TensorFlow has no type"),
-        ({"labels": 3}, r"labels= is the path of a dataset"),
+        ({"labels": 3}, r"labels must be the path of a dataset"),
         ({"rows": [53]}, r"rows= must be whole numbers below 53"),
         ({"rows": "all"}, r"rows= must be whole numbers below 53"),
         ({"rows": []}, r"there are no rows"),

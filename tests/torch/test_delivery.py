@@ -180,7 +180,7 @@ def test_batches_may_be_dicts_and_options_are_attributes(tree: Path) -> None:
     doubled = FastLoader(dataset, 4, collate_fn=collate, augment=double, device="cpu")
     assert stream(doubled) == [plain(double(batch)) for batch in FastLoader(dataset, 4, collate_fn=collate)]
     assert (doubled.device, doubled.augment) == ("cpu", double)
-    with pytest.raises(OptionError, match="must be a device"):
+    with pytest.raises(OptionError, match="must be a torch device"):
         FastLoader(dataset, device="nothing")
 
 
