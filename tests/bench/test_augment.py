@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +14,7 @@ import torch
 from bench_results import rated
 
 from benchmarks.cases import augment as full
-from benchmarks.cases import scripts
-from benchmarks.cases.augment import ASKED, AUGMENT_PEERS, LOADED, SINGLE, single_of, targets, waits_within
+from benchmarks.cases.augment import ASKED, AUGMENT_PEERS, LOADED, SINGLE, targets, waits_within
 from benchmarks.cases.augment_recipes import (
     RECIPES,
     ArrayBatches,
@@ -25,7 +23,6 @@ from benchmarks.cases.augment_recipes import (
     made_volumes,
     with_arrays,
 )
-from benchmarks.lines import single_lines
 from fastpipe import augment
 from fastpipe.bench import augment as case
 from fastpipe.bench.augment import (
@@ -40,8 +37,6 @@ from fastpipe.bench.augment import (
     ways_of,
 )
 from fastpipe.bench.synthetic import mel_rows
-from fastpipe.torch.source import SplitError
-from fastpipe.torch.split import SampleSpec, split_of
 
 _RECIPES = [Place(one, dtype) for one in RECIPES for dtype in one.dtypes]
 _PLACES = {
@@ -87,21 +82,6 @@ def test_every_operation_of_the_package_is_measured() -> None:
     assert len(_PLACES) == sum(len(one.dtypes) for one in (*RECIPES, *SINGLE))
 
 
-def test_recipes_are_those_of_the_papers() -> None:
-    names = [type(op).__name__ for op in RECIPES[1].chain("uint8").ops]
-    assert names == [
-        "RandomResizedCrop", "RandomHorizontalFlip", "RandAugment", "ToDtype", "Normalize", "RandomErasing", "MixUp",
-    ]  # fmt: skip
-    simclr = str(RECIPES[0].chain("uint8"))
-    for part in ("RandomResizedCrop(", "ColorJitter(", "p=0.8", "GaussianBlur(", "ToDtype(", "Normalize("):
-        assert part in simclr
-    assert repr(RECIPES[3].chain("float32")) == repr(augment.nnunet_default())
-    for recipe, policy in zip(
-        RECIPES[5:], (augment.RandAugment(), augment.TrivialAugmentWide()), strict=True
-    ):
-        assert repr(recipe.chain("uint8").ops[1]) == repr(policy)
-
-
 @pytest.mark.few(30)
 @pytest.mark.parametrize("place", _PLACES.values(), ids=lambda place: place.key)
 def test_both_ways_give_batches_of_one_form(place: Place, batches: ArrayBatches) -> None:
@@ -118,30 +98,6 @@ def test_both_ways_give_batches_of_one_form(place: Place, batches: ArrayBatches)
     assert (fast.shape, fast.dtype) == (slow.shape, slow.dtype) and torch.isfinite(slow).all()
     if place in _RECIPES:
         assert fast.dtype == torch.float32
-
-
-def test_transforms_of_files_are_split_at_the_crop() -> None:
-    lengths = []
-    for loaded in LOADED[:5]:
-        split = split_of(loaded.transform())
-        lengths.append(len(split.rest))
-        assert split.like == SampleSpec(split.like.kind, (3, 224, 224), torch.float32)
-    assert lengths == [6, 5, 4, 4, 3]
-    with pytest.raises(SplitError, match="all of the transform"):
-        split_of(LOADED[5].transform())
-
-
-def test_scripts_mask_shift_and_scale_a_spectrogram() -> None:
-    random.seed(0)
-    one = torch.rand(BANDS, FRAMES)
-    before = one.clone()
-    masked = scripts.SpecAugment(2, 30, 2, 20)(one)
-    assert torch.equal(one, before) and 0 < (masked != one).sum() < one.numel() / 2
-    assert (masked[masked != one] == one.mean()).all()
-    factor = scripts.RandomGain(6.0)(one) / one
-    assert 0.5 < factor.mean() < 2 and factor.std() < 1e-6
-    shifted = scripts.TimeShift(40)(one)
-    assert any(torch.equal(shifted, one.roll(by, -1)) for by in range(-40, 41))
 
 
 def test_rows_of_a_section_are_both_scripts_and_all_ways(
@@ -200,17 +156,6 @@ def test_a_wrong_batch_is_found(spoil: str) -> None:
     assert not found.ok and "outputs differ from torchvision's functions: other: " in found.sentence()
 
 
-def test_some_values_may_be_beside_a_step_and_fused_ones_apart() -> None:
-    wanted, found = torch.zeros(1000), ChainCheck()
-    spoilt = wanted.clone()
-    spoilt[:10] = 1
-    found.add("steps", spoilt, wanted, case.NEAR, 0.01)
-    found.add_like("fused", wanted + 0.2, wanted, 0.3)
-    assert found.ok and (found.far, found.largest, found.alike) == (10, 0.0, 1)
-    found.add_like("fused", wanted + 0.4, wanted, 0.3)
-    assert found.problems == ("fused: values are 0.4 apart on average, at most 0.3 asked",)
-
-
 def test_waits_are_those_within_the_mark() -> None:
     times = [
         ("cudaDeviceSynchronize", 1, 1), ("mark", 10, 20), ("cudaLaunchKernel", 12, 12),
@@ -254,17 +199,3 @@ def test_targets_are_judged_against_the_faster_of_torchvisions_rows() -> None:
         made |= {one.info(place).key for one in AUGMENT_PEERS if one.does(place)}
     for one in (one for one in ASKED if "CUDA" not in one.text):
         assert {one.row, *(one.against if isinstance(one.against, tuple) else (one.against,))} <= made
-
-
-def test_single_operations_are_told_in_lines() -> None:
-    place = _PLACES["op-ColorJitter-float32"]
-    kinds = {"replaced": "torchvision", "batch": "augment", "kornia": "kornia"}
-    infos = {(one := place.info(kind, label, "peer")).key: one for kind, label in kinds.items()}
-    samples = {f"{place.key}-batch": rated(1000, 2000), f"{place.key}-replaced": rated(500, 500)}
-    single = single_of([place, _PLACES["op-ToDtype-uint8"]], infos, samples, lambda unit: 64)
-    assert single["rows"][0]["ms"] == {"median": 48.0, "low": 32.0, "high": 64.0}
-    line = "ColorJitter, float32: 64 images in 48.00 ms; 3.00× (2.00 to 4.00) torchvision"
-    assert single_lines({"single": single}) == [line]
-    # As an earlier release wrote it.
-    row = {name: value for name, value in single["rows"][0].items() if name != "batch_size"}
-    assert "64 images in 48.00 ms" in single_lines({"single": {"batch_size": 64, "rows": [row]}})[0]

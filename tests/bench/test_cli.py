@@ -143,6 +143,8 @@ import fastpipe.bench.samples
 assert not {"rich", "h5py", "fastpipe.generation"} & set(sys.modules), "workers load too much"
 from fastpipe.bench import cli
 from fastpipe.cli import main
+sys.path.insert(0, "benchmarks")
+import paths
 from benchmarks.run import CASES, main as measure
 for run, cases, option in ((main, cli.CASES, "--compare"), (measure, CASES, "--compare")):
     for case in cases:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import h5py
@@ -22,15 +20,11 @@ from benchmarks.cases.generate import (
     JoblibRow,
     Peer,
     PoolRow,
-    asked,
     specs,
     targets,
-    write_rows,
 )
 from benchmarks.studies import generate_memory as memory
-from benchmarks.studies import generate_predicted as predicted
 from benchmarks.studies.made_rows import Generators, counted, made_of, motion, wide
-from fastpipe.bench import samples as functions
 from fastpipe.bench.generate import MadeRow, Section, StoredCheck, check_stored, difference, spec_of
 from fastpipe.bench.generate import row_of as own_row
 from fastpipe.bench.report import changes, scaling_lines
@@ -68,17 +62,6 @@ def test_a_row_is_a_function_of_its_number(function: Any) -> None:
     assert not np.array_equal(first[name], other[name])
 
 
-@pytest.mark.parametrize(("function", "seconds"), [(slow, 5e-3), (quick, 1e-4)])
-def test_a_row_uses_the_processor_for_as_long_as_it_says(
-    monkeypatch: pytest.MonkeyPatch, function: Any, seconds: float
-) -> None:
-    """By a thread's clock that goes on by a microsecond each time that it is asked."""
-    ticks = itertools.count()
-    monkeypatch.setattr(functions, "time", SimpleNamespace(thread_time=lambda: next(ticks) * 1e-6))
-    made(function, 0)
-    assert seconds <= next(ticks) * 1e-6 < seconds + 1e-5
-
-
 @pytest.mark.parametrize("count", [1, 7, 256])
 def test_a_batch_has_the_rows_of_the_function(count: int) -> None:
     batch: Any = waves.batch  # type: ignore[attr-defined]
@@ -90,16 +73,6 @@ def test_a_batch_has_the_rows_of_the_function(count: int) -> None:
     assert [
         np.array_equal(row["wave"], made(waves, i)["wave"]) for row, i in zip(shards, (0, 1, 4), strict=True)
     ]
-
-
-def test_every_row_has_its_own_key_and_is_asked_for_by_it() -> None:
-    keys = [spec.key for section in SECTIONS for spec in specs(section, 2)]
-    keys += [peer.spec(one, 2).key for peer in PEERS for one in SECTIONS if one.key != "batch"]
-    assert len(set(keys)) == len(keys) == 29
-    for section in SECTIONS:
-        assert specs(section, 2)[0].key == f"{section.key}-replaced"
-    assert all({one.row, *(one.against or ())} <= set(keys) for one in asked(2))
-    assert [one.least for one in asked(2)] == [1.85, 0.97, 1.5, 1.5] and asked(8)[0].least == 7.4
 
 
 # A process of joblib's stays, which watches what others leave.
@@ -115,29 +88,6 @@ def test_a_row_stores_what_the_function_returns_and_leaves_nothing(key: str, tmp
     assert row.measure(count) > 0
     row.close()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_fastpipe_is_called_with_and_without_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[Any, int, str]] = []
-
-    def noted(fn: Any, n: int, out: Any, *, workers: int, executor: str, **_: Any) -> None:
-        calls.append((fn, workers, executor))
-
-    monkeypatch.setattr("fastpipe.generate", noted, raising=False)
-    for key in ("batch-single", "batch-alone", "batch-workers", "motion-threads"):
-        row_of(key, tmp_path).measure(1)
-    wanted = [(waves_alone, 0), (waves, 0), (waves, 2), (motion, 2)]
-    assert calls == [(*one, "threads" if one[0] is motion else "processes") for one in wanted]
-
-
-@pytest.mark.parametrize("count", [1, 255, 256, 600])
-def test_rows_are_written_as_they_come(count: int, tmp_path: Path) -> None:
-    rows = ({"x": np.full(1024, index, np.float32), "y": index} for index in range(count))
-    write_rows(tmp_path / "rows.h5", count, rows)
-    with h5py.File(tmp_path / "rows.h5") as file:
-        assert file["x"].shape == (count, 1024) and file["x"].dtype == np.float32
-        assert np.array_equal(file["x"][:, 5], np.arange(count))
-        assert np.array_equal(file["y"], np.arange(count))
 
 
 def test_the_number_of_rows_of_a_task_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,25 +167,6 @@ def test_memory_does_not_grow_with_rows(tmp_path: Path, workers: int, counts: An
     assert (few["rows"], many["rows"]) == counts
     assert few["mb"][0] > 10 and many["mb"][0] - few["mb"][0] < 60
     assert list(tmp_path.iterdir()) == []
-
-
-def test_predictions_are_compared_with_what_it_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked_for: list[tuple[Any, ...]] = []
-
-    def probed(fn: Any, n: int, out: Path, **options: Any) -> Any:
-        asked_for.append((fn, n, options["workers"]))
-        return SimpleNamespace(seconds=2.0)
-
-    clock = iter([0.0, 1.6, 10.0, 12.5, 20.0, 22.0, 30.0, 34.0])
-    monkeypatch.setattr(predicted, "probe", probed)
-    monkeypatch.setattr(predicted.fastpipe, "generate", lambda *args, **options: None, raising=False)
-    monkeypatch.setattr(predicted.time, "perf_counter", lambda: next(clock))
-    sections = [(_SECTION["slow"], 400), (_SECTION["quick"], 9000)]
-    first, second = predicted.predictions(sections, tmp_path, workers=2, times=2)
-    assert asked_for == [(slow, 400, 2), (quick, 9000, 2)] * 2
-    found = first.as_json()
-    assert (found["predicted_s"], found["seconds"], found["error"]) == ([2.0, 2.0], [1.6, 2.0], [25.0, 0.0])
-    assert second.as_json()["error"] == [-20.0, -50.0]
 
 
 def test_targets_are_judged_by_the_median_and_the_best_peer() -> None:

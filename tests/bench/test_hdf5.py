@@ -18,7 +18,6 @@ from benchmarks.cases.volume import MemoryPatches, specs
 from benchmarks.studies.hdf5_evaluate import FileByFile, Grouped
 from benchmarks.studies.hdf5_first import first_batches as hdf5_first
 from benchmarks.studies.hdf5_memory import memory_of_trees
-from benchmarks.studies.volume_amplification import amplifications
 from benchmarks.studies.volume_first import first_batches as volume_first
 from benchmarks.studies.volume_memory import Topology, memory_of_topologies
 from fastpipe.bench import volume as rows
@@ -28,7 +27,6 @@ from fastpipe.bench.hdf5 import (
     Table,
     TableRow,
     TableSpec,
-    best_workers,
     check_rows,
     digests_of,
     loader_of,
@@ -37,7 +35,6 @@ from fastpipe.bench.hdf5 import (
     specs_of,
     table_dataset,
 )
-from fastpipe.bench.samples import ZarrPatches, box_at, start_of
 from fastpipe.bench.synthetic import scroll_slabs
 from fastpipe.bench.volume import (
     Scroll,
@@ -131,13 +128,6 @@ def test_windows_of_chunks_take_each_row_once(tables: Any) -> None:
     assert {number // 16 for number in numbers[0]} != set(range(5))
 
 
-def test_the_number_of_workers_is_chosen_and_said(tables: Any) -> None:
-    said: list[str] = []
-    chosen = best_workers(specs_of(tables["gzip"], 8)[0], tables["gzip"], (0, 1), 0.01, said.append)
-    assert chosen.num_workers in (0, 1) and f"taken: {chosen.num_workers}" in said[0]
-    assert chosen.label.endswith(f"(num_workers={chosen.num_workers})") and "the best of 0, 1" in chosen.note
-
-
 def test_the_check_sees_every_row_of_each_loader(tables: Any) -> None:
     ours = [(table, spec) for table in tables.values() for spec in specs_on(table)]
     fast = [(table, spec) for table, spec in ours if spec.group not in ("peer", "replaced")]
@@ -182,18 +172,6 @@ def test_both_evaluations_find_the_same(tables: Any) -> None:
     grouped.close()
 
 
-def test_a_scroll_is_a_function_of_its_seed_in_levels_of_a_detector() -> None:
-    first, again, other = (list(scroll_slabs((20, 40, 50), 8, seed)) for seed in (1, 1, 2))
-    assert [values.shape for values, _ in first] == [(8, 40, 50), (8, 40, 50), (4, 40, 50)]
-    (values, labels), same = (map(np.concatenate, zip(*one, strict=True)) for one in (first, again))
-    assert all(np.array_equal(a, b) for a, b in zip((values, labels), same, strict=True))
-    assert not np.array_equal(first[0][0], other[0][0])
-    assert (values.dtype, labels.dtype) == (np.uint16, np.uint8)
-    assert not (values % 32).any() and len(np.unique(values)) > 100
-    assert set(np.unique(labels)) == {0, 1} and 0.1 < labels.mean() < 0.5
-    assert values[labels == 1].mean() > values[labels == 0].mean() + 10_000  # labels are of the sheets
-
-
 def test_the_volume_on_disk_is_what_was_made_and_is_made_once(scroll: Scroll, folder: Path) -> None:
     made = zip(*scroll_slabs(_SIZES.shape, _SIZES.chunk[0]), strict=True)
     assert all(
@@ -205,16 +183,6 @@ def test_the_volume_on_disk_is_what_was_made_and_is_made_once(scroll: Scroll, fo
     described = scroll.described
     assert described["samples"] == 32 and "patches of 10×20×20" in described["text"]
     assert 1.1 < described["volume_bytes"] / described["bytes"] < 4  # as hard to compress as a real one
-
-
-def test_places_reach_both_ends_and_zarrs_patches_are_slices(scroll: Scroll) -> None:
-    starts = np.array([start_of((4, 9), (3, 3), index) for index in range(300)])
-    assert np.array_equal(starts[7], start_of((4, 9), (3, 3), 7))
-    assert starts.min(0).tolist() == [0, 0] and starts.max(0).tolist() == [1, 6]
-    patches = ZarrPatches(scroll.paths, _SIZES.shape, _SIZES.patch, 5)
-    box = box_at(start_of(_SIZES.shape, _SIZES.patch, 3), _SIZES.patch)
-    assert len(patches) == 5
-    assert all(np.array_equal(got, array[box]) for got, array in zip(patches[3], scroll.arrays, strict=True))
 
 
 def own_rows(scroll: Scroll, *keys: str) -> list[Any]:
@@ -258,14 +226,6 @@ def test_the_check_sees_every_patch_of_each_row(scroll: Scroll) -> None:
     assert (check.epochs, check.samples) == (2 * 3 + 1, 7 * 32)
     for row in mine:
         row.close()
-
-
-def test_bytes_decoded_are_counted_for_both_orders(scroll: Scroll) -> None:
-    found = amplifications(scroll, 2, seeds=2)
-    assert found["budget_mb"] == round(scroll.nbytes / 10 / 1e6, 1)
-    for kind in ("tour", "uniform"):
-        assert len(found[kind]["raw"]) == 2 and min(found[kind]["raw"]) > 0.3
-        assert found[kind]["median"] == pytest.approx(np.mean(found[kind]["raw"]))
 
 
 def test_targets_are_judged_by_the_median_the_worst_and_the_best_peer() -> None:

@@ -152,7 +152,7 @@ def test_ratios_within_a_round_are_compared(result: dict[str, Any]) -> None:
 
 def test_sections_are_compared_apart(result: dict[str, Any]) -> None:
     rows = [
-        {**entry, "section": name, "unit": "images", "key": f"{name}-{entry['key']}"}
+        {**copy.deepcopy(entry), "section": name, "unit": "images", "key": f"{name}-{entry['key']}"}
         for name in ("first", "second")
         for entry in result["rows"]
     ]

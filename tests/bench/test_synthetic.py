@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fastpipe.bench import data
-from fastpipe.bench.data import folder_to_use, generated_folder, made_once, scan
-from fastpipe.bench.synthetic import imagenet_size, mel_rows, photo_tree, photograph, write_table
+from fastpipe.bench.data import folder_to_use, made_once, scan
+from fastpipe.bench.synthetic import mel_rows, photo_tree, photograph, write_table
 from fastpipe.errors import OptionError
 
 
@@ -32,16 +31,6 @@ def test_photographs_are_as_hard_to_compress_as_real_ones() -> None:
     assert np.quantile(steps, 0.5) < 6 < np.quantile(steps, 0.999), "smooth regions, and edges"
     spectrum = np.abs(np.fft.rfft(grey - grey.mean(), axis=1)).mean(axis=0)
     assert spectrum[1:6].mean() > 10 * spectrum[100:200].mean(), "noise, not a photograph"
-
-
-def test_sizes_are_like_those_of_imagenet() -> None:
-    rng = np.random.default_rng(0)
-    sizes = np.array([imagenet_size(rng) for _ in range(3000)])
-    height, width = sizes.mean(axis=0)
-    assert 370 <= height <= 420 and 450 <= width <= 490
-    assert len({tuple(size) for size in sizes.tolist()}) > 300
-    assert (sizes[:, 0] > sizes[:, 1]).mean() > 0.15, "no portraits"
-    assert sizes.min() >= 50
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 9), (9, 1), (240, 320)])
@@ -113,15 +102,6 @@ def test_data_is_made_once_by_whoever_is_first_and_whole(tmp_path: Path) -> None
     folder = made_once("photos", beside_another, "photos", tmp_path)
     assert made_once("photos", interrupted, "photos", tmp_path, said.append) == folder
     assert list(tmp_path.iterdir()) == [folder] and len(said) == 1
-
-
-def test_large_photos_are_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[Any] = []
-    monkeypatch.setattr(
-        data, "photo_tree", lambda root, **options: sizes.append(options["sizes"]) or make(root)
-    )
-    assert len({generated_folder(tmp_path, large=large) for large in (False, True)}) == 2
-    assert sizes == [None, (3024, 4032)]
 
 
 def test_the_option_wins_over_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

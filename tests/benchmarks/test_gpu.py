@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import subprocess
 import sys
@@ -17,18 +16,17 @@ from bench_results import Run, checked_result, rated
 from clock import ManualClock
 
 from benchmarks.gpu import check
-from benchmarks.gpu.case import Budget, merged, with_references
-from benchmarks.gpu.check import Guarded, PixelCheck, apart, check_pixels
-from benchmarks.gpu.sections import PATCHED, SECTIONS, DeviceLoaderRow, loader_specs, why_missing
+from benchmarks.gpu.case import Budget
+from benchmarks.gpu.check import PixelCheck, apart, check_pixels
+from benchmarks.gpu.sections import PATCHED, SECTIONS, loader_specs, why_missing
 from benchmarks.gpu.sections import Run as GpuRun
-from benchmarks.gpu.training import FULL, TINY, DeviceUse, SameBatch, TrainRow, figures_of, fitting_batch
+from benchmarks.gpu.training import FULL, TINY, DeviceUse, SameBatch, TrainRow, figures_of
 from benchmarks.lines import training_lines
 from benchmarks.run import main
 from fastpipe.bench import images as loaders
 from fastpipe.bench.data import Photos, scan
 from fastpipe.bench.images import LoaderSpec
-from fastpipe.bench.results import RowInfo
-from fastpipe.bench.runner import ContenderError, Plan, Session
+from fastpipe.bench.runner import ContenderError, Plan
 from fastpipe.core.native import native
 from fastpipe.core.transfer import Transfer
 from fastpipe.images import gpu_batches as decoders
@@ -60,21 +58,6 @@ def test_windows_are_as_long_as_there_is_time_for() -> None:
     assert budget.left() == -10
     budget.begin()
     assert budget.left() == 420
-
-
-def test_a_late_section_begins_nothing_and_leaves_less_to_the_next() -> None:
-    clock = ManualClock()
-    budget = Budget(100, TINY, clock)
-    share = budget.share(0.4)
-    clock.now += 27
-    assert share.may_start()
-    clock.now += 2
-    assert not share.may_start()
-    clock.now += 51
-    assert share.plan().budget_s == 0 and budget.left() == 20
-    assert budget.share(0.5).plan().budget_s == 10
-    clock.now += 30
-    assert budget.left() == -10 and budget.share(1).plan().budget_s == 0
 
 
 def test_a_device_is_busy_between_the_events_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,19 +102,6 @@ def test_without_a_gpu_the_command_says_what_to_do(
     assert words in error and "run it on a machine with one, or with --device cpu" in error
 
 
-def test_an_error_of_a_row_is_a_reason_to_leave() -> None:
-    class Breaks:
-        key, chunk, workers = "breaks", 4, 1
-
-        def measure(self, count: int) -> float:
-            raise OSError("no room\nfor a batch")
-
-    row = Guarded(Breaks())  # type: ignore[arg-type]
-    assert (row.key, row.chunk, row.workers) == ("breaks", 4, 1)
-    with pytest.raises(ContenderError, match=r"^OSError: no room$"):
-        row.measure(4)
-
-
 def test_rows_of_a_gpu_are_known_without_one(photos: Photos, monkeypatch: pytest.MonkeyPatch) -> None:
     specs = loader_specs("train", "cuda", 4, "float32")
     kinds = ["replaced", "cpu", "nvimgcodec", "dali", "share"]
@@ -150,15 +120,6 @@ def test_rows_of_a_gpu_are_known_without_one(photos: Photos, monkeypatch: pytest
     assert found["decode-dali"].make is None and found["decode-dali"].why == problems["dali"]
     assert SECTIONS[0].label(run) == "decoded to 224×224, batches of 256, uint8 on the GPU"
     assert [one.info.group for one in SECTIONS[-1].candidates(run)] == ["replaced", "fastpipe", "floor"]
-
-
-def test_a_loader_on_the_device_gives_batches_of_the_spec(photos: Photos) -> None:
-    row = DeviceLoaderRow(dataclasses.replace(spec_of("decode-replaced"), num_workers=0), photos, 2, 32)
-    batches = list(row.batches(6))
-    assert [tuple(images.shape) for images, _ in batches] == [(2, 3, 32, 32)] * 3
-    assert all(images.dtype == torch.uint8 and labels.dtype == torch.int64 for images, labels in batches)
-    assert row.measure(4) > 0
-    row.close()
 
 
 def test_training_begins_after_a_few_steps_and_counts_the_others() -> None:
@@ -187,29 +148,6 @@ def test_training_begins_after_a_few_steps_and_counts_the_others() -> None:
     assert [one is batch for one in SameBatch(batch).batches(12)] == [True] * 3
 
 
-def test_batches_are_halved_until_there_is_room() -> None:
-    asked: list[int] = []
-    error = torch.OutOfMemoryError("CUDA out of memory")
-
-    def step(inputs: Any, labels: Any) -> None:
-        asked.append(len(inputs))
-        if len(inputs) > 16:
-            raise error
-
-    def batch_of(size: int) -> list[Any]:
-        return [torch.zeros(size, 1), torch.zeros(size)]
-
-    assert fitting_batch(step, batch_of, 64) == 16 and asked == [64, 32, 16, 16]
-    assert fitting_batch(step, batch_of, 3) == 3
-    for words in ("CUDNN_STATUS_ALLOC_FAILED", "an illegal instruction"):  # the first also with the least
-
-        def fails(inputs: Any, labels: Any, words: str = words) -> None:
-            raise RuntimeError(words)
-
-        with pytest.raises(RuntimeError, match=words):
-            fitting_batch(fails, batch_of, 64)
-
-
 def test_pixels_of_the_processor_are_pillows(photos: Photos) -> None:
     found = check_pixels([spec_of("decode-cpu")], photos, 4, 3)
     assert found.ok and found.photos == 4
@@ -226,15 +164,6 @@ def test_a_crash_of_a_decoder_is_a_problem_of_its_own() -> None:
         apart(os.abort)
     with pytest.raises(TypeError, match="has no len"):
         apart(len, 4)
-
-
-def test_each_decoder_of_a_gpu_is_tried_in_a_process(photos: Photos, monkeypatch: pytest.MonkeyPatch) -> None:
-    def crashes(function: Any, spec: Any, *_: Any) -> Any:
-        raise ContenderError("crashed")
-
-    monkeypatch.setattr(check, "apart", crashes)
-    specs = [spec_of("decode-cpu"), spec_of("decode-nvimgcodec", "cuda"), spec_of("decode-dali", "cuda")]
-    assert list(check_pixels(specs, photos, 2, 2).problems) == ["decode-nvimgcodec", "decode-dali"]
 
 
 def test_images_decoded_by_a_device_are_compared(photos: Photos, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,27 +233,6 @@ def test_a_steps_loss_is_told_by_the_ceiling_of_its_round() -> None:
     assert training_lines({"rows": rows, "training": {"train": figures}}) == [
         "train: a loader: lost for want of data 30.0% (10.0% to 50.0%), GPU busy 60.0% (40.0% to 80.0%)"
     ]
-
-
-def test_a_section_without_a_replaced_row_has_another_reference() -> None:
-    infos = [
-        RowInfo(key, key, group, None, "uint8", note, section=key[0], unit="images")
-        for key, group, note in (
-            ("a-replaced", "replaced", ""), ("a-cpu", "fastpipe", ""), ("b-replaced", "replaced", ""),
-            ("b-ceiling", "floor", ""), ("b-cpu", "fastpipe", "x"), ("c-ceiling", "floor", ""),
-        )
-    ]  # fmt: skip
-    session = merged([
-        Session({"a-replaced": rated(1, 2, 3), "a-cpu": rated(1, 2, 3)}, {}, 3),
-        Session({"b-ceiling": rated(1, 2), "b-cpu": rated(1, 2), "c-ceiling": rated(1)}, {"b-replaced": "broke"}, 2),
-        Session(),
-    ])  # fmt: skip
-    assert session.rounds == 2 and session.failures == {"b-replaced": "broke"}
-    found = {one.key: one for one in with_references(infos, session)}
-    assert {key: one.group for key, one in found.items()} == {
-        "a-replaced": "replaced", "a-cpu": "fastpipe", "b-ceiling": "floor", "b-cpu": "replaced",
-    }  # fmt: skip
-    assert found["b-cpu"].note == "x; compared with, as what is replaced was not measured"
 
 
 def ran(folder: Path, *arguments: str, **environment: str) -> Run:

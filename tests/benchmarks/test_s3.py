@@ -23,7 +23,6 @@ from benchmarks.cases.s3_rows import (
     MountRow,
     ObstoreThreads,
     StageAll,
-    best_connections,
     check_bucket,
 )
 from benchmarks.lines import bucket_lines, target_lines
@@ -32,7 +31,6 @@ from benchmarks.peers.children import objects
 from benchmarks.peers.children.objects import stream
 from benchmarks.peers.children.protocol import Job
 from benchmarks.run import main
-from benchmarks.studies.s3_cpu import CpuMeter, Metered, cpu_of
 from benchmarks.studies.s3_refetched import least_recently_used, refetched
 from benchmarks.studies.s3_stall import fast_stall, stall_of, stalls
 from fastpipe.bench import runner
@@ -114,27 +112,6 @@ def test_rows_of_first_epochs_fetch_each_object_once_and_later_ones_nothing(
     row = MountRow("first-replaced", bucket.folder, _BATCH, workers=1)
     assert (row.chunk, row.workers) == (_BATCH, 1) and row.measure(5 * _BATCH) > 0
     row.close()
-
-
-def test_the_best_number_of_connections_is_one_of_those_tried(bucket: Bucket) -> None:
-    said: list[str] = []
-    assert best_connections(bucket, (1, 4), said.append) in (1, 4)
-    assert said[0].startswith("obstore, objects/s by threads: 1: ")
-
-
-def test_processor_time_is_told_by_parts(bucket: Bucket) -> None:
-    class Row:
-        key, chunk, workers = "row", 10, 0
-
-        def measure(self, count: int) -> float:
-            return float(sum(number * number for number in range(300_000)) > 0)
-
-    row = Metered(Row(), CpuMeter(bucket, []))  # type: ignore[arg-type]
-    for _ in range(3):
-        assert row.measure(10) == 1.0
-    parts = cpu_of([row], {"row": [1, 2]}, rounds=2)["row"]
-    assert set(parts) == {"loader", "mount", "proxy", "server"}
-    assert parts["loader"] > 0 and parts["mount"] == 0 and cpu_of([row], {}, rounds=2) == {}
 
 
 def test_a_stall_is_the_share_of_the_epoch_that_is_waited(

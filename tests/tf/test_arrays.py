@@ -163,16 +163,6 @@ def test_a_file_of_a_store_is_staged(speech: Path, tmp_path: Path, same: Callabl
         hdf5_dataset(f"file://{speech}", "mels")
 
 
-def test_keras_trains_on_rows(speech: Path) -> None:
-    train = hdf5_dataset(speech, {"mel": "mels"}, "words", 8, seed=1, rows=slice(0, 40))
-    test = hdf5_dataset(speech, {"mel": "mels"}, "words", 8, False, rows=slice(40, None))
-    mel = keras.Input((6, 5), name="mel")
-    model = keras.Model({"mel": mel}, keras.layers.Dense(_ROWS)(keras.layers.Flatten()(mel)))
-    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    history = model.fit(train, validation_data=test, epochs=2, verbose=0, shuffle=False)
-    assert np.isfinite(history.history["val_loss"]).all()
-
-
 def test_augment_of_rows_draws_by_position(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["x"] = np.random.default_rng(0).random((12, 8, 8, 3), np.float32)
@@ -229,7 +219,7 @@ def test_rows_of_a_damaged_chunk_are_named_skipped_or_replaced(speech: Path) -> 
         ({"threads": 0}, OptionError, r"threads must be"),
         ({"keys": "no_such"}, KeyError, "no_such"),
         ({"path": "none.h5"}, FileNotFoundError, "none.h5"),
-        ({"path": __file__}, HDF5Error, ""),
+        ({"path": __file__}, HDF5Error, "HDF5"),
     ],
     ids=range(15),
 )  # fmt: skip

@@ -196,17 +196,6 @@ def test_no_instruction_set_changes_a_bit(dtype: str) -> None:
     assert len(set(made)) == 1
 
 
-def test_empty_batches_and_grey_colours_are_left_as_they_are() -> None:
-    for shape in ((0, 8, 8, 3), (2, 0, 8, 3), (2, 8, 0, 3)):
-        key = Key(0, 0, np.arange(shape[0]))
-        for way in ("eager", "map"):
-            assert _changed(Augment(**_ALL), np.zeros(shape, np.float32), way, key).shape == shape
-    cases: list[tuple[dict[str, Any], int]] = [({}, 3), ({"brightness": 0.5}, 5), ({"hue": 0.5}, 1)]
-    for arguments, channels in cases:
-        given = np.resize(_images("uint8"), (16, 8, 9, channels))
-        np.testing.assert_array_equal(Augment(**arguments)(given, key=_KEY), given)
-
-
 _GREY = [(1, ("brightness", "contrast")), (1, tuple(_COLOURS)), (1, ("hue",)), (5, ())]
 
 
@@ -352,17 +341,6 @@ def test_a_model_with_it_fits(jit_compile: bool) -> None:
     assert int(augment.calls.value) == 6  # the last batch, of 4, among them
 
 
-def test_a_model_of_several_inputs_fits() -> None:
-    shapes = {"rgb": (16, 16, 3), "depth": (8, 8, 3), "age": (1,)}
-    inputs = {name: keras.Input(shape, name=name) for name, shape in shapes.items()}
-    changed = Augment(horizontal_flip=0.5, rotation=10, seed=1)(inputs)
-    flat = [keras.layers.Flatten()(changed[name]) for name in shapes]
-    model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Concatenate()(flat)))
-    model.compile("sgd", "mse")
-    given = {name: np.ones((10, *shape), np.float32) for name, shape in shapes.items()}
-    model.fit(given, np.zeros(10), batch_size=5, verbose=0)
-
-
 def test_it_works_with_mixed_precision() -> None:
     keras.mixed_precision.set_global_policy("mixed_float16")
     try:
@@ -417,24 +395,6 @@ def test_a_dataset_draws_by_seed_epoch_and_position(photo_table: Any) -> None:
             np.testing.assert_array_equal(labels, wanted)
             np.testing.assert_allclose(images, augment(before, key=key), atol=1e-5)
             at += len(before)
-
-
-@pytest.mark.slow
-def test_neither_threads_nor_batches_nor_ranks_change_a_sample_of_a_dataset(photo_table: Any) -> None:
-    table = {**photo_table.table, "number": np.arange(len(photo_table))}
-
-    def samples(**options: Any) -> dict[int, Any]:
-        made = fastpipe.tf.image_dataset(
-            table, "number", boxes="box", image_size=24, seed=2, augment=Augment(seed=1, **_ALL), **options
-        )
-        return {int(n): image for images, ns in made for image, n in zip(images, ns, strict=True)}
-
-    wanted = samples(threads=1, batch_size=4)
-    ranks = [samples(batch_size=3, shard=fastpipe.Shard(rank, 2), drop_remainder=False) for rank in range(2)]
-    for other in (samples(threads=3, batch_size=7), ranks[0] | ranks[1]):
-        assert sorted(other) == sorted(wanted) == list(range(len(photo_table)))
-        for label, image in wanted.items():
-            np.testing.assert_allclose(other[label], image, atol=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,14 +17,14 @@ from bench_results import Run, checked_result, rated
 from PIL import Image
 
 from benchmarks.cases import tf as full
-from benchmarks.cases.tf import ASKED, SECTIONS, ArrayLengths, targets
+from benchmarks.cases.tf import SECTIONS, ArrayLengths, targets
 from benchmarks.run import main as measure
 from fastpipe.bench import tf as case
-from fastpipe.bench.runner import ContenderError, Session
+from fastpipe.bench.runner import ContenderError
 from fastpipe.bench.synthetic import photo_tree
-from fastpipe.bench.tf import MODALITIES, EpochRow, Photos, SampleCheck, Setting, check_rows, tensorflow
+from fastpipe.bench.tf import EpochRow, Photos, SampleCheck, Setting, check_rows
 from fastpipe.bench.tf import spec_of as tf_spec
-from fastpipe.errors import FastpipeError, OptionError
+from fastpipe.errors import OptionError
 
 _SPECS = {spec.key: spec for spec in full.specs()}
 _LENGTHS = {"crop": 8, "augment": 8, "folder": 6, "modalities": 5, "hdf5": 9, "patches": 5}
@@ -76,30 +73,6 @@ def test_photos_are_the_jpegs_of_class_folders_spread_evenly(tmp_path: Path) -> 
     (tmp_path / "other" / "empty").mkdir(parents=True)
     with pytest.raises(OptionError, match="has no JPEGs in its class folders"):
         Photos.of(tmp_path / "other", "none", 9)
-
-
-def test_boxes_have_a_third_to_two_thirds_of_each_image_and_are_inside() -> None:
-    sizes = np.array([[640, 480], [480, 640]])
-    photos = Photos("made up", ("a.jpg", "b.jpg"), np.array([0, 1], np.int32), ("a", "b"), sizes, 2)
-    boxes, size = photos.table(500).boxes["image"], sizes[np.arange(500) % 2]
-    assert (boxes[:, :2] >= 0).all() and (boxes[:, 2:] <= size).all() and (boxes[:, 2:] > boxes[:, :2]).all()
-    area = (boxes[:, 2:] - boxes[:, :2]).prod(1) / size.prod(1)
-    assert area.min() > 0.298 and area.max() < 0.602 and area.std() > 0.05
-    assert np.array_equal(boxes, photos.table(500).boxes["image"])
-    assert len(np.unique(boxes, axis=0)) > 490  # a photo that comes again has another box
-    several = photos.table(20, MODALITIES)
-    assert (
-        list(several.boxes) == list(MODALITIES)
-        and len({one.tobytes() for one in several.boxes.values()}) == 4
-    )
-
-
-def test_every_row_has_its_own_key_and_is_asked_for_by_it() -> None:
-    assert len(_SPECS) == len(full.specs()) == 25
-    assert list(dict.fromkeys(spec.section for spec in _SPECS.values())) == list(SECTIONS)
-    for section in SECTIONS:
-        assert _SPECS[f"{section}-replaced"].group == "replaced"
-    assert {name for one in ASKED for name in (one.row, one.against)} <= set(_SPECS)
 
 
 def test_scripts_give_boxes_at_one_size_each_once_in_an_epoch(setting: Setting) -> None:
@@ -157,28 +130,6 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(case.gc, "freeze", lambda: None)
 
 
-def test_rows_apart_answer_until_their_process_ends(
-    setting: Setting, in_this_process: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    process = case.Apart(setting)
-    row = case.ApartRow(_SPECS["crop-replaced"], setting, process)
-    assert (row.key, row.chunk) == ("crop-replaced", 8) and row.measure(16) > 0
-    broken = Path(setting.crops.files[0])
-    content = broken.read_bytes()
-    broken.write_bytes(b"none")
-    with pytest.raises(ContenderError, match="it failed: "):
-        row.measure(8)
-    broken.write_bytes(content)
-    assert row.measure(8) > 0  # a row that cannot go on does not end the others
-    future: Future[float] = Future()
-    future.set_exception(BrokenProcessPool())
-    with monkeypatch.context() as patch:
-        patch.setattr(process._pool, "submit", lambda *given: future)
-        with pytest.raises(ContenderError, match="its process ended"):
-            row.measure(8)
-    process.close()
-
-
 def test_the_check_sees_all_samples_of_fastpipes_rows(rows: Any, setting: Setting) -> None:
     fast = [key for key, one in _SPECS.items() if one.group == "fastpipe" and one.section != "augment"]
     check = check_rows(setting, rows(*fast), every=full.own_specs)
@@ -224,16 +175,6 @@ def test_targets_are_judged_by_the_median() -> None:
     assert [one["is_met"] for one in found] == [True, False, True, None, None]
     assert [one["got"] and one["got"]["median"] for one in found] == [2.4, 1.2, 20.0, None, None]
     assert [one["is_met"] for one in targets({})] == [None] * 5
-
-
-def test_without_a_replaced_row_there_are_no_figures() -> None:
-    samples = {key: rated(10.0) for key in _SPECS}
-    bench: Any = SimpleNamespace(labels=SECTIONS, specs=full.specs)
-    full.Bench._require_replaced(bench, Session(samples, rounds=1))
-    del samples["folder-replaced"]
-    with pytest.raises(FastpipeError, match="its process ended"):
-        failed = {"folder-replaced": "its process ended"}
-        full.Bench._require_replaced(bench, Session(samples, rounds=1, failures=failed))
 
 
 @pytest.mark.parametrize("is_wrong", [False, True])
@@ -284,10 +225,3 @@ def test_a_quick_run_measures_everything_without_torch(tree: Path, tmp_path: Pat
     assert list(result["sections"]) == list(SECTIONS) and result["missing"] == []
     assert [row["key"] for row in result["rows"]] == list(_SPECS) and result["main"] == "crop-threads"
     assert "best replaced dataset" in result["verdict"] and result["check"]["epochs"] == 24
-
-
-def test_tensorflow_says_what_a_user_wants_it_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
-    assert tensorflow() is tf and os.environ["TF_CPP_MIN_LOG_LEVEL"] == "0"
-    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL")
-    assert tensorflow() is tf and os.environ["TF_CPP_MIN_LOG_LEVEL"] == "3"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import threading
 import warnings
 from collections.abc import Callable
@@ -420,10 +419,3 @@ def test_names_and_files_survive_what_is_done_to_a_dataset(photo_table: Any) -> 
         assert other.class_names == made.class_names
         assert other.file_paths == made.file_paths
         assert len(list(other.take(1))) == 1
-
-
-def test_the_engine_is_logged(photo_table: Any, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="fastpipe.tf"):
-        made = _numbered(photo_table)
-    assert made.plan in caplog.text
-    assert made.plan.startswith("engine  →  threads of this process") and "Pillow" in made.plan

@@ -316,9 +316,3 @@ def test_a_fit_that_is_watched_trains_as_ever(kind: str) -> None:
 
     for one, other in zip(weights(False), weights(True), strict=True):
         np.testing.assert_array_equal(one, other)
-
-
-def test_an_error_in_a_fit_is_its_own() -> None:
-    data = tf.data.Dataset.from_tensors((np.ones((2, 5), "f4"), np.zeros((2, 2), "f4")))
-    with fastpipe.profile(), pytest.raises(ValueError, match="incompatible"):
-        _model().fit(data, shuffle=False, verbose=0)

@@ -147,13 +147,6 @@ def test_modalities_have_files_boxes_and_sizes_of_their_own(
     assert sorted(seen) == list(range(len(names))) != seen
 
 
-def test_one_image_beside_numbers_is_called_image(photo_table: Any) -> None:
-    made = image_dataset(photo_table.table, image_size=8, tabular={"left": "x0"}, batch_size=4, shuffle=False)
-    inputs, _ = next(iter(made))
-    assert inputs["image"].shape == (4, 8, 8, 3)
-    assert inputs["left"].numpy().tolist() == photo_table.boxes[:4, 0].tolist()
-
-
 @pytest.mark.parametrize("engine", ["threads", "graph"])
 def test_a_boxs_pixels_of_tensorflow_are_those_of_the_whole_image(
     photo_table: Any, rows: Rows, engine: Any
