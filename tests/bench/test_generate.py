@@ -17,19 +17,17 @@ from benchmarks.cases.generate import (
     PEERS,
     SECTIONS,
     BareRow,
-    JoblibRow,
     Peer,
     PoolRow,
     specs,
-    targets,
 )
 from benchmarks.studies import generate_memory as memory
-from benchmarks.studies.made_rows import Generators, counted, made_of, motion, wide
+from benchmarks.studies.made_rows import counted, motion, wide
 from fastpipe.bench.generate import MadeRow, Section, StoredCheck, check_stored, difference, spec_of
 from fastpipe.bench.generate import row_of as own_row
 from fastpipe.bench.report import changes, scaling_lines
 from fastpipe.bench.runner import ContenderError
-from fastpipe.bench.samples import SEED, made, quick, rows_of, slow, waves, waves_alone
+from fastpipe.bench.samples import SEED, made, quick, rows_of, slow, waves
 from fastpipe.bench.scaling import scaling_of
 
 _SECTION = {one.key: one for one in SECTIONS}
@@ -62,19 +60,6 @@ def test_a_row_is_a_function_of_its_number(function: Any) -> None:
     assert not np.array_equal(first[name], other[name])
 
 
-@pytest.mark.parametrize("count", [1, 7, 256])
-def test_a_batch_has_the_rows_of_the_function(count: int) -> None:
-    batch: Any = waves.batch  # type: ignore[attr-defined]
-    found = batch(np.arange(count), Generators(range(count)))["wave"]
-    assert found.shape == (count, 256) and found.dtype == np.float32
-    assert np.array_equal(found, rows_of(waves_alone, count)["wave"])
-    assert not hasattr(waves_alone, "batch")
-    shards = made_of(waves, [range(2), range(4, 5)])
-    assert [
-        np.array_equal(row["wave"], made(waves, i)["wave"]) for row, i in zip(shards, (0, 1, 4), strict=True)
-    ]
-
-
 # A process of joblib's stays, which watches what others leave.
 @pytest.mark.leaks("joblib's resource tracker")
 @pytest.mark.parametrize(
@@ -88,16 +73,6 @@ def test_a_row_stores_what_the_function_returns_and_leaves_nothing(key: str, tmp
     assert row.measure(count) > 0
     row.close()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_number_of_rows_of_a_task_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = row_of("slow-pool", tmp_path)
-    assert row.sizes == [1, 4, 16] and row.size == 4
-    assert JoblibRow(row.spec, tmp_path).sizes[0] == "auto"
-    times, counts = iter([3.0, 2.0, 9.0, 9.0, 2.5, 1.0]), []
-    monkeypatch.setattr(row, "measure", lambda count: counts.append(count) or next(times))
-    assert row.tune(50) == "rows a task: 16, the fastest of 1, 4 and 16"
-    assert row.size == 16 and counts == [50] * 6
 
 
 def test_a_peer_that_fails_or_is_not_there_says_why(tmp_path: Path) -> None:
@@ -167,25 +142,6 @@ def test_memory_does_not_grow_with_rows(tmp_path: Path, workers: int, counts: An
     assert (few["rows"], many["rows"]) == counts
     assert few["mb"][0] > 10 and many["mb"][0] - few["mb"][0] < 60
     assert list(tmp_path.iterdir()) == []
-
-
-def test_targets_are_judged_by_the_median_and_the_best_peer() -> None:
-    samples = {
-        "slow-workers": rated(380, 370, 350), "slow-replaced": rated(200, 180, 200), "slow-alone": rated(190, 190, 190),
-        "slow-pool": rated(390, 300, 300), "slow-joblib": rated(300, 380, 100), "quick-workers": rated(9000, 9000, 9000),
-        "batch-alone": rated(20_000, 25_000, 10_000), "batch-bare": rated(40_000, 40_000, 40_000),
-    }  # fmt: skip
-    errors = {"slow": [-16.0, 2.0, 12.0], "quick": [-16.0, 20.0, 1.0]}
-    guesses = [{"section": section, "error": error} for section, error in errors.items()]
-    used = {"rows": [{"rows": 10, "mb": [50.0, 52.0, 51.0]}, {"rows": 99, "mb": [60.0, 75.0, 61.0]}]}
-    every = [one.key for one in SECTIONS]
-    found = targets(samples, 2, guesses, used, every)
-    medians = [one["got"] and round(one["got"]["median"], 3) for one in found]
-    assert medians == [1.9, round(350 / 300, 3), None, None, 25.0, 12.0, 16.0, 10.0]
-    assert [one["is_met"] for one in found] == [True, True, None, None, False, True, False, True]
-    assert found[1]["got"]["low"] == pytest.approx(370 / 380, abs=1e-4)
-    assert [one["is_met"] for one in targets({}, 2, [], None, every)] == [None] * 8
-    assert len(targets({}, 2, [], None, ["motion"])) == 1
 
 
 @pytest.mark.slow

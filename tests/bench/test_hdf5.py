@@ -9,13 +9,9 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from bench_results import rated
 
-from benchmarks.cases import hdf5 as full_hdf5
-from benchmarks.cases import volume as full_volume
-from benchmarks.cases.hdf5 import CELLS, InOrder, WindowBatches, made_cells, made_chunks, more_specs
+from benchmarks.cases.hdf5 import CELLS, made_cells, made_chunks, more_specs
 from benchmarks.cases.volume import MemoryPatches, specs
-from benchmarks.studies.hdf5_evaluate import FileByFile, Grouped
 from benchmarks.studies.hdf5_first import first_batches as hdf5_first
 from benchmarks.studies.hdf5_memory import memory_of_trees
 from benchmarks.studies.volume_first import first_batches as volume_first
@@ -25,7 +21,6 @@ from fastpipe.bench.hdf5 import (
     RowByRow,
     RowCheck,
     Table,
-    TableRow,
     TableSpec,
     check_rows,
     digests_of,
@@ -104,39 +99,6 @@ def test_a_dataset_that_is_no_table_is_refused_and_nan_is_a_number(tables: Any, 
     assert check_rows((table, spec) for spec in specs_of(table, 4) if spec.group == "fastpipe").ok
 
 
-def test_each_row_of_a_table_has_its_own_key_and_file_while_it_is_measured(tables: Any) -> None:
-    keys = []
-    for table in tables.values():
-        for spec in specs_on(table):
-            keys.append(spec.key)
-            if spec.group not in ("replaced", "peer"):
-                continue
-            row = TableRow(spec, table)
-            assert row.measure(row.chunk) > 0
-            assert row.loader.dataset._values is None  # the library would give it the other's cache of chunks
-            row.close()
-        assert InOrder(table, "order").measure(5 * table.shape[0] // 2) > 0
-    assert len(keys) == len(set(keys)) == 2 * 7 + 4 + 3 + 3 + 2
-    asked = {one.row for one in full_hdf5.ASKED if not one.row.startswith(("files-", "bitshuffle-"))}
-    assert asked <= set(keys)
-
-
-def test_windows_of_chunks_take_each_row_once(tables: Any) -> None:
-    numbers = list(WindowBatches(tables["gzip"], 16, 2))
-    assert sorted(sum(numbers, [])) == list(range(70))
-    assert len(numbers) == len(WindowBatches(tables["gzip"], 16, 2))
-    assert {number // 16 for number in numbers[0]} != set(range(5))
-
-
-def test_the_check_sees_every_row_of_each_loader(tables: Any) -> None:
-    ours = [(table, spec) for table in tables.values() for spec in specs_on(table)]
-    fast = [(table, spec) for table, spec in ours if spec.group not in ("peer", "replaced")]
-    check = check_rows(fast)
-    assert check.ok, check.problems
-    assert check.epochs == len(fast) + 4  # twice where chunks are kept
-    assert "each sample comes once" in check.sentence()
-
-
 _SPOIL = {
     "value": lambda batches: batches[1][0].view(-1)[:1].add_(1),
     "label": lambda batches: batches[1][1].view(-1)[:1].add_(1),
@@ -162,14 +124,6 @@ def test_both_checks_find_a_wrong_value_label_or_number(tables: Any, scroll: Scr
     found = check_patches(scroll, [row])
     assert not found.ok and "outputs differ from the source's slices: warm: slices" in found.sentence()
     row.close()
-
-
-def test_both_evaluations_find_the_same(tables: Any) -> None:
-    one, grouped = FileByFile(tables["cells"]), Grouped(tables["cells"])
-    assert one.measure(3) > 0 and grouped.measure(6) > 0
-    assert (one.votes == grouped.votes).all() and (one.votes >= 0).all()
-    one.close()
-    grouped.close()
 
 
 def test_the_volume_on_disk_is_what_was_made_and_is_made_once(scroll: Scroll, folder: Path) -> None:
@@ -217,40 +171,6 @@ def test_a_cold_row_remembers_nothing_at_first_and_a_warm_one_all(
     for row in (cold, warm):
         row.close()
         row.close()
-
-
-def test_the_check_sees_every_patch_of_each_row(scroll: Scroll) -> None:
-    mine = own_rows(scroll)
-    check = check_patches(scroll, mine)
-    assert check.ok, check.problems
-    assert (check.epochs, check.samples) == (2 * 3 + 1, 7 * 32)
-    for row in mine:
-        row.close()
-
-
-def test_targets_are_judged_by_the_median_the_worst_and_the_best_peer() -> None:
-    samples = {
-        "gzip-window": rated(270, 250, 280),
-        "gzip-replaced": rated(10, 10, 10),
-        "cells-ram": rated(3e5),
-    }
-    one, other, *_ = full_hdf5.rate_targets(samples)
-    assert (one["is_met"], one["got"]) == (True, {"median": 27.0, "low": 25.0, "high": 28.0})
-    assert (other["is_met"], other["got"]) == (None, None)
-    first = full_hdf5.first_batch_targets({"cold": {"raw_s": [0.5, 0.9]}, "kept": {"raw_s": [0.4]}})
-    assert [one["is_met"] for one in first] == [True, False]
-    used = {"rows": [{"above_mb": 300, "budget_mb": 256}, {"above_mb": 151, "budget_mb": 0}]}
-    assert full_hdf5.memory_target(used)[0]["is_met"] is False  # the worst counts
-    assert full_hdf5.memory_target(None)[0]["got"] is None
-    samples = {
-        "cold-tour": rated(100, 90), "cold-replaced": rated(10, 10), "cold-tensorstore": rated(50, 10),
-        "cold-monai": rated(10, 30), "warm-uniform": rated(80, 80), "warm-slices": rated(100, 100),
-    }  # fmt: skip
-    used = {"rows": [{"above_mb": 300, "budget_mb": 100}, {"above_mb": 410, "budget_mb": 100}]}
-    found = full_volume.targets(samples, {"tour": {"raw": [1.5, 2.4, 1.9]}}, used)
-    assert [one["is_met"] for one in found] == [True, None, None, True, False, True, False]
-    assert [one["got"] and one["got"]["median"] for one in found] == [9.5, None, None, 2.5, 0.8, 1.9, 310]
-    assert [one["is_met"] for one in full_volume.targets({}, None, None)] == [None] * 7
 
 
 @pytest.mark.slow  # many processes that import torch

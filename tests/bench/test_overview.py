@@ -22,7 +22,7 @@ from rich.console import Console
 
 from fastpipe.bench import overview as case
 from fastpipe.bench.overview import CASES, outcome_apart
-from fastpipe.bench.results import load, main_of, save, validate
+from fastpipe.bench.results import load, save
 from fastpipe.cli import main
 from fastpipe.console import Progress
 
@@ -259,33 +259,6 @@ def test_outputs_that_differ_are_not_timed_and_a_missing_package_is_named(
     assert list(found) == ["check"] and not found["check"]["ok"]
     assert "columns are ['x'], expected ['x', 'y']" in found["check"]["text"]
     assert "pip install 'fastpipe[bench]'" in missing["why"]
-
-
-def check_measured(key: str, result: dict[str, Any]) -> None:
-    """A pipeline's result has what reports need."""
-    assert validate(result)["check"]["ok"]
-    before, after = result["rows"][0], main_of(result, key)
-    assert before["group"] == "replaced" and result["best"] == {key: before["key"]}
-    assert {row["section"] for row in result["rows"]} == {key}
-    steps = result["timelines"][key]
-    assert [row["key"] for row in steps["rows"]] == [before["key"], after["key"]]
-    for row in steps["rows"]:
-        assert len(row["wait_s"]) == len(row["busy_s"]) >= 4
-        assert min(row["busy_s"]) >= 0.99 * steps["busy_s"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("key", ["hdf5_mel", "volume_patches"])
-def test_a_pipeline_is_checked_and_measured(key: str, tmp_path: Path) -> None:
-    with Progress(Console(file=io.StringIO())) as progress:
-        check_measured(key, case.outcome(key, tmp_path, True, progress)["result"])
-
-
-@pytest.mark.slow
-def test_the_pipeline_of_tensorflow_is_checked_and_measured(tmp_path: Path) -> None:
-    # In a process of its own, as the case has it: here TensorFlow may have been used.
-    found = outcome_apart("keras_multimodal", tmp_path, True, 170.0, lambda text: None)
-    check_measured("keras_multimodal", found["result"])
 
 
 def command(*given: str) -> list[str]:

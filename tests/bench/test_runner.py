@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -15,7 +14,6 @@ from hypothesis import strategies as st
 from fastpipe.bench import runner
 from fastpipe.bench.runner import (
     ContenderError,
-    Draws,
     Plan,
     Sample,
     Session,
@@ -122,15 +120,6 @@ def test_a_ratio_is_taken_within_its_round_to_the_best_of_it() -> None:
     assert ratios(samples, "us", ["one", "two"]) == [2.0, 2.0]
     assert ratios(samples, "one", ["one", "two"]) == [1.0, 0.5]
     assert summarise([5.0, 1.0, 2.0, 4.0]) == (3.0, 1.0, 5.0)  # median and range
-
-
-def test_draws_use_every_photo_equally_and_in_changing_order() -> None:
-    draws = Draws([3, 5, 7], 9)
-    first, second = list(draws), list(draws)
-    assert collections.Counter(first) == {3: 3, 5: 3, 7: 3}
-    assert first != second
-    draws.length = 4
-    assert len(list(draws)) == len(draws) == 4
 
 
 def test_a_timeline_has_what_each_step_waits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,15 +17,13 @@ from clock import ManualClock
 from benchmarks.gpu import check
 from benchmarks.gpu.case import Budget
 from benchmarks.gpu.check import PixelCheck, apart, check_pixels
-from benchmarks.gpu.sections import PATCHED, SECTIONS, loader_specs, why_missing
-from benchmarks.gpu.sections import Run as GpuRun
-from benchmarks.gpu.training import FULL, TINY, DeviceUse, SameBatch, TrainRow, figures_of
+from benchmarks.gpu.sections import PATCHED, SECTIONS, loader_specs
+from benchmarks.gpu.training import FULL, TINY, DeviceUse, figures_of
 from benchmarks.lines import training_lines
 from benchmarks.run import main
-from fastpipe.bench import images as loaders
 from fastpipe.bench.data import Photos, scan
 from fastpipe.bench.images import LoaderSpec
-from fastpipe.bench.runner import ContenderError, Plan
+from fastpipe.bench.runner import ContenderError
 from fastpipe.core.native import native
 from fastpipe.core.transfer import Transfer
 from fastpipe.images import gpu_batches as decoders
@@ -42,22 +39,6 @@ def photos(tree: Path) -> Photos:
 def spec_of(key: str, device: str = "cpu") -> LoaderSpec:
     section = key.split("-")[0]
     return next(spec for spec in loader_specs(section, device, 2, "uint8") if spec.key == key)
-
-
-def test_windows_are_as_long_as_there_is_time_for() -> None:
-    clock = ManualClock()
-    budget = Budget(420, FULL, clock)
-    share = budget.share(0.5)
-    share.divide(6)
-    assert share.window == 2.5 and share.plan() == Plan(7, 210, 2.5, 0.2, least=1)
-    clock.now += 130
-    share.divide(6)
-    assert share.window == pytest.approx(80 / 6 / 8)
-    assert share.plan().budget_s == 80 and share.plan().seconds == share.window
-    clock.now += 300
-    assert budget.left() == -10
-    budget.begin()
-    assert budget.left() == 420
 
 
 def test_a_device_is_busy_between_the_events_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,52 +81,6 @@ def test_without_a_gpu_the_command_says_what_to_do(
     error = capsys.readouterr().err
     assert len(error.splitlines()) == 1 and not list(tmp_path.iterdir())
     assert words in error and "run it on a machine with one, or with --device cpu" in error
-
-
-def test_rows_of_a_gpu_are_known_without_one(photos: Photos, monkeypatch: pytest.MonkeyPatch) -> None:
-    specs = loader_specs("train", "cuda", 4, "float32")
-    kinds = ["replaced", "cpu", "nvimgcodec", "dali", "share"]
-    assert [spec.key for spec in specs] == [f"train-{kind}" for kind in kinds]
-    assert [spec.decode.gpu_share for spec in specs] == [None, None, None, None, "auto"]
-    assert {spec.device for spec in specs} == {"cuda"} and not why_missing(specs[0])
-    monkeypatch.setattr(loaders, "find_spec", lambda name: None)
-    assert why_missing(specs[2]) == "nvImageCodec is not installed; pip install 'fastpipe[image]'"
-    assert why_missing(spec_of("decode-dali")) == "decodes on a GPU, and this is the processor"
-    monkeypatch.setattr(loaders, "find_spec", lambda name: name)
-    monkeypatch.setattr("benchmarks.gpu.sections.patch_model", lambda device: None)
-    problems = {"dali": "not checked: pixels are 3 of 255 apart on average, at most 0.5 asked"}
-    run = GpuRun("cuda", FULL, photos, 4, 256, problems)
-    found = {one.info.key: one for one in SECTIONS[0].candidates(run)}
-    assert found["decode-nvimgcodec"].make is not None
-    assert found["decode-dali"].make is None and found["decode-dali"].why == problems["dali"]
-    assert SECTIONS[0].label(run) == "decoded to 224×224, batches of 256, uint8 on the GPU"
-    assert [one.info.group for one in SECTIONS[-1].candidates(run)] == ["replaced", "fastpipe", "floor"]
-
-
-def test_training_begins_after_a_few_steps_and_counts_the_others() -> None:
-    steps: list[int] = []
-
-    class Feed:
-        workers, asked, closed = 3, 0, False
-
-        def batches(self, count: int) -> Iterator[Any]:
-            self.asked = count
-            for _ in range(count // 4):
-                yield torch.zeros(4, 1), torch.zeros(4)
-
-        def close(self) -> None:
-            self.closed = True
-
-    feed = Feed()
-    row = TrainRow("train-x", feed, lambda inputs, labels: steps.append(len(inputs)), 4, "cpu")
-    assert row.measure(24) > 0
-    assert feed.asked == 36 and len(steps) == 9 and row.busy == [None]
-    with pytest.raises(RuntimeError, match="train-x gave 8 samples of 9"):
-        row.measure(9)
-    row.close()
-    assert feed.closed
-    batch = [torch.zeros(4, 1), torch.zeros(4)]
-    assert [one is batch for one in SameBatch(batch).batches(12)] == [True] * 3
 
 
 def test_pixels_of_the_processor_are_pillows(photos: Photos) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import h5py
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -115,14 +114,6 @@ def test_several_files_and_dimensions_are_one_table(tmp_path: Path) -> None:
             file["x"] = np.arange(6).reshape(2, 3) + 10 * number
     made = hdf5_dataset(sorted(tmp_path.iterdir()), "x", shuffle=False, sample_dims=2, batch_size=100)
     assert next(iter(made)).numpy().tolist() == [10 * n + k for n in range(3) for k in range(6)]
-
-
-def test_groups_come_together(speech: Path) -> None:
-    made = hdf5_dataset(speech, "mels", "words", 8, Shuffle(2, "group"), 1, cache="off")
-    rows = _numbers(made)
-    windows = [{row // 4 for row in rows[at : at + 8]} for at in range(0, 48, 8)]
-    assert all(len(window) <= 3 for window in windows)  # two chunks, or parts of them as one has one row
-    assert "groups, 2 of 14 at a time" in made.plan
 
 
 @pytest.mark.parametrize(
@@ -332,17 +323,6 @@ def test_chunks_of_a_store_are_fetched_ahead(
     for _ in made.take(1):  # an epoch that is left
         pass
     assert len(list(made)) == 8
-
-
-def test_keras_trains_on_patches(zarrs: Any) -> None:
-    made = patch_dataset(
-        zarrs[0], (4, 4, 4), zarrs[1], 2, seed=1, sampling=Uniform(6), channels="last",
-        augment=lambda image, labels: (tf.cast(image, tf.float32) / 60000, labels),
-    )  # fmt: skip
-    model = keras.Sequential([keras.Input((4, 4, 4, 1)), keras.layers.Conv3D(3, 3, padding="same")])
-    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    history = model.fit(made, epochs=2, verbose=0, shuffle=False)
-    assert np.isfinite(history.history["loss"]).all()
 
 
 def test_augment_takes_slices(volume: Any) -> None:

@@ -153,19 +153,6 @@ def test_the_native_core_gives_what_the_operations_give(size: Any, channels: int
         assert apart.max() <= 4 and (apart > 0).sum() <= 2 + 0.01 * apart.size
 
 
-@pytest.mark.few(3)
-@pytest.mark.parametrize("values", [(0, 1), (-1, 1), (-5, 20)], ids=str)
-@pytest.mark.parametrize("interpolation", ["nearest", "bilinear"])
-def test_both_ways_agree_in_any_range_of_values(values: tuple[float, float], interpolation: Any) -> None:
-    low, high = values
-    images = _images("float32") * (high - low) + low
-    augment = Augment(value_range=values, fill=low, interpolation=interpolation, jit_compile=False, **_ALL)
-    one, other = (_changed(augment, images, way) for way in ("eager", "operations"))
-    apart = np.abs(one - other)
-    # A place in the middle between two pixels may be either's.
-    assert (apart > 1e-4 * (high - low)).mean() < (1e-3 if interpolation == "nearest" else 1e-9)
-
-
 def test_nan_and_infinity_stay_where_they_are() -> None:
     images = _images("float32")
     images[:, 0, 0], images[:, 5, 5], images[:, 39, 51] = np.nan, np.inf, -np.inf
@@ -194,17 +181,6 @@ def test_no_instruction_set_changes_a_bit(dtype: str) -> None:
     finally:
         assert native.force_level(before)
     assert len(set(made)) == 1
-
-
-_GREY = [(1, ("brightness", "contrast")), (1, tuple(_COLOURS)), (1, ("hue",)), (5, ())]
-
-
-@pytest.mark.parametrize(("channels", "names"), _GREY, ids=str)
-def test_images_of_one_and_five_channels_are_changed_as_by_torch(channels: int, names: Any) -> None:
-    images, colours = _images("float32", (16, 24, 24, channels)), {name: _COLOURS[name] for name in names}
-    made = Augment(horizontal_flip=0.5, value_range=(0, 1), **colours)(images, key=_KEY).numpy()
-    chain = [of_torch.RandomHorizontalFlip(0.5), *([of_torch.ColorJitter(**colours)] if colours else [])]
-    np.testing.assert_allclose(made, _by_torch(chain, images), atol=2e-5)
 
 
 def test_values_in_memory_and_datasets_are_changed_natively(native_batches: Any) -> None:
@@ -239,15 +215,6 @@ def test_gradients_are_those_of_the_operations() -> None:
         gradients.append(tape.gradient(loss, images))
     assert np.any(gradients[0] != 0)
     np.testing.assert_allclose(gradients[0], gradients[1], atol=1e-5)
-
-
-def test_the_default_range_of_values_is_that_of_keras() -> None:
-    images = _images("float32")
-    one = Augment(value_range=(0, 1), **_ALL)(images, key=_KEY).numpy()
-    many = Augment(**_ALL)(images * 255, key=_KEY).numpy()
-    np.testing.assert_allclose(many / 255, one, atol=1e-4)
-    signed = Augment(value_range=(-1, 1), fill=-1, **_ALL)(images * 2 - 1, key=_KEY).numpy()
-    np.testing.assert_allclose((signed + 1) / 2, one, atol=1e-4)
 
 
 def test_a_sample_changes_by_its_own_key_only() -> None:
@@ -339,18 +306,6 @@ def test_a_model_with_it_fits(jit_compile: bool) -> None:
     history = model.fit(images, np.arange(20) % 3, batch_size=8, epochs=2, verbose=0)
     assert np.isfinite(history.history["loss"]).all()
     assert int(augment.calls.value) == 6  # the last batch, of 4, among them
-
-
-def test_it_works_with_mixed_precision() -> None:
-    keras.mixed_precision.set_global_policy("mixed_float16")
-    try:
-        images = tf.cast(_images("uint8"), tf.float32)
-        made = Augment(horizontal_flip=1.0)(images).numpy()
-        np.testing.assert_array_equal(made, images.numpy()[:, :, ::-1])
-        model = _model(Augment(seed=1, rotation=9, contrast=0.3))
-        model.fit(_images("uint8", (8, 16, 16, 3)), np.arange(8) % 3, verbose=0)
-    finally:
-        keras.mixed_precision.set_global_policy("float32")
 
 
 def test_a_model_with_it_is_saved_and_loaded(tmp_path: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from odd_images import damaged_at_random, odd_images
 from PIL import Image
 
-from fastpipe import BadSamples, Cache, Decode, Shard
+from fastpipe import Cache, Decode, Shard
 from fastpipe.errors import OptionError
 from fastpipe.images.dali import DaliDecoder
 from fastpipe.tf import image_dataset, image_stream
@@ -148,23 +147,6 @@ def test_epochs_are_the_same(files: dict[str, Any], options: dict[str, Any]) -> 
 def test_epochs_of_a_folder_are_the_same(photo_tree: Path, parity: Any) -> None:
     split = {"validation_split": 0.3, "subset": "training"}
     check_same(str(photo_tree), 2, parity=parity, bad_samples="raise", **split)
-
-
-@pytest.mark.parametrize("policy", ["replace", "skip"])
-def test_the_same_rows_are_logged_as_bad(files: dict[str, Any], policy: Any, tmp_path: Path) -> None:
-    logs = []
-    for backend in ("dali", "auto"):
-        log = tmp_path / f"{backend}.jsonl"
-        epochs(files, backend, modalities=_TWO, bad_samples=BadSamples(policy, log=log))
-        lines = map(json.loads, log.read_text().splitlines())
-        logs.append(sorted((line["index"], line["error"]) for line in lines))
-    assert logs[0] == logs[1] != []
-
-
-def test_a_box_that_reaches_outside_is_the_same_error(photo_table: Any) -> None:
-    boxes = [[0, 0, 9, 9]] * 4 + [[-1, 0, 9, 9], [0, 0, 9, 9]]
-    (said,) = check_same(photo_table.paths[:6], labels=None, boxes=boxes, bad_samples="raise", shuffle=False)
-    assert "from (-1, 0) to (9, 9)" in said and "sample 4 " in said
 
 
 @pytest.mark.few(4)

@@ -85,10 +85,6 @@ def _by_preprocess(seen: list[Any]) -> dict[str, Any]:
     return {"preprocess": changed}
 
 
-def _by_preprocess_and_augment(seen: list[Any]) -> dict[str, Any]:
-    return {**_by_preprocess(seen), "augment": Augment(brightness=0.3)}
-
-
 def _by_python(seen: list[Any]) -> dict[str, Any]:
     def python(images: Any) -> Any:
         seen.append(np.random.rand())
@@ -114,10 +110,6 @@ def _by_operations(seen: list[Any]) -> dict[str, Any]:
     return {"augment": lambda images: tf.image.random_brightness(images, 50)}
 
 
-def _by_the_other_engine(seen: list[Any]) -> dict[str, Any]:
-    return {"engine": "graph", "parity": "tf", "augment": Augment(brightness=0.3)}
-
-
 @pytest.mark.usefixtures("load")
 @pytest.mark.parametrize(
     ("make", "runs"),
@@ -128,8 +120,6 @@ def _by_the_other_engine(seen: list[Any]) -> dict[str, Any]:
         (_by_layer, 4),
         (_by_operations, 4),
         pytest.param(_by_preprocess, 30, marks=pytest.mark.slow),
-        pytest.param(_by_preprocess_and_augment, 12, marks=pytest.mark.slow),
-        pytest.param(_by_the_other_engine, 12, marks=pytest.mark.slow),
     ],
 )
 def test_equal_seeds_give_equal_runs(

@@ -177,18 +177,6 @@ def test_random_numbers_of_preprocess_follow_seed_epoch_and_row(photo_table: Any
     assert epochs(4, 4) != [first, second]
 
 
-def test_preprocess_is_called_in_order_where_it_may_not_be_threaded(photo_table: Any) -> None:
-    sizes: list[tuple[int, int]] = []
-
-    def watched(image: Any) -> Any:
-        sizes.append(image.size)
-        return image
-
-    made = image_dataset(photo_table.paths, None, image_size=8, preprocess=watched, shuffle=False)
-    list(made)
-    assert sizes == photo_table.sizes
-
-
 @pytest.mark.parametrize("thread_safe", [False, True])
 @pytest.mark.parametrize("policy", ["raise", "replace", "skip"])
 def test_errors_of_preprocess_are_raised_whatever_the_policy(
@@ -320,16 +308,6 @@ def test_batches_reach_tensorflow_without_a_copy(photo_table: Any) -> None:
     made = _numbered(photo_table, shuffle=False)
     addresses = {inputs["image"].numpy().ctypes.data for inputs in made.repeat(6)}
     assert len(addresses) < len(made) * 6 / 2  # memory of few batches, used again
-
-
-def test_keras_trains_on_it(photo_table: Any) -> None:
-    made = image_dataset(photo_table.table, image_size=16, rescale=1 / 255, boxes="box", batch_size=8, seed=0)
-    model = tf.keras.Sequential([
-        tf.keras.Input((16, 16, 3)), tf.keras.layers.Flatten(), tf.keras.layers.Dense(len(made.class_names))
-    ])  # fmt: skip
-    model.compile("sgd", tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    history = model.fit(made, validation_data=made.take(2), epochs=2, verbose=0, shuffle=False)
-    assert len(history.history["val_loss"]) == 2
 
 
 @pytest.mark.parametrize(

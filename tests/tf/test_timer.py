@@ -171,13 +171,3 @@ def test_a_timer_is_freed_while_its_dataset_lives() -> None:
     gc.collect()
     assert reference() is None
     assert len(list(batches)) == 2
-
-
-def test_a_fit_on_two_replicas_is_timed(two_replicas: Any) -> None:
-    with two_replicas.scope():
-        model = _model()
-    timer = EpochTimer()
-    model.fit(timer.watch(_DATA), epochs=2, verbose=0, shuffle=False, callbacks=[timer])
-    assert [one.steps for one in timer.epochs] == [5, 5]
-    for one in timer.epochs:
-        assert one.images_per_second == pytest.approx(20 / one.seconds)
