@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 import torch
 from bench_results import Run, checked_result, rated
-from clock import ManualClock
 
 from benchmarks.gpu import check
 from benchmarks.gpu.case import Budget
 from benchmarks.gpu.check import PixelCheck, apart, check_pixels
 from benchmarks.gpu.sections import PATCHED, SECTIONS, loader_specs
-from benchmarks.gpu.training import FULL, TINY, DeviceUse, figures_of
+from benchmarks.gpu.training import FULL, TINY, figures_of
 from benchmarks.lines import training_lines
 from benchmarks.run import main
 from fastpipe.bench.data import Photos, scan
@@ -39,33 +38,6 @@ def photos(tree: Path) -> Photos:
 def spec_of(key: str, device: str = "cpu") -> LoaderSpec:
     section = key.split("-")[0]
     return next(spec for spec in loader_specs(section, device, 2, "uint8") if spec.key == key)
-
-
-def test_a_device_is_busy_between_the_events_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = ManualClock()
-
-    class Event:
-        def __init__(self, enable_timing: bool) -> None:
-            assert enable_timing
-
-        def record(self) -> None:
-            self.at = clock.now
-
-        def elapsed_time(self, later: Event) -> float:
-            return 1000 * (later.at - self.at)
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    use, processor = DeviceUse("cuda"), DeviceUse("cpu")
-    use.mark()  # of a step before the window
-    use.begin()
-    for waits, computes in ((1.0, 3.0), (0.5, 0.5)):
-        for seconds in (waits, computes):
-            clock.now += seconds
-            use.mark()
-            processor.mark()
-    assert use.share() == pytest.approx(3.5 / 5) and processor.share() is None
-    use.begin()
-    assert use.share() is None
 
 
 @pytest.mark.parametrize(

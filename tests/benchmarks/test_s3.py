@@ -27,9 +27,6 @@ from benchmarks.cases.s3_rows import (
 )
 from benchmarks.lines import bucket_lines, target_lines
 from benchmarks.peers import rows as bench_peers
-from benchmarks.peers.children import objects
-from benchmarks.peers.children.objects import stream
-from benchmarks.peers.children.protocol import Job
 from benchmarks.run import main
 from benchmarks.studies.s3_refetched import least_recently_used, refetched
 from benchmarks.studies.s3_stall import fast_stall, stall_of, stalls
@@ -170,41 +167,6 @@ def test_targets_are_judged_by_the_median_and_told_in_sentences() -> None:
     assert least_recently_used([0, 1, 2], [2, 1, 0], [1, 1, 1], room=3) == 0
     assert least_recently_used([0, 1, 2], [2, 1, 0], [5, 1, 1], room=5) == 1 / 3
     assert least_recently_used([0, 1], [0, 1], [1, 1], room=1) == 1
-
-
-def test_a_peer_leaves_no_work_to_those_measured_after_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said = tmp_path / "made"  # by two workers
-
-    def made() -> list[str]:
-        return said.read_text().splitlines()
-
-    class Places:
-        def __init__(self, job: Job) -> None:
-            pass
-
-        def __len__(self) -> int:
-            return 12
-
-        def __getitem__(self, place: int) -> int:
-            with said.open("a") as opened:
-                print(place, file=opened)
-            return place
-
-    monkeypatch.setitem(objects._KINDS, "own", (Places, ()))
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"):
-        monkeypatch.setenv(name, "")  # it sets them
-    options = {"kind": "own", "workers": 2, "epoch": 8, "key": "", "secret": ""}
-    wanted = stream(Job("", [], [], [], 2, 1, 8, (), (), "float32", "", options))
-    next(wanted.batches)
-    wanted.batches.close()
-    assert len(set(made())) == len(made()) == 8
-    assert wanted.renewed is not None
-    again = wanted.renewed()
-    assert [len(next(again)) for _ in range(4)] == [2] * 4 and len(made()) == 16
-    again.close()
-    assert len(made()) == 16  # whole epochs leave nothing to be done
 
 
 @pytest.mark.skipif(bench_peers.interpreter(BUCKET_PEERS[0]) is None, reason="needs boto3: pip install boto3")

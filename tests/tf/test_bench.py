@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -73,26 +72,6 @@ def test_photos_are_the_jpegs_of_class_folders_spread_evenly(tmp_path: Path) -> 
     (tmp_path / "other" / "empty").mkdir(parents=True)
     with pytest.raises(OptionError, match="has no JPEGs in its class folders"):
         Photos.of(tmp_path / "other", "none", 9)
-
-
-def test_scripts_give_boxes_at_one_size_each_once_in_an_epoch(setting: Setting) -> None:
-    table = setting.crops
-    (images, labels), *_ = case.by_pillow(table, 8, is_shuffled=False)
-    box = tuple(table.boxes["image"][3].tolist())
-    with Image.open(table.files[3]) as opened:
-        wanted = opened.convert("RGB").crop(box).resize((128, 128), Image.Resampling.BILINEAR)
-    assert np.array_equal(images[3], np.asarray(wanted, np.float32))
-    assert labels.numpy().tolist() == table.labels.tolist() and labels.dtype == tf.int32
-    for make, most in ((full.by_hand, 12.0), (full.by_hand_antialiased, 4.0)):
-        ((other, same),) = make(table, 8, is_shuffled=False)
-        assert other.shape == images.shape and same.numpy().tolist() == labels.numpy().tolist()
-        assert 0 < np.abs(other - images).mean() < most
-    plain, epochs = [one.numpy().tobytes() for one in images], []
-    for kept in (None, ""):
-        batches = case.by_pillow(table, 3, is_shuffled=True, kept=kept)
-        epochs.append([one.numpy().tobytes() for images, _ in batches for one in images])
-        assert Counter(epochs[-1]) == Counter(plain)
-    assert len({tuple(one) for one in (*epochs, plain)}) > 1
 
 
 @pytest.mark.few(9)

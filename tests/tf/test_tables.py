@@ -267,3 +267,10 @@ def test_tables_and_options_that_do_not_fit_are_refused_at_once(
 def test_a_source_that_is_no_table_is_refused(source: Any) -> None:
     with pytest.raises(OptionError):
         image_dataset(source)
+
+
+def test_whole_numbers_name_their_classes() -> None:
+    files = ["a.jpg", "b.jpg", "c.jpg"]
+    assert image_dataset(files, [3, 7, 3]).class_names == ["3", "7"]
+    chosen = image_dataset(files, [3, 7, 3], class_names=[7, 3], label_mode="categorical")
+    assert chosen.class_names == ["7", "3"] and chosen.element_spec[1].shape == (None, 2)
