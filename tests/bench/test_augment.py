@@ -21,20 +21,12 @@ from benchmarks.cases.augment_recipes import (
 )
 from fastpipe import augment
 from fastpipe.bench import augment as case
-from fastpipe.bench.augment import (
-    BANDS,
-    FRAMES,
-    AugmentRow,
-    ChainCheck,
-    Place,
-    check_chains,
-    ways_of,
-)
 from fastpipe.bench.synthetic import mel_rows
 
-_RECIPES = [Place(one, dtype) for one in RECIPES for dtype in one.dtypes]
+_RECIPES = [case.Place(one, dtype) for one in RECIPES for dtype in one.dtypes]
 _PLACES = {
-    place.key: place for place in (*_RECIPES, *(Place(one, dtype) for one in SINGLE for dtype in one.dtypes))
+    place.key: place
+    for place in (*_RECIPES, *(case.Place(one, dtype) for one in SINGLE for dtype in one.dtypes))
 }
 _COUNT = 3
 
@@ -43,7 +35,7 @@ _COUNT = 3
 def batches() -> ArrayBatches:
     rng = np.random.default_rng(0)
     photos = rng.integers(0, 256, (_COUNT, 3, 224, 224), np.uint8)
-    mels, volumes = mel_rows(rng, _COUNT, (BANDS, FRAMES)), made_volumes(rng, 2, (12, 16, 16))
+    mels, volumes = mel_rows(rng, _COUNT, (case.BANDS, case.FRAMES)), made_volumes(rng, 2, (12, 16, 16))
     return ArrayBatches("noise", photos, mels, *volumes, *made_motion(rng, 5, (20, 25, 3)))
 
 
@@ -59,7 +51,7 @@ def test_every_operation_of_the_package_is_measured() -> None:
 
 @pytest.mark.few(30)
 @pytest.mark.parametrize("place", _PLACES.values(), ids=lambda place: place.key)
-def test_both_ways_give_batches_of_one_form(place: Place, batches: ArrayBatches) -> None:
+def test_both_ways_give_batches_of_one_form(place: case.Place, batches: ArrayBatches) -> None:
     given, recipe = place.given(batches), place.recipe
     takes_more = isinstance(recipe, ArrayRecipe)
     assert len(given) == 1 + (recipe.mixes is not None or takes_more)
@@ -78,10 +70,10 @@ def test_both_ways_give_batches_of_one_form(place: Place, batches: ArrayBatches)
 def test_a_row_waits_for_the_device_and_leaves_torchs_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
     before = torch.get_num_threads()
-    row = AugmentRow("one", lambda: calls.append(torch.get_num_threads()), 4, threads=1)
+    row = case.AugmentRow("one", lambda: calls.append(torch.get_num_threads()), 4, threads=1)
     assert row.measure(12) > 0 and calls == [1, 1, 1] and torch.get_num_threads() == before
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: calls.append("wait"))
-    AugmentRow("cuda", lambda: calls.append("work"), 4, "cuda").measure(8)
+    case.AugmentRow("cuda", lambda: calls.append("work"), 4, "cuda").measure(8)
     assert calls[3:] == ["wait", "work", "work", "wait"]
 
 
@@ -90,9 +82,9 @@ def test_a_row_waits_for_the_device_and_leaves_torchs_threads(monkeypatch: pytes
 def test_chains_are_torchvisions(batches: ArrayBatches, every: bool) -> None:
     places = list(_PLACES.values()) if every else [*_RECIPES[:4], *list(_PLACES.values())[-3:]]
     said: list[str] = []
-    found = check_chains(places, batches, said.append)
+    found = case.check_chains(places, batches, said.append)
     assert found.ok, found.problems
-    assert found.batches == sum(len(ways_of(place)) for place in places) == len(said)
+    assert found.batches == sum(len(case.ways_of(place)) for place in places) == len(said)
     assert f"{found.batches - found.alike} batches agree with torchvision's functions" in found.sentence()
     assert found.as_json()["ok"] and found.as_json()["text"] == found.sentence()
 
@@ -105,7 +97,7 @@ _SPOIL: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("spoil", list(_SPOIL))
 def test_a_wrong_batch_is_found(spoil: str) -> None:
-    wanted, found = torch.rand(4, 3, 8, 8), ChainCheck()
+    wanted, found = torch.rand(4, 3, 8, 8), case.ChainCheck()
     found.add("one", wanted + 1e-6, wanted, case.NEAR, 0.01)
     assert found.ok and 0 < found.largest < 1e-5
     found.add("other", _SPOIL[spoil](wanted), wanted, case.NEAR, 0.01)
@@ -115,5 +107,5 @@ def test_a_wrong_batch_is_found(spoil: str) -> None:
 @pytest.mark.gpu
 def test_no_call_on_cuda_waits(batches: ArrayBatches) -> None:
     places = [dataclasses.replace(place, device="cuda") for place in _PLACES.values()]
-    assert check_chains(places, batches).problems == ()
+    assert case.check_chains(places, batches).problems == ()
     assert full.calls_that_wait(places, batches) == []

@@ -13,14 +13,7 @@ import numpy as np
 import pytest
 from bench_results import Run, checked_result, rated
 
-from benchmarks.cases.generate import (
-    PEERS,
-    SECTIONS,
-    BareRow,
-    Peer,
-    PoolRow,
-    specs,
-)
+from benchmarks.cases import generate as peers
 from benchmarks.studies import generate_memory as memory
 from benchmarks.studies.made_rows import counted, motion, wide
 from fastpipe.bench.generate import MadeRow, Section, StoredCheck, check_stored, difference, spec_of
@@ -30,7 +23,7 @@ from fastpipe.bench.runner import ContenderError
 from fastpipe.bench.samples import SEED, made, quick, rows_of, slow, waves
 from fastpipe.bench.scaling import scaling_of
 
-_SECTION = {one.key: one for one in SECTIONS}
+_SECTION = {one.key: one for one in peers.SECTIONS}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -45,11 +38,11 @@ def row_of(key: str, folder: Path) -> Any:
     """A row by its key: fastpipe's or a script's, of ``fn.batch`` alone, or a peer's."""
     section, kind = _SECTION[key.split("-")[0]], key.split("-")[1]
     if kind == "bare":
-        return BareRow(spec_of(section, "bare", "fn.batch alone", "peer"), folder)
-    peer = next((one for one in PEERS if one.kind == kind), None)
+        return peers.BareRow(spec_of(section, "bare", "fn.batch alone", "peer"), folder)
+    peer = next((one for one in peers.PEERS if one.kind == kind), None)
     if peer is not None:
         return peer.row(peer.spec(section, 2), folder)
-    return next(own_row(spec, folder) for spec in specs(section, 2) if spec.key == key)
+    return next(own_row(spec, folder) for spec in peers.specs(section, 2) if spec.key == key)
 
 
 @pytest.mark.parametrize("function", [slow, quick, wide, motion, waves, counted])
@@ -80,14 +73,14 @@ def test_a_peer_that_fails_or_is_not_there_says_why(tmp_path: Path) -> None:
         raise ValueError("no rows today")
 
     section = Section("own", "own", broken, 1e-3, 1, 1)
-    row = PoolRow(spec_of(section, "pool", "a pool", "peer", 1), tmp_path)
+    row = peers.PoolRow(spec_of(section, "pool", "a pool", "peer", 1), tmp_path)
     with pytest.raises(ContenderError, match=r"AttributeError|PicklingError"):
         row.measure(3)  # a function within another cannot be sent
     row.close()
     assert list(tmp_path.iterdir()) == []
-    peer = Peer("none", "None({cores})", PoolRow, "", ("json", "no_such_package"))
+    peer = peers.Peer("none", "None({cores})", peers.PoolRow, "", ("json", "no_such_package"))
     assert peer.missing == "not installed: pip install no_such_package"
-    assert peer.spec(SECTIONS[0], 3).label == "None(3)"
+    assert peer.spec(peers.SECTIONS[0], 3).label == "None(3)"
 
 
 def test_the_check_compares_every_row_in_its_place(tmp_path: Path) -> None:
@@ -152,8 +145,8 @@ def test_a_run_with_peers_and_predictions(tmp_path: Path, run: Callable[..., Run
     command = ["generate", "--quick", "--rounds", "1", "--peers", "--section", "slow", "--folder", folder]
     found = run(command, True)
     result = checked_result(found, folder)
-    keys = [spec.key for spec in specs(_SECTION["slow"], result["machine"]["cores"])]
-    keys += [f"slow-{peer.kind}" for peer in PEERS if peer.missing is None]
+    keys = [spec.key for spec in peers.specs(_SECTION["slow"], result["machine"]["cores"])]
+    keys += [f"slow-{peer.kind}" for peer in peers.PEERS if peer.missing is None]
     assert [row["key"] for row in result["rows"]] == keys and not list(folder.iterdir())
     assert [one["section"] for one in result["predicted"]["rows"]] == ["slow"]
     assert "predicted, 5 ms a row" in found.printed and "rows will take" in result["plan"]

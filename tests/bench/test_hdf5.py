@@ -16,20 +16,8 @@ from benchmarks.studies.hdf5_first import first_batches as hdf5_first
 from benchmarks.studies.hdf5_memory import memory_of_trees
 from benchmarks.studies.volume_first import first_batches as volume_first
 from benchmarks.studies.volume_memory import Topology, memory_of_topologies
+from fastpipe.bench import hdf5 as case
 from fastpipe.bench import volume as rows
-from fastpipe.bench.hdf5 import (
-    RowByRow,
-    RowCheck,
-    Table,
-    TableSpec,
-    check_rows,
-    digests_of,
-    loader_of,
-    look,
-    made_tables,
-    specs_of,
-    table_dataset,
-)
 from fastpipe.bench.synthetic import scroll_slabs
 from fastpipe.bench.volume import (
     Scroll,
@@ -52,9 +40,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def tables(folder: Path) -> dict[str, Table]:
+def tables(folder: Path) -> dict[str, case.Table]:
     cells = made_cells(3, CELLS, "cells", folder)
-    return {table.key: table for table in (*made_tables(70, folder), made_chunks(20, folder), cells)}
+    return {table.key: table for table in (*case.made_tables(70, folder), made_chunks(20, folder), cells)}
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +50,9 @@ def scroll(folder: Path) -> Scroll:
     return made_scroll(_SIZES, folder)
 
 
-def specs_on(table: Table) -> list[TableSpec]:
+def specs_on(table: case.Table) -> list[case.TableSpec]:
     """The loaders that are measured on a table with everything."""
-    first, *own = specs_of(table, 8)
+    first, *own = case.specs_of(table, 8)
     return [first, own[-1]] if table.key == "cells" else [first, *more_specs(table, 8), *own]
 
 
@@ -77,16 +65,16 @@ def test_tables_are_made_once_in_four_layouts_of_the_same_rows(tables: Any, fold
     assert all(np.array_equal(values[0], other) for other in values[1:])
     assert [table.chunk for table in four] == [(16, 64, 128)] * 3 + [None]
     assert [table.is_packed for table in tables.values()] == [True, True, False, False, True, True]
-    assert made_tables(70, folder) == four
+    assert case.made_tables(70, folder) == four
     cells = tables["cells"]
     assert (cells.samples, cells.sample_bytes, cells.labels) == (3 * 200, 1024, "labels")
-    (sample, label), (expected, number) = table_dataset(cells, "off")[599], RowByRow(cells)[599]
+    (sample, label), (expected, number) = case.table_dataset(cells, "off")[599], case.RowByRow(cells)[599]
     assert np.array_equal(sample, expected.numpy()) and label == number
 
 
 def test_a_dataset_that_is_no_table_is_refused_and_nan_is_a_number(tables: Any, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="has no dataset 'nothing'; it has: mels"):
-        look(tables["gzip"].path, "nothing", "file")
+        case.look(tables["gzip"].path, "nothing", "file")
     with h5py.File(tmp_path / "own.h5", "w") as file:
         file["words"] = ["a", "b"]
         file["scalars"] = np.arange(3.0)
@@ -94,9 +82,9 @@ def test_a_dataset_that_is_no_table_is_refused_and_nan_is_a_number(tables: Any, 
         file.create_dataset("x", data=np.full((20, 3), np.nan, np.float32), chunks=(4, 3), compression="gzip")
     for name in ("words", "scalars", "big"):
         with pytest.raises(OptionError, match="rows of numbers"):
-            look(tmp_path / "own.h5", name, "file")
-    table = look(tmp_path / "own.h5", "x", "file")
-    assert check_rows((table, spec) for spec in specs_of(table, 4) if spec.group == "fastpipe").ok
+            case.look(tmp_path / "own.h5", name, "file")
+    table = case.look(tmp_path / "own.h5", "x", "file")
+    assert case.check_rows((table, spec) for spec in case.specs_of(table, 4) if spec.group == "fastpipe").ok
 
 
 _SPOIL = {
@@ -109,13 +97,13 @@ _SPOIL = {
 
 @pytest.mark.parametrize("spoil", list(_SPOIL))
 def test_both_checks_find_a_wrong_value_label_or_number(tables: Any, scroll: Scroll, spoil: str) -> None:
-    cells, check = tables["cells"], RowCheck()
-    good = list(loader_of(specs_of(cells, 100)[-1], cells))
+    cells, check = tables["cells"], case.RowCheck()
+    good = list(case.loader_of(case.specs_of(cells, 100)[-1], cells))
     bad = copy.deepcopy(good)
     _SPOIL[spoil](bad)
-    check.add("these", digests_of(cells), good)
+    check.add("these", case.digests_of(cells), good)
     assert check.ok
-    check.add("these", digests_of(cells), bad)
+    check.add("these", case.digests_of(cells), bad)
     assert not check.ok and check.as_json()["problems"][0].startswith("these: ")
     (row,) = own_rows(scroll, "warm-slices")
     bad = [[values.clone(), labels.clone()] for values, labels in row.batches(scroll.epoch)]

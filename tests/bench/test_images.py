@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from bench_results import Run, checked_result
@@ -187,26 +184,3 @@ def test_start_up_is_measured_in_new_processes(
     assert not list(tmp_path.iterdir())  # a user's cache folder is neither used nor written
     with pytest.raises(ContenderError, match="ended with code 1: FileNotFoundError"):
         first_batch_seconds(LoaderSpec("key", "label", "replaced"), tmp_path, batch_size=4)
-
-
-@pytest.mark.slow  # all loaders are warmed up before there is anything to interrupt
-@pytest.mark.skipif(os.name != "posix", reason="sends SIGINT to a process group: run on Linux or macOS")
-def test_ctrl_c_leaves_no_process(tree: Path) -> None:
-    command = [sys.executable, "-m", "fastpipe.bench", "images", "--quick", "--rounds", "1000"]
-    with subprocess.Popen(
-        [*command, "--data", str(tree), "--batch-size", "4"], stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE, text=True, start_new_session=True,
-    ) as child:  # fmt: skip
-        assert child.stderr is not None
-        for line in child.stderr:
-            # Python loses an interrupt that comes while it forks; by now all workers are there.
-            if line.startswith("round 2: "):
-                break
-        family = psutil.Process(child.pid).children(recursive=True)
-        assert family  # the workers of the replaced loader
-        os.killpg(child.pid, signal.SIGINT)
-        rest = child.stderr.read()
-        assert child.wait(timeout=60) == 130, rest
-    assert "interrupted" in rest and "Traceback" not in rest
-    _, alive = psutil.wait_procs(family, timeout=10)
-    assert not alive

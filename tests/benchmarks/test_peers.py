@@ -24,17 +24,6 @@ from benchmarks.cases.volume import VOLUME_PEERS, VolumePeerRow
 from benchmarks.gpu.sections import decoding_peers
 from benchmarks.peers import rows as peers
 from benchmarks.peers.children import protocol, serve
-from benchmarks.peers.children.protocol import (
-    AugmentJob,
-    Job,
-    PeerError,
-    Stream,
-    augment_problem,
-    batch_problem,
-    job_of,
-    table_problem,
-    volume_problem,
-)
 from benchmarks.peers.rows import PEERS, Peer, PeerRow, interpreter
 from fastpipe.bench.augment import BANDS, FRAMES, Place
 from fastpipe.bench.data import Photos, scan
@@ -52,10 +41,10 @@ def photos(tree: Path) -> Photos:
 
 
 @pytest.fixture
-def job(photos: Photos, tmp_path: Path) -> Job:
+def job(photos: Photos, tmp_path: Path) -> protocol.Job:
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     files = str(photos.folder), photos.indices, photos.files, photos.labels
-    return Job(*files, 2, 1, 224, mean, std, "float32", str(tmp_path))
+    return protocol.Job(*files, 2, 1, 224, mean, std, "float32", str(tmp_path))
 
 
 def test_every_peer_has_its_own_key_and_a_source() -> None:
@@ -167,7 +156,7 @@ def served(source: str, lines: list[Any], rest: Callable[[float], Any] = lambda 
     return [json.loads(line) for line in answers.getvalue().splitlines()]
 
 
-def test_the_child_measures_until_the_pipe_closes(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_child_measures_until_the_pipe_closes(job: protocol.Job, monkeypatch: pytest.MonkeyPatch) -> None:
     made, paused, ended = [], [], []
 
     def batches() -> Iterator[Any]:
@@ -178,11 +167,11 @@ def test_the_child_measures_until_the_pipe_closes(job: Job, monkeypatch: pytest.
         finally:
             ended.append(1)
 
-    def source(asked: Job) -> Stream:
+    def source(asked: protocol.Job) -> protocol.Stream:
         assert dataclasses.asdict(asked) == json.loads(json.dumps(dataclasses.asdict(job)))
         if len(made) > 9:
-            raise PeerError("not with these photos")
-        return Stream(batches(), 3, ("numpy", "no-such-package"), note="now known", prepared_s=1.0)
+            raise protocol.PeerError("not with these photos")
+        return protocol.Stream(batches(), 3, ("numpy", "no-such-package"), note="now known", prepared_s=1.0)
 
     monkeypatch.setitem(serve.SOURCES, "dali", source)
     lines = [dataclasses.asdict(job), {"batches": 3}, {"batches": 1}]
@@ -197,10 +186,12 @@ def test_the_child_measures_until_the_pipe_closes(job: Job, monkeypatch: pytest.
     assert served("dali", lines[:1]) == [{"error": "not with these photos"}]
 
 
-def test_a_peer_with_a_wrong_batch_is_not_measured(job: Job) -> None:
+def test_a_peer_with_a_wrong_batch_is_not_measured(job: protocol.Job) -> None:
     right, labels = np.random.default_rng(0).uniform(-1, 1, (2, 3, 224, 224)).astype(np.float32), [0, 1]
     as_bytes = dataclasses.replace(job, output="uint8")
-    changed: Any = AugmentJob("", "", "", "", ["a"], 2, 8, [0.5] * 3, [0.5] * 3, 10, 1, "cpu", "", {})
+    changed: Any = protocol.AugmentJob(
+        "", "", "", "", ["a"], 2, 8, [0.5] * 3, [0.5] * 3, 10, 1, "cpu", "", {}
+    )
     table: Any = protocol.TableJob("", "x", (70, 64, 128), "float32", 16, 2, 8, 2, "")
     volume: Any = protocol.VolumeJob("", "", [32, 64, 64], [10, 20, 20], 2, 1, 32, 1000, False, "", {})
     small, rows, patch = (
@@ -209,32 +200,32 @@ def test_a_peer_with_a_wrong_batch_is_not_measured(job: Job) -> None:
         np.zeros((2, 10, 20, 20), np.uint16),
     )
     found = [
-        (batch_problem(job, "NCHW", right, labels), None),
-        (batch_problem(job, "NHWC", right.transpose(0, 2, 3, 1), np.zeros((2, 1))), None),
-        (batch_problem(job, "NCHW", right.astype(np.float64), labels), "float64"),
-        (batch_problem(job, "NHWC", right, labels), "expected float32"),
-        (batch_problem(job, "NCHW", 255 * right, labels), "values lie in"),
-        (batch_problem(job, "NCHW", right, [0]), "1 labels"),
-        (batch_problem(job, "NCHW", right, [0, 7]), "[7]"),
-        (batch_problem(as_bytes, "NCHW", (100 + 20 * right).astype(np.uint8), labels), None),
-        (batch_problem(as_bytes, "NCHW", np.zeros(right.shape, np.uint8), labels), "values lie in"),
-        (augment_problem(changed, "one", small), None),
-        (augment_problem(changed, "one", small[:, 0]), None),
-        (augment_problem(changed, "one", small.astype(np.uint8)), "one: a batch is uint8"),
-        (augment_problem(changed, "one", small[:1]), "expected float32 of 2 samples"),
-        (augment_problem(changed, "one", small[..., 1:]), "expected 8×8"),
-        (augment_problem(changed, "one", small + np.nan), "not finite"),
-        (table_problem(table, rows), None),
-        (table_problem(table, rows.astype(float)), "float64"),
-        (table_problem(table, rows[1:]), "(7, 64, 128)"),
-        (volume_problem(volume, patch, patch), None),
-        (volume_problem(volume, patch[:1], patch), "values of (1, 10, 20, 20)"),
-        (volume_problem(volume, patch, patch[..., 1:]), "labels of (2, 10, 20, 19)"),
+        (protocol.batch_problem(job, "NCHW", right, labels), None),
+        (protocol.batch_problem(job, "NHWC", right.transpose(0, 2, 3, 1), np.zeros((2, 1))), None),
+        (protocol.batch_problem(job, "NCHW", right.astype(np.float64), labels), "float64"),
+        (protocol.batch_problem(job, "NHWC", right, labels), "expected float32"),
+        (protocol.batch_problem(job, "NCHW", 255 * right, labels), "values lie in"),
+        (protocol.batch_problem(job, "NCHW", right, [0]), "1 labels"),
+        (protocol.batch_problem(job, "NCHW", right, [0, 7]), "[7]"),
+        (protocol.batch_problem(as_bytes, "NCHW", (100 + 20 * right).astype(np.uint8), labels), None),
+        (protocol.batch_problem(as_bytes, "NCHW", np.zeros(right.shape, np.uint8), labels), "values lie in"),
+        (protocol.augment_problem(changed, "one", small), None),
+        (protocol.augment_problem(changed, "one", small[:, 0]), None),
+        (protocol.augment_problem(changed, "one", small.astype(np.uint8)), "one: a batch is uint8"),
+        (protocol.augment_problem(changed, "one", small[:1]), "expected float32 of 2 samples"),
+        (protocol.augment_problem(changed, "one", small[..., 1:]), "expected 8×8"),
+        (protocol.augment_problem(changed, "one", small + np.nan), "not finite"),
+        (protocol.table_problem(table, rows), None),
+        (protocol.table_problem(table, rows.astype(float)), "float64"),
+        (protocol.table_problem(table, rows[1:]), "(7, 64, 128)"),
+        (protocol.volume_problem(volume, patch, patch), None),
+        (protocol.volume_problem(volume, patch[:1], patch), "values of (1, 10, 20, 20)"),
+        (protocol.volume_problem(volume, patch, patch[..., 1:]), "labels of (2, 10, 20, 19)"),
     ]
     for problem, words in found:
         assert problem is None if words is None else words in str(problem)
     for one in (changed, table, volume):
-        assert type(job_of(json.loads(json.dumps(dataclasses.asdict(one))))) is type(one)
+        assert type(protocol.job_of(json.loads(json.dumps(dataclasses.asdict(one))))) is type(one)
 
 
 def installed(peer: Peer) -> str:

@@ -13,18 +13,8 @@ from clock import ManualClock
 from torchvision.datasets import ImageFolder
 
 from benchmarks.cases import s3 as case
+from benchmarks.cases import s3_rows
 from benchmarks.cases.s3 import BUCKET_PEERS, BucketPeerRow, targets
-from benchmarks.cases.s3_rows import (
-    Bucket,
-    EmptyStages,
-    FirstEpochs,
-    InOrder,
-    LaterEpochs,
-    MountRow,
-    ObstoreThreads,
-    StageAll,
-    check_bucket,
-)
 from benchmarks.lines import bucket_lines, target_lines
 from benchmarks.peers import rows as bench_peers
 from benchmarks.run import main
@@ -54,23 +44,25 @@ def server(s3: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.fixture
-def bucket(server: Any, photos: Photos) -> Iterator[Bucket]:
+def bucket(server: Any, photos: Photos) -> Iterator[s3_rows.Bucket]:
     """Sixteen objects."""
-    with Bucket(photos, _COUNT, delay_ms=1, jitter_ms=0.5) as made:
+    with s3_rows.Bucket(photos, _COUNT, delay_ms=1, jitter_ms=0.5) as made:
         yield made
 
 
-def test_the_check_sees_every_sample_of_the_bucket_and_the_local_folder(bucket: Bucket, server: Any) -> None:
+def test_the_check_sees_every_sample_of_the_bucket_and_the_local_folder(
+    bucket: s3_rows.Bucket, server: Any
+) -> None:
     assert server.keys(bucket.name) == sorted(bucket.keys) == bucket.keys and len(bucket.keys) == _COUNT
     local = ImageFolder(str(bucket.folder))
     assert [str(Path(path).relative_to(bucket.local)) for path, _ in local.samples] == bucket.keys
     assert local.targets == bucket.labels and len(local.classes) == 8
-    check = check_bucket(bucket, _BATCH)
+    check = s3_rows.check_bucket(bucket, _BATCH)
     assert check.ok, check.problems
     assert (check.epochs, check.samples) == (3, 3 * _COUNT)
     server.put(bucket.name, bucket.keys[0], (bucket.local / bucket.keys[2]).read_bytes())
     server.put(bucket.name, bucket.keys[1].replace("/0", "/1"), (bucket.local / bucket.keys[3]).read_bytes())
-    problems = check_bucket(bucket, _BATCH).problems
+    problems = s3_rows.check_bucket(bucket, _BATCH).problems
     assert "the bucket's samples are not those that torchvision finds" in problems
     assert any("come too often" in problem for problem in problems)
 
@@ -79,24 +71,24 @@ def test_without_a_server_the_case_says_what_to_do(photos: Photos, monkeypatch: 
     monkeypatch.delenv("FASTPIPE_S3_ENDPOINT", raising=False)
     monkeypatch.setattr("s3_server.missing_programs", lambda: "no radosgw: apt-get install radosgw")
     needs = pytest.raises(OptionError, match="needs an S3 server: no radosgw: apt-get install")
-    with needs, Bucket(photos, 4, 1, 0):
+    with needs, s3_rows.Bucket(photos, 4, 1, 0):
         pytest.fail("there is no server")
 
 
 def test_rows_of_first_epochs_fetch_each_object_once_and_later_ones_nothing(
-    bucket: Bucket, tmp_path: Path
+    bucket: s3_rows.Bucket, tmp_path: Path
 ) -> None:
-    with EmptyStages() as stages:
+    with s3_rows.EmptyStages() as stages:
         first: list[Any] = [
-            FirstEpochs("first-stage", bucket, _BATCH, stages),
-            FirstEpochs("first-ahead", bucket, _BATCH, None),
-            ObstoreThreads("fetch-replaced", bucket, 4),
-            InOrder("fetch-ahead", bucket, _BATCH),
-            StageAll("fetch-stage", bucket, stages),
+            s3_rows.FirstEpochs("first-stage", bucket, _BATCH, stages),
+            s3_rows.FirstEpochs("first-ahead", bucket, _BATCH, None),
+            s3_rows.ObstoreThreads("fetch-replaced", bucket, 4),
+            s3_rows.InOrder("fetch-ahead", bucket, _BATCH),
+            s3_rows.StageAll("fetch-stage", bucket, stages),
         ]
         later = [
-            LaterEpochs("replaced", bucket, _BATCH, None),
-            LaterEpochs("s", bucket, _BATCH, tmp_path / "s"),
+            s3_rows.LaterEpochs("replaced", bucket, _BATCH, None),
+            s3_rows.LaterEpochs("s", bucket, _BATCH, tmp_path / "s"),
         ]
         for row in (*first, *later):
             row.measure(_COUNT)
@@ -106,15 +98,15 @@ def test_rows_of_first_epochs_fetch_each_object_once_and_later_ones_nothing(
             expected = (2 * _COUNT, 2 * (_COUNT + 9)) if row in first else (0,)
             assert bucket.proxy.counts().requests - before in expected, row.key
             row.close()
-    row = MountRow("first-replaced", bucket.folder, _BATCH, workers=1)
+    row = s3_rows.MountRow("first-replaced", bucket.folder, _BATCH, workers=1)
     assert (row.chunk, row.workers) == (_BATCH, 1) and row.measure(5 * _BATCH) > 0
     row.close()
 
 
 def test_a_stall_is_the_share_of_the_epoch_that_is_waited(
-    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+    bucket: s3_rows.Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with EmptyStages() as stages:
+    with s3_rows.EmptyStages() as stages:
         loaders = [
             fast_stall("first-stage", "with", bucket, _BATCH, stages),
             fast_stall("first-ahead", "without", bucket, _BATCH, None),
@@ -140,7 +132,7 @@ def test_a_stall_is_the_share_of_the_epoch_that_is_waited(
 @pytest.mark.slow
 def test_a_stage_of_half_the_size_keeps_what_it_can(server: Any, photos: Photos) -> None:
     # Of so many, what is under way as an epoch ends is a small part.
-    with Bucket(photos, 128, delay_ms=1, jitter_ms=0.5) as bucket:
+    with s3_rows.Bucket(photos, 128, delay_ms=1, jitter_ms=0.5) as bucket:
         found = refetched(bucket, 8, 5)
     assert found["part"] == 0.5 and len(found["raw"]) == 5
     # Half is there as the epoch begins, and stays until it is used.  By what is under way just then, a single
@@ -170,7 +162,7 @@ def test_targets_are_judged_by_the_median_and_told_in_sentences() -> None:
 
 
 @pytest.mark.skipif(bench_peers.interpreter(BUCKET_PEERS[0]) is None, reason="needs boto3: pip install boto3")
-def test_a_peer_goes_through_the_bucket(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_goes_through_the_bucket(bucket: s3_rows.Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(case, "WORKERS", 1)
     python = bench_peers.interpreter(BUCKET_PEERS[0])
     assert python is not None
@@ -189,7 +181,9 @@ def test_a_quick_run_gives_table_and_json(
 ) -> None:
     monkeypatch.setattr(case, "WORKERS", 1)
     monkeypatch.setattr(case, "CONNECTIONS", (4,))
-    monkeypatch.setattr(case, "MountRow", lambda key, folder, size: MountRow(key, folder, size, workers=1))
+    monkeypatch.setattr(
+        case, "MountRow", lambda key, folder, size: s3_rows.MountRow(key, folder, size, workers=1)
+    )
     words = ["s3", "--data", str(tree), "--batch-size", "8", "--objects", "16", "--delay", "1", "--quick"]
     code = main([*words, "--rounds", "1", "--json", str(tmp_path / "r.json")])
     result = checked_result(Run(code, *capsys.readouterr(), tmp_path), tree)
