@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 import pytest
 
-from benchmarks.cases.hdf5 import CELLS, made_cells, made_chunks, more_specs
+from benchmarks.cases.hdf5 import CELLS, made_cells, made_chunks
 from benchmarks.cases.volume import MemoryPatches, specs
 from benchmarks.studies.hdf5_first import first_batches as hdf5_first
 from benchmarks.studies.hdf5_memory import memory_of_trees
@@ -48,12 +48,6 @@ def tables(folder: Path) -> dict[str, case.Table]:
 @pytest.fixture(scope="module")
 def scroll(folder: Path) -> Scroll:
     return made_scroll(_SIZES, folder)
-
-
-def specs_on(table: case.Table) -> list[case.TableSpec]:
-    """The loaders that are measured on a table with everything."""
-    first, *own = case.specs_of(table, 8)
-    return [first, own[-1]] if table.key == "cells" else [first, *more_specs(table, 8), *own]
 
 
 def test_tables_are_made_once_in_four_layouts_of_the_same_rows(tables: Any, folder: Path) -> None:
