@@ -190,6 +190,7 @@ def test_a_wrong_output_ends_the_command_with_1_and_writes_nothing(
     assert words in found.said and not list(found.folder.iterdir())
 
 
+@pytest.mark.leaks("matplotlib keeps its fonts open")
 def test_a_file_of_the_users_own_has_one_section(small: Any, run: Command, tmp_path: Path) -> None:
     own = tmp_path / "own.h5"
     with h5py.File(own, "w") as file:
@@ -202,6 +203,7 @@ def test_a_file_of_the_users_own_has_one_section(small: Any, run: Command, tmp_p
     assert {row["group"] for row in result["rows"]} == {"replaced", "stock", "fastpipe"}
 
 
+@pytest.mark.leaks("matplotlib keeps its fonts open")
 def test_some_recipes_are_measured_alone(small: Any, run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(full_augment.Bench, "recipes", RECIPES)
     monkeypatch.setattr("benchmarks.cases.augment_recipes.SIZE", (12, 16, 16))

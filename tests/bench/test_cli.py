@@ -34,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, result: dict[str, An
     return tmp_path
 
 
-_FOLDERS = ("images", "augment", "tf")
+_FOLDERS = ("images", "augment")
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,6 @@ _FOLDERS = ("images", "augment", "tf")
         ("generate --quick --folder none", "is not a folder"),
         ("images --data plain", "has no class folders"),
         ("images --data empty", "class_1"),
-        ("tf --data plain", "has no class folders"),
         ("hdf5 --data x.h5", "--data and --key go together"),
         ("hdf5 --data none.h5 --key x", "cannot be read as HDF5"),
         ("--only sounds", "--only: must be some of keras_multimodal, hdf5_mel,"),  # of the case "all"

@@ -169,6 +169,7 @@ def test_scaling_is_a_ratio_within_a_round_and_to_the_best_of_all_loaders() -> N
     assert line == f"4 threads: 9.00× (9.00 to 9.00) {best}, 75% of linear"
 
 
+@pytest.mark.leaks("matplotlib keeps its fonts open")
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("job", "label", "unit"),

@@ -82,7 +82,7 @@ def test_a_dataset_that_is_no_table_is_refused_and_nan_is_a_number(tables: Any, 
 
 
 _SPOIL = {
-    "value": lambda batches: batches[1][0].view(-1)[:1].add_(1),
+    "value": lambda batches: batches[1][0].view(-1).__setitem__(0, 7),
     "label": lambda batches: batches[1][1].view(-1)[:1].add_(1),
     "double": lambda batches: batches.append(batches[0]),
     "short": lambda batches: batches.pop(),

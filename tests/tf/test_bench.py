@@ -54,7 +54,7 @@ def rows(setting: Setting) -> Iterator[Any]:
         row.close()
 
 
-def test_photos_are_the_jpegs_of_class_folders_spread_evenly(tmp_path: Path) -> None:
+def test_photos_are_the_jpegs_of_class_folders_spread_evenly(tmp_path: Path, capsys: Any) -> None:
     photo_tree(tmp_path, classes=2, per_class=3, sizes=(30, 40))
     first, last = sorted(tmp_path.iterdir())
     for name in ("notes.jpg", f"{first.name}/notes.txt", f"{first.name}/aaa.jpg"):
@@ -72,6 +72,9 @@ def test_photos_are_the_jpegs_of_class_folders_spread_evenly(tmp_path: Path) -> 
     (tmp_path / "other" / "empty").mkdir(parents=True)
     with pytest.raises(OptionError, match="has no JPEGs in its class folders"):
         Photos.of(tmp_path / "other", "none", 9)
+    assert measure(["tf", "--data", str(tmp_path / "none")]) == 2
+    assert measure(["tf", "--data", str(tmp_path / "other" / "empty")]) == 2
+    assert "has no class folders" in capsys.readouterr().err.splitlines()[1]
 
 
 @pytest.mark.few(9)

@@ -54,7 +54,7 @@ def profiled(tmp_path: Path) -> Callable[..., Any]:
     """The report of a script, which gets a folder of so many photographs and further arguments."""
 
     def run(script: str, per_class: int, *arguments: str, **options: Any) -> Any:
-        tree = make_tree(tmp_path / "tree", classes=2, per_class=per_class, sizes=(1400, 1410))
+        tree = make_tree(tmp_path / "tree", classes=2, per_class=per_class, sizes=(700, 710))
         path = tmp_path / "train.py"
         path.write_text(_HEAD + script)
         fit, opened, begin = keras.Model.fit, Image.open, tf.data.Dataset.__iter__
@@ -118,7 +118,7 @@ _LEFT = pytest.mark.leaks("Keras does not end the threads of a PyDataset where a
     ["dataset", "generator", "PyDataset", pytest.param("threads", marks=_LEFT), "loop", "as_numpy_iterator"],
 )
 def test_batches_that_python_makes_are_seen(profiled: Callable[..., Any], way: str) -> None:
-    report = profiled(IN_PYTHON, 3, way, seconds=1.0)
+    report = profiled(IN_PYTHON, 3, way, seconds=2.0)
     assert report.is_opaque is (way not in ("loop", "as_numpy_iterator"))
     assert report.instant_s is not None and report.instant_s < report.step_s and report.is_cut_short
     assert {"decode", "transform"} & set(report.costs.stages)
