@@ -1,130 +1,196 @@
-"""``fastpipe bench``: help, cases, bad input."""
+"""``fastpipe bench`` and ``benchmarks/run.py``: options, help, bad input, progress."""
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from bench_results import Run
+from rich.console import Console
 
 from fastpipe.bench import cli
 from fastpipe.bench.results import save
 from fastpipe.bench.synthetic import photo_tree
 from fastpipe.cli import main
+from fastpipe.console import Progress
+
+Command = Callable[..., Run]
 
 
-def one_line(capsys: pytest.CaptureFixture[str]) -> str:
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    lines = captured.err.splitlines()
-    assert len(lines) == 1
-    return lines[0]
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, result: dict[str, Any]) -> Path:
+    """Folders and files to name, in the folder that is the current one."""
+    monkeypatch.chdir(tmp_path)
+    photo_tree(tmp_path / "empty", classes=1, per_class=1, sizes=(8, 8))
+    for name in ("plain", "empty/class_1"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "plain" / "photo.jpg").write_bytes(b"")
+    save(result, tmp_path / "old.json")
+    return tmp_path
 
 
-def test_a_folder_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "images", "--data", str(tmp_path / "none")]) == 2
-    assert "is not a folder" in one_line(capsys)
+_FOLDERS = ("images", "augment")
 
 
-def test_a_folder_without_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "photo.jpg").write_bytes(b"")
-    assert main(["bench", "images", "--data", str(tmp_path)]) == 2
-    assert "has no class folders" in one_line(capsys)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        *((f"{case} --data none", "is not a folder") for case in _FOLDERS),
+        ("generate --quick --folder none", "is not a folder"),
+        ("images --data plain", "has no class folders"),
+        ("images --data empty", "class_1"),
+        ("hdf5 --data x.h5", "--data and --key go together"),
+        ("hdf5 --data none.h5 --key x", "cannot be read as HDF5"),
+        ("--only sounds", "--only: must be some of keras_multimodal, hdf5_mel,"),  # of the case "all"
+        *(
+            (f"{case} --peers --quick", f"in a clone of fastpipe's repository: python benchmarks/run.py {case}")
+            for case in ("s3", "gpu", "images", "hdf5")
+        ),
+        ("scaling hdf5", "python benchmarks/run.py scaling hdf5"),
+        *(
+            (f"{case} {option} {path}", f"{option}: '{path}' {words}")
+            for case in ("images", "all")
+            for option in ("--json", "--html", "--plot")
+            for path, words in (("plain", "is a folder"), ("old.json/new", "cannot be written"))
+        ),
+        ("--compare old.json", "is of the case 'images', and this is 'all'"),
+        ("images --compare none.json", "cannot be read"),
+        ("table none.json", "cannot be read"),
+        ("table --short old.json", "leave --short out"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line_before_anything_is_measured(
+    arguments: str, message: str, folder: Path, run: Command
+) -> None:
+    before = sorted(folder.rglob("*"))
+    found = run(arguments.split(), files=False)
+    assert found.code == 2 and found.printed == ""
+    assert message in found.said and len(found.said.splitlines()) == 1
+    assert sorted(folder.rglob("*")) == before
 
 
-def test_a_class_without_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    photo_tree(tmp_path, classes=1, per_class=1, sizes=(8, 8))
-    (tmp_path / "empty").mkdir()
-    assert main(["bench", "images", "--data", str(tmp_path)]) == 2
-    assert "empty" in one_line(capsys)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["scaling", "hdf5", "--data", "plain"], "leave it out with 'hdf5'"),
+        (["scaling", "--folder", "plain"], "--folder is for 'hdf5' and 'volume'"),
+    ],
+)
+def test_options_of_another_job_are_refused(
+    arguments: list[str], message: str, folder: Path, run: Command
+) -> None:
+    found = run(arguments, True, files=False)
+    assert found.code == 2 and message in found.said
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["bench", "images", "--rounds", "0"],
-        ["bench", "images", "--batch-size", "many"],
-        ["bench", "images", "--rounds", "3", "--seconds", "60"],
-        ["bench", "sounds"],
-        ["bench", "table"],
+        "images --rounds 0", "images --batch-size many", "images --rounds 3 --seconds 60", "sounds", "table",
+        "augment --recipe strange", "generate --section strange",
     ],
-)
-def test_wrong_options(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+)  # fmt: skip
+def test_wrong_options_show_the_usage(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
-        main(arguments)
+        main(["bench", *arguments.split()])
     assert stopped.value.code == 2
     assert "usage: fastpipe" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("case", ["s3", "gpu", "images", "hdf5"])
-def test_what_is_not_in_the_package_is_named_with_the_remedy(
-    case: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("case", "module", "words"),
+    [
+        ("generate", "h5py", "fastpipe[generation]"),
+        ("volume", "zarr", "pip install"),
+        ("tf", "tensorflow", "pip install 'fastpipe[tf]'"),
+    ],
+)
+def test_a_package_that_is_missing_is_named_with_the_remedy(
+    case: str, module: str, words: str, monkeypatch: pytest.MonkeyPatch, run: Command
 ) -> None:
-    assert main(["bench", case, "--peers", "--quick"]) == 2
-    assert f"in a clone of fastpipe's repository: python benchmarks/run.py {case}" in one_line(capsys)
+    monkeypatch.setitem(sys.modules, module, None)
+    found = run([case, "--quick"], files=False)
+    assert found.code == 2 and words in found.said and len(found.said.splitlines()) == 1
 
 
-def test_without_a_case_it_is_all(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "--only", "sounds"]) == 2
-    assert "--only: must be some of keras_multimodal, hdf5_mel," in one_line(capsys)
+def test_a_table_of_a_result_is_printed(folder: Path, run: Command) -> None:
+    found = run(["table", "old.json"], files=False)
+    assert found.code == 0 and found.printed.startswith("| loader |")
 
 
-@pytest.mark.parametrize("option", ["--json", "--html", "--plot"])
-def test_what_cannot_be_written_is_refused_before_anything_is_measured(
-    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").touch()
-    for path, words in (
-        (tmp_path, "is a folder"),
-        (tmp_path / "file" / "new", "is not a folder that you may write to"),
-    ):
-        for case in ("images", "all"):
-            assert main(["bench", case, option, str(path)]) == 2
-            assert f"{option}: {str(path)!r}" in (line := one_line(capsys)) and words in line
-
-
-def test_what_is_compared_with_is_read_before_anything_is_measured(
-    result: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    save(result, tmp_path / "old.json")
-    assert main(["bench", "--compare", str(tmp_path / "old.json")]) == 2
-    assert "is of the case 'images', and this is 'all'" in one_line(capsys)
-    assert main(["bench", "images", "--compare", str(tmp_path / "none.json")]) == 2
-    assert "cannot be read" in one_line(capsys)
-
-
-def test_table(result: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    save(result, tmp_path / "result.json")
-    assert main(["bench", "table", str(tmp_path / "result.json")]) == 0
-    assert capsys.readouterr().out.startswith("| loader |")
-    assert main(["bench", "table", str(tmp_path / "none.json")]) == 2
-    assert "cannot be read" in one_line(capsys)
-    assert main(["bench", "table", "--short", str(tmp_path / "result.json")]) == 2
-    assert "leave --short out" in one_line(capsys)
-
-
-def test_an_interrupt_ends_with_130(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupt_ends_with_130(monkeypatch: pytest.MonkeyPatch, run: Command) -> None:
     def interrupted(*arguments: object) -> int:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli.CASES["images"], "run", interrupted)
-    assert main(["bench", "images"]) == 130
-    assert "interrupted" in one_line(capsys)
+    found = run(["images"], files=False)
+    assert found.code == 130 and "interrupted" in found.said
 
 
-@pytest.mark.parametrize("case", ["all", "images", "scaling", "hdf5"])
-def test_help_loads_no_framework(case: str) -> None:
-    code = (
-        "import sys, contextlib\n"
-        "from fastpipe.cli import main\n"
-        "with contextlib.suppress(SystemExit):\n"
-        f"    main(['bench', {case!r}, '--help'])\n"
-        "assert not {'torch', 'torchvision', 'h5py', 'matplotlib', 'tensorflow'} & set(sys.modules), 'loaded too much'\n"
+_HELP = """
+import contextlib, io, sys
+heavy = {
+    "torch", "torchvision", "h5py", "matplotlib", "tensorflow", "keras", "zarr", "tensorstore", "joblib",
+    "datasets", "cloudpickle", "kornia", "albumentations", "torchaudio",
+}
+import fastpipe.bench.samples
+assert not {"rich", "h5py", "fastpipe.generation"} & set(sys.modules), "workers load too much"
+from fastpipe.bench import cli
+from fastpipe.cli import main
+sys.path.insert(0, "benchmarks")
+import paths
+from benchmarks.run import CASES, main as measure
+for run, cases, option in ((main, cli.CASES, "--compare"), (measure, CASES, "--compare")):
+    for case in cases:
+        with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as text:
+            run([*(["bench"] if run is main else []), case, "--help"])
+        assert option in text.getvalue(), case
+        assert not heavy & set(sys.modules), (case, heavy & set(sys.modules))
+print("done")
+"""
+
+
+def test_help_loads_no_framework() -> None:
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", _HELP], capture_output=True, text=True, check=False, cwd=root
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "--compare" in done.stdout
+    assert done.stdout == "done\n", done.stderr
+
+
+_ODD = "[red]:x:.jpg"  # rich would make a colour and a picture of it
+
+
+def _progress(is_terminal: bool) -> tuple[io.StringIO, Progress]:
+    text = io.StringIO()
+    return text, Progress(Console(file=text, force_terminal=is_terminal, width=80))
+
+
+def test_steps_are_lines_where_there_is_no_terminal() -> None:
+    text, progress = _progress(is_terminal=False)
+    with progress:
+        progress.now("comparing")
+        progress.step(f"step {_ODD}")
+        progress.stop()
+        progress.done(f"done {_ODD}")
+    assert text.getvalue() == f"step {_ODD}\ndone {_ODD}\n"
+
+
+@pytest.mark.parametrize("method", ["now", "step"])
+def test_a_line_moves_in_a_terminal_until_it_is_stopped(method: str) -> None:
+    text, progress = _progress(is_terminal=True)
+    with progress:
+        assert text.getvalue() == ""  # nothing flashes where nothing takes long
+        getattr(progress, method)(f"comparing {_ODD}")
+        progress.stop()
+        assert f"comparing {_ODD}" in text.getvalue()
+        before = len(text.getvalue())
+        progress.stop()
+        assert len(text.getvalue()) == before
+        getattr(progress, method)("again")
+    assert "again" in text.getvalue()[before:]

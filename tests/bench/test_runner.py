@@ -1,32 +1,17 @@
-"""Interleaving and statistics, with contenders that only move a clock of ours."""
+"""Interleaving, statistics and what steps wait, with contenders that only move a clock of the test's."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 import pytest
-from hypothesis import given
+from clock import ManualClock
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastpipe.bench.runner import (
-    ContenderError,
-    Plan,
-    Sample,
-    calibrate,
-    interleave,
-    ratios,
-    round_order,
-    summarise,
-)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.time = 0.0
-
-    def __call__(self) -> float:
-        return self.time
+from fastpipe.bench import runner
 
 
 class Steady:
@@ -34,121 +19,115 @@ class Steady:
 
     workers = 0
 
-    def __init__(
-        self,
-        key: str,
-        clock: Clock,
-        rate: float,
-        *,
-        chunk: int = 10,
-        start_up: float = 0.0,
-        fails_at: int = -1,
-    ) -> None:
-        self.key, self.clock, self.rate, self.chunk = key, clock, rate, chunk
-        self.start_up, self.fails_at = start_up, fails_at
-        self.asked: list[int] = []
+    def __init__(self, key: str, clock: ManualClock, rate: float = 100, **options: Any) -> None:
+        self.key, self.clock, self.rate = key, clock, rate
+        self.chunk, self.start_up, self.fails_at = (
+            options.get(name, usual) for name, usual in (("chunk", 10), ("start_up", 0.0), ("fails_at", -1))
+        )
+        self.calls = 0
 
     def measure(self, images: int) -> float:
-        if len(self.asked) == self.fails_at:
-            raise ContenderError(f"{self.key} broke")
-        self.asked.append(images)
+        if self.calls == self.fails_at:
+            raise runner.ContenderError(f"{self.key} broke")
+        self.calls += 1
         seconds, self.start_up = images / self.rate + self.start_up, 0.0
-        self.clock.time += seconds
+        self.clock.now += seconds
         return seconds
 
     def close(self) -> None:
         pass
 
 
-def run(contenders: list[Steady], clock: Clock, plan: Plan, **more: object) -> tuple[list[str], object]:
+def run(clock: ManualClock, plan: runner.Plan, *contenders: Any) -> tuple[str, runner.Session]:
+    """The order of measurements of one second, and the session."""
     order: list[str] = []
-    note: Callable[[object, object], None] = lambda contender, sample: order.append(contender.key)  # type: ignore[attr-defined] # noqa: E731
+
+    def note(contender: Any, sample: runner.Sample) -> None:
+        order.append(contender.key)
+
     images = {contender.key: 10 * contender.chunk for contender in contenders}
-    session = interleave(contenders, images, plan, on_sample=note, now=clock, pause=lambda seconds: None)
-    return order, session
+    session = runner.interleave(
+        contenders, images, plan, on_sample=note, now=clock, pause=lambda seconds: None
+    )
+    return "".join(order), session
 
 
-@given(st.integers(1, 12), st.integers(0, 50))
-def test_a_round_has_everybody_once(count: int, number: int) -> None:
-    assert sorted(round_order(count, number)) == list(range(count))
-
-
-@given(st.integers(2, 12))
-def test_everybody_is_first_and_last(count: int) -> None:
-    orders = [round_order(count, number) for number in range(2 * count)]
-    assert {order[0] for order in orders} == set(range(count))
-    assert {order[-1] for order in orders} == set(range(count))
-
-
+@settings(max_examples=30)
 @given(st.integers(3, 12), st.integers(0, 20))
-def test_nobody_follows_the_same_one_twice(count: int, number: int) -> None:
-    first, second = round_order(count, number), round_order(count, number + 1)
+def test_rounds_have_each_once_and_first_and_last_and_after_others(count: int, number: int) -> None:
+    assert sorted(runner.round_order(count, number)) == list(range(count))
+    first, second = runner.round_order(count, number), runner.round_order(count, number + 1)
     assert not set(pairwise(first)) & set(pairwise(second))
+    orders = [runner.round_order(count, number) for number in range(2 * count)]
+    assert {order[0] for order in orders} == {order[-1] for order in orders} == set(range(count))
 
 
-def test_rounds_are_interleaved() -> None:
-    clock = Clock()
-    order, session = run([Steady(key, clock, 100) for key in "abc"], clock, Plan(rounds=2))
-    assert "".join(order) == "abcbac"
-    assert {key: [sample.round for sample in s] for key, s in session.samples.items()} == {  # type: ignore[attr-defined]
-        key: [0, 1] for key in "abc"
-    }
-
-
-def test_a_budget_stops_in_time_but_not_before_three_rounds() -> None:
-    clock = Clock()
-    _, session = run([Steady("a", clock, 100)], clock, Plan(rounds=None, budget_s=5.5))
-    assert session.rounds == 5  # type: ignore[attr-defined]
-    clock = Clock()
-    _, session = run([Steady("a", clock, 100)], clock, Plan(rounds=None, budget_s=0.1))
-    assert session.rounds == Plan.least  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(
-    ("rounds", "budget_s", "least", "made"), [(4, 99.0, 1, 4), (9, 5.5, 1, 5), (9, 0.1, 1, 1)]
-)
-def test_with_both_the_rounds_are_the_most(rounds: int, budget_s: float, least: int, made: int) -> None:
-    clock = Clock()
-    plan = Plan(rounds=rounds, budget_s=budget_s, least=least)
-    _, session = run([Steady("a", clock, 100)], clock, plan)
-    assert session.rounds == made  # type: ignore[attr-defined]
-
-
-def test_who_breaks_leaves_and_the_others_stay() -> None:
-    clock = Clock()
-    contenders = [Steady("a", clock, 100), Steady("b", clock, 100, fails_at=1), Steady("c", clock, 100)]
-    order, session = run(contenders, clock, Plan(rounds=3))
-    assert session.failures == {"b": "b broke"}  # type: ignore[attr-defined]
-    assert set(session.samples) == {"a", "c"}  # type: ignore[attr-defined]
+def test_rounds_are_interleaved_and_a_broken_contender_leaves_them() -> None:
+    clock = ManualClock()
+    order, session = run(clock, runner.Plan(rounds=2), *(Steady(key, clock) for key in "abc"))
+    assert order == "abcbac"
+    rounds = {key: [sample.round for sample in samples] for key, samples in session.samples.items()}
+    assert rounds == {key: [0, 1] for key in "abc"}
+    broken = Steady("b", clock, fails_at=1)
+    order, session = run(clock, runner.Plan(rounds=3), Steady("a", clock), broken, Steady("c", clock))
+    assert session.failures == {"b": "b broke"} and set(session.samples) == {"a", "c"}
     assert order.count("a") == order.count("c") == 3
 
 
-def test_calibration_finds_the_length_despite_start_up() -> None:
-    clock = Clock()
-    contender = Steady("a", clock, 1000, chunk=64, start_up=3.0)
-    images = calibrate(contender, 2.0)
-    assert images % 64 == 0
-    assert contender.measure(images) >= 2.0
-    assert clock.time < 30
+@pytest.mark.parametrize(
+    ("plan", "made"),
+    [
+        (runner.Plan(rounds=None, budget_s=5.5), 5),
+        (runner.Plan(rounds=None, budget_s=0.1), runner.Plan.least),
+        (runner.Plan(rounds=4, budget_s=99.0, least=1), 4),
+        (runner.Plan(rounds=9, budget_s=5.5, least=1), 5),
+        (runner.Plan(rounds=9, budget_s=0.1, least=1), 1),
+    ],
+)
+def test_a_budget_and_a_number_end_the_rounds(plan: runner.Plan, made: int) -> None:
+    clock = ManualClock()
+    assert run(clock, plan, Steady("a", clock))[1].rounds == made
 
 
-@pytest.mark.parametrize("rate", [0.5, 30.0, 1e5])
-def test_calibration_of_slow_and_fast(rate: float) -> None:
-    contender = Steady("a", Clock(), rate, chunk=4)
-    images = calibrate(contender, 1.0)
-    assert images % 4 == 0
+@pytest.mark.parametrize(
+    ("rate", "chunk", "start_up"), [(1000, 64, 3.0), (0.5, 4, 0), (30.0, 4, 0), (1e5, 4, 0)]
+)
+def test_calibration_finds_the_length(rate: float, chunk: int, start_up: float) -> None:
+    contender = Steady("a", ManualClock(0.0), rate, chunk=chunk, start_up=start_up)
+    images = runner.calibrate(contender, 1.0)
+    assert images % chunk == 0
     assert contender.measure(images) >= 1.0
-
-
-def test_summary_is_median_and_range() -> None:
-    assert summarise([5.0, 1.0, 2.0, 4.0]) == (3.0, 1.0, 5.0)
+    assert contender.clock.now < 30
 
 
 def test_a_ratio_is_taken_within_its_round_to_the_best_of_it() -> None:
     samples = {
-        "one": [Sample(0, 10, 1.0), Sample(1, 10, 1.0)],  # 10, 10
-        "two": [Sample(0, 10, 2.0), Sample(1, 10, 0.5)],  # 5, 20
-        "us": [Sample(0, 10, 0.5), Sample(1, 10, 0.25)],  # 20, 40
+        "one": [runner.Sample(0, 10, 1.0), runner.Sample(1, 10, 1.0)],  # 10, 10
+        "two": [runner.Sample(0, 10, 2.0), runner.Sample(1, 10, 0.5)],  # 5, 20
+        "us": [runner.Sample(0, 10, 0.5), runner.Sample(1, 10, 0.25)],  # 20, 40
     }
-    assert ratios(samples, "us", ["one", "two"]) == [2.0, 2.0]
-    assert ratios(samples, "one", ["one", "two"]) == [1.0, 0.5]
+    assert runner.ratios(samples, "us", ["one", "two"]) == [2.0, 2.0]
+    assert runner.ratios(samples, "one", ["one", "two"]) == [1.0, 0.5]
+    assert runner.summarise([5.0, 1.0, 2.0, 4.0]) == (3.0, 1.0, 5.0)  # median and range
+
+
+def test_a_timeline_has_what_each_step_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock(0.0)
+    monkeypatch.setattr(runner, "time", clock)
+
+    def batches(*waits: float, end: float = 0.0) -> Iterator[int]:
+        for number, wait in enumerate(waits):
+            clock.now += wait
+            yield number
+        clock.now += end
+
+    found = runner.timeline_of(batches(3.0, 0.0, 1.0, end=2.0), lambda number: 1.0 + number)
+    assert found == runner.Timeline((3.0, 0.0, 1.0), (1.0, 2.0, 3.0), 2.0)
+    assert (found.total_s, found.share) == (12.0, 0.5)
+    times = {"wait_s": [3.0, 0.0, 1.0], "busy_s": [1.0, 2.0, 3.0], "total_s": 12.0, "share": 0.5}
+    assert found.as_json() == times
+    clock.now = 0.0
+    some = runner.timeline_of(batches(1.0, 1.0, 9.0), lambda number: 2.0, steps=2)
+    assert (
+        some == runner.Timeline((1.0, 1.0), (2.0, 2.0)) and clock.now == 6.0
+    )  # no further batch is asked for

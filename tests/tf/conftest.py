@@ -1,9 +1,9 @@
-"""TensorFlow, once, with what it leaves running."""
+"""TensorFlow, once, with what it leaves running; a table of photographs."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ tf.config.set_logical_device_configuration(
 
 @pytest.fixture(autouse=True, scope="session")
 def started() -> None:
-    """Its threads and descriptors, which stay to the end, are there before any test looks."""
+    """TensorFlow's threads and descriptors, which stay to the end, are there before any test looks."""
     made = tf.data.Dataset.range(8).map(lambda n: n + 1, num_parallel_calls=tf.data.AUTOTUNE).batch(2)
     assert len(list(made.prefetch(tf.data.AUTOTUNE))) == 4
     assert int(tf.py_function(lambda: 3, [], tf.int32)) == 3
@@ -44,23 +44,15 @@ class Photos:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
         self.paths = sorted(str(path) for path in folder.rglob("*") if path.is_file())
         self.labels = [Path(path).parent.name for path in self.paths]
-        self.sizes = [self._size(path) for path in self.paths]
+        self.sizes = []
+        for path in self.paths:
+            with Image.open(path) as image:
+                self.sizes.append(image.size)
         rng = np.random.default_rng(0)
-        self.boxes = np.array([self._box(rng, *size) for size in self.sizes])
-
-    @staticmethod
-    def _size(path: str) -> tuple[int, int]:
-        with Image.open(path) as image:
-            return image.size  # type: ignore[no-any-return]
-
-    @staticmethod
-    def _box(rng: np.random.Generator, width: int, height: int) -> list[int]:
-        left, right = sorted(rng.choice(width + 1, 2, replace=False).tolist())
-        top, bottom = sorted(rng.choice(height + 1, 2, replace=False).tolist())
-        return [left, top, right, bottom]
+        edges = [[sorted(rng.choice(side + 1, 2, replace=False)) for side in size] for size in self.sizes]
+        self.boxes = np.array([[left, top, right, bottom] for (left, right), (top, bottom) in edges])
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -68,11 +60,8 @@ class Photos:
     @property
     def table(self) -> dict[str, Any]:
         """All of it, as a dict of columns."""
-        x0, y0, x1, y1 = self.boxes.T.tolist()
-        return {
-            "file": self.paths, "label": self.labels, "box": self.boxes.tolist(), "x0": x0, "y0": y0, "x1": x1,
-            "y1": y1,
-        }  # fmt: skip
+        corners = dict(zip(("x0", "y0", "x1", "y1"), self.boxes.T.tolist(), strict=True))
+        return {"file": self.paths, "label": self.labels, "box": self.boxes.tolist(), **corners}
 
 
 @pytest.fixture(scope="session")
@@ -96,16 +85,28 @@ def by_pillow() -> Callable[..., Any]:
     return load
 
 
-def rows_of(dataset: Any) -> Iterator[Any]:
-    """The rows of a dataset of (images, labels) or images, as arrays."""
-    for element in dataset.unbatch():
-        yield tf.nest.map_structure(lambda tensor: tensor.numpy(), element)
+@pytest.fixture
+def rows() -> Callable[[Any], list[Any]]:
+    """All rows of a dataset of (images, labels) or images, as arrays."""
+
+    def found(dataset: Any) -> list[Any]:
+        return [tf.nest.map_structure(lambda one: one.numpy(), element) for element in dataset.unbatch()]
+
+    return found
 
 
 @pytest.fixture
-def rows() -> Callable[[Any], list[Any]]:
-    """All rows of a dataset."""
-    return lambda dataset: list(rows_of(dataset))
+def same() -> Callable[..., None]:
+    """Compares two datasets: the same elements, of the same types."""
+
+    def compare(made: Any, expected: Any) -> None:
+        assert made.element_spec == expected.element_spec
+        for element, other in zip(made, expected, strict=True):
+            tf.nest.assert_same_structure(element, other)
+            for one, like in zip(tf.nest.flatten(element), tf.nest.flatten(other), strict=True):
+                np.testing.assert_array_equal(one.numpy(), like.numpy())
+
+    return compare
 
 
 @pytest.fixture(scope="session")

@@ -18,13 +18,13 @@ from PIL import Image
 import fastpipe
 
 _ROOT = Path(__file__).resolve().parents[2]
-_PAGE = (_ROOT / "docs" / "cases" / "tensorflow.md").read_text()
-_PAGES = sorted(str(path.relative_to(_ROOT)) for path in (_ROOT / "docs").rglob("*.md"))
+_PAGE = _ROOT / "docs" / "cases" / "tensorflow.md"
 
 
 @pytest.fixture
 def table(photo_table: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pd.DataFrame:
-    """The table that the pages speak of, with photos in two folders; in the folder that is the current one."""
+    """The table that the pages speak of, with files and photos in two folders; in the folder that is the
+    current one."""
     monkeypatch.chdir(tmp_path)
     count = 12
     for folder in ("photo", "thermal"):
@@ -36,55 +36,49 @@ def table(photo_table: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     table["grade"] = np.arange(count) % 3
     table["age"], table["area"] = np.arange(count) + 30.0, np.linspace(0, 1, count)
     table.to_csv("wounds.csv", index=False)
+    with h5py.File("speech.h5", "w") as file:
+        file["mels"], file["words"] = np.ones((40, 8, 4), "f4"), np.arange(40)
+    zarr.create_array("scan.zarr/image", data=np.ones((10, 20, 20), np.uint16), chunks=(5, 10, 10))
     return table
 
 
-def _blocks(kind: str, text: str = _PAGE) -> list[str]:
+def _blocks(page: Path, kind: str) -> list[str]:
     """The pieces of code that are about TensorFlow."""
-    found = re.findall(rf"```{kind}\n(.*?)```", text, re.S)
+    found = re.findall(rf"```{kind}\n(.*?)```", page.read_text(), re.S)
     return [code for code in found if "fastpipe.tf" in code]
 
 
-def _rows(dataset: Any) -> list[tuple[int, bytes]]:
-    """Labels and pixels of all samples, sorted."""
-    return sorted((int(label), image.numpy().tobytes()) for image, label in dataset.unbatch())
-
-
 def _side(diff: str, sign: str, table: pd.DataFrame) -> list[tuple[int, bytes]]:
-    """The rows of one side.  In a frame of its own: TensorFlow keeps those that its warnings came through."""
+    """The rows of one side, sorted.  In a frame of its own: TensorFlow keeps those that its warnings came
+    through."""
     code = "\n".join(line[1:] for line in diff.splitlines() if line.startswith((sign, " ")))
     scope = {"tf": tf, "np": np, "Image": Image, "fastpipe": fastpipe, "table": table}
     exec(compile(code, "tensorflow.md", "exec"), scope)
-    return _rows(scope["dataset"])
+    return sorted((int(label), image.numpy().tobytes()) for image, label in scope["dataset"].unbatch())
 
 
 def test_both_sides_of_the_swap_give_the_same(table: pd.DataFrame) -> None:
-    (diff,) = _blocks("diff", _PAGE.partition("In short:")[2].partition("Of `examples")[0])
+    diff = _blocks(_PAGE, "diff")[0]
+    assert "In short:" in _PAGE.read_text().partition(diff)[0]
     table = table.assign(file=[str(Path("photo", name).absolute()) for name in table["file"]])
     before, after = (_side(diff, sign, table) for sign in ("-", "+"))
     assert before == after
     assert len(before) == len(table)
 
 
-def test_the_snippet_runs(table: pd.DataFrame) -> None:
-    with h5py.File("speech.h5", "w") as file:
-        file["mels"], file["words"] = np.ones((40, 8, 4), "f4"), np.arange(40)
-    zarr.create_array("scan.zarr/image", data=np.ones((10, 20, 20), np.uint16), chunks=(5, 10, 10))
-    (code,) = (code for code in _blocks("python") if "modalities=" in code)
-    scope: dict[str, Any] = {}
-    exec(compile(code, "tensorflow.md", "exec"), scope)
-    assert scope["photo"].shape == (12, 128, 128, 3)
-    assert scope["thermal"].shape == (12, 128, 128, 1)
-    assert scope["patient"].shape == (12, 2)
-    assert next(iter(scope["mels"]))[0]["mel"].shape == (40, 8, 4)
-    assert next(iter(scope["patches"])).shape[1:] == (16, 64, 64, 1)
+_PAGES = {path.relative_to(_ROOT): _blocks(path, "python") for path in sorted((_ROOT / "docs").rglob("*.md"))}
 
 
-@pytest.mark.parametrize("page", [page for page in _PAGES if _blocks("python", (_ROOT / page).read_text())])
-def test_the_code_of_a_page_runs(page: str, table: pd.DataFrame) -> None:
-    for code in _blocks("python", (_ROOT / page).read_text()):
-        if "modalities=" in code:  # the test before this one has it
-            continue
+@pytest.mark.parametrize("page", [page for page, blocks in _PAGES.items() if blocks], ids=str)
+def test_the_code_of_a_page_runs(page: Path, table: pd.DataFrame) -> None:
+    for code in _PAGES[page]:
         scope: dict[str, Any] = {}
-        exec(compile(code, page, "exec"), scope)
-        assert scope["images"].shape == (12, 128, 128, 3)
+        exec(compile(code, str(page), "exec"), scope)
+        if "modalities=" not in code:
+            assert scope["images"].shape == (12, 128, 128, 3)
+            continue
+        assert scope["photo"].shape == (12, 128, 128, 3)
+        assert scope["thermal"].shape == (12, 128, 128, 1)
+        assert scope["patient"].shape == (12, 2)
+        assert next(iter(scope["mels"]))[0]["mel"].shape == (40, 8, 4)
+        assert next(iter(scope["patches"])).shape[1:] == (16, 64, 64, 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
 import subprocess
 import sys
@@ -21,18 +20,24 @@ import tensorflow as tf
 from PIL import Image
 
 import fastpipe.tf.image_stream
-from fastpipe.options import BadSamples
 from fastpipe.sampling import Grid
 from fastpipe.tf import Augment, hdf5_dataset, image_dataset, patch_dataset
 
-RUNS = 30
-
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    folder = tmp_path_factory.mktemp("images")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve images, and rows of HDF5 beside them."""
+    folder = tmp_path_factory.mktemp("data") / "images"
+    folder.mkdir()
     for number in range(12):
         Image.fromarray(np.full((9, 9, 3), 20 * number, np.uint8)).save(folder / f"{number:02}.png")
+    with h5py.File(folder.parent / "rows.h5", "w") as file:
+        file.create_dataset("x", data=np.arange(40.0).reshape(20, 2), chunks=(4, 2), compression="gzip")
+    return folder
+
+
+@pytest.fixture
+def files(folder: Path) -> list[str]:
     return sorted(str(path) for path in folder.iterdir())
 
 
@@ -59,40 +64,28 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     thread.join()
 
 
-def _outcome(make: Callable[[list[Any]], Any]) -> str:
+def _outcome(files: list[str], make: Callable[[list[Any]], dict[str, Any]]) -> str:
     """What a run sees: an epoch that is broken off, a whole one, and random numbers of the script's own."""
     keras.utils.set_random_seed(7)
     seen: list[Any] = []
-    dataset = make(seen)
+    dataset = image_dataset(files, None, image_size=4, batch_size=2, cache="off", **make(seen))
     for batches in (dataset.take(2), dataset):
         for batch in batches:
             seen.append(float(tf.reduce_sum(tf.nest.flatten(batch)[0])))
-            seen.append(np.random.rand())
-            seen.append(random.random())
-            seen.append(float(tf.random.uniform(())))
+            seen.extend((np.random.rand(), random.random(), float(tf.random.uniform(()))))
     seen.append(np.random.rand())
     return repr(seen)
 
 
-def _by_preprocess(files: list[str], seen: list[Any]) -> Any:
+def _by_preprocess(seen: list[Any]) -> dict[str, Any]:
     def changed(image: Any) -> Any:
         seen.append((image.getpixel((0, 0)), random.random()))
         return np.asarray(image) // 2 + np.uint8(np.random.randint(99))
 
-    return image_dataset(files, None, image_size=4, batch_size=2, preprocess=changed, cache="off")
+    return {"preprocess": changed}
 
 
-def _by_preprocess_and_augment(files: list[str], seen: list[Any]) -> Any:
-    def changed(image: Any) -> Any:
-        seen.append(random.random())
-        return image
-
-    return image_dataset(
-        files, None, image_size=4, batch_size=2, preprocess=changed, cache="off", augment=Augment(brightness=0.3)
-    )  # fmt: skip
-
-
-def _by_python(files: list[str], seen: list[Any]) -> Any:
+def _by_python(seen: list[Any]) -> dict[str, Any]:
     def python(images: Any) -> Any:
         seen.append(np.random.rand())
         return images * np.float32(np.random.rand())
@@ -100,90 +93,39 @@ def _by_python(files: list[str], seen: list[Any]) -> Any:
     def augment(images: Any) -> Any:
         return tf.ensure_shape(tf.py_function(python, [images], tf.float32), (None, 4, 4, 3))
 
-    return image_dataset(files, None, image_size=4, batch_size=2, augment=augment, cache="off")
+    return {"augment": augment}
 
 
-def _by_variable(files: list[str], seen: list[Any]) -> Any:
+def _by_variable(seen: list[Any]) -> dict[str, Any]:
     generator = tf.random.Generator.from_seed(5)
-
-    def augment(images: Any) -> Any:
-        return images * generator.uniform(())
-
-    return image_dataset(files, None, image_size=4, batch_size=2, augment=augment, cache="off")
+    return {"augment": lambda images: images * generator.uniform(())}
 
 
-def _by_layer(files: list[str], seen: list[Any]) -> Any:
+def _by_layer(seen: list[Any]) -> dict[str, Any]:
     layer = keras.layers.RandomBrightness(0.5, seed=3)
-
-    def augment(images: Any) -> Any:
-        return layer(images, training=True)
-
-    return image_dataset(files, None, image_size=4, batch_size=2, augment=augment, cache="off")
+    return {"augment": lambda images: layer(images, training=True)}
 
 
-def _by_operations(files: list[str], seen: list[Any]) -> Any:
-    def augment(images: Any) -> Any:
-        return tf.image.random_brightness(images, 50)
-
-    return image_dataset(files, None, image_size=4, batch_size=2, augment=augment, cache="off")
-
-
-def _by_the_other_engine(files: list[str], seen: list[Any]) -> Any:
-    return image_dataset(
-        files, None, image_size=4, batch_size=2, engine="graph", parity="tf", augment=Augment(brightness=0.3)
-    )
+def _by_operations(seen: list[Any]) -> dict[str, Any]:
+    return {"augment": lambda images: tf.image.random_brightness(images, 50)}
 
 
 @pytest.mark.usefixtures("load")
 @pytest.mark.parametrize(
     ("make", "runs"),
     [
-        (_by_preprocess, 30),
-        (_by_python, 10),
-        (_by_variable, 6),
-        (_by_layer, 6),
-        (_by_operations, 6),
-        pytest.param(_by_preprocess_and_augment, 12, marks=pytest.mark.slow),
-        pytest.param(_by_the_other_engine, 12, marks=pytest.mark.slow),
+        (_by_preprocess, 10),
+        (_by_python, 5),
+        (_by_variable, 4),
+        (_by_layer, 4),
+        (_by_operations, 4),
+        pytest.param(_by_preprocess, 30, marks=pytest.mark.slow),
     ],
 )
 def test_equal_seeds_give_equal_runs(
-    files: list[str], make: Callable[[list[str], list[Any]], Any], runs: int
+    files: list[str], make: Callable[[list[Any]], dict[str, Any]], runs: int
 ) -> None:
-    outcomes = {_outcome(lambda seen: make(files, seen)) for _ in range(runs)}
-    assert len(outcomes) == 1
-
-
-def test_the_batch_that_spends_the_budget_of_bad_samples_is_the_same(
-    files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    early, late, log = tmp_path / "early.png", tmp_path / "late.png", tmp_path / "log"
-    for path in (early, late):
-        path.write_bytes(b"no image")
-    is_late_read, read = threading.Event(), fastpipe.tf.image_stream.read_file
-
-    def late_first(path: str) -> Any:
-        if path == str(early):
-            assert is_late_read.wait(60)
-        found = read(path)
-        if path == str(late):
-            is_late_read.set()
-        return found
-
-    monkeypatch.setattr(fastpipe.tf.image_stream, "read_file", late_first)
-    paths = [str(early), *files[:4], str(late)]
-    made = image_dataset(
-        paths, None, image_size=4, batch_size=2, shuffle=False, threads=2, cache="off",
-        bad_samples=BadSamples("replace", max_errors=1, log=log),
-    )  # fmt: skip
-    batches = iter(made)
-    assert [len(next(batches)), len(next(batches))] == [2, 2]
-    with pytest.raises(tf.errors.OpError, match="2 samples were bad"):
-        next(batches)
-    assert [json.loads(line)["index"] for line in log.read_text().splitlines()] == [0, 5]
-
-
-# ---- what belongs to the script -----------------------------------------------------------------
+    assert len({_outcome(files, make) for _ in range(runs)}) == 1
 
 
 def _generators() -> dict[str, Any]:
@@ -191,7 +133,6 @@ def _generators() -> dict[str, Any]:
 
     numbers = getattr(context.context(), "_rng", None)
     return {
-        "random": random.getstate(),
         "numpy": repr(np.random.get_state(legacy=False)),
         "tf.random": tf.random.get_global_generator().state.numpy().tolist(),
         "operations' seeds": None if numbers is None else numbers.getstate(),
@@ -227,28 +168,35 @@ def settings():
     }
 """
 
+# As where torch is not installed: SciPy takes a None among the modules for torch.
+_WITHOUT_TORCH = """
+class NoTorch:
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] == "torch":
+            raise ModuleNotFoundError(name, name=name)
+sys.meta_path.insert(0, NoTorch())
+import json
+before = settings()
+import fastpipe.tf
+fastpipe.tf.image_dataset, fastpipe.tf.hdf5_dataset, fastpipe.tf.patch_dataset
+after = settings()
+changed = [name for name in before if before[name] != after[name]]
+rows = fastpipe.tf.hdf5_dataset(sys.argv[1], "x", batch_size=20)
+assert next(iter(rows)).shape == (20, 2)
+from fastpipe.sampling import Uniform
+patches = fastpipe.tf.patch_dataset(np.zeros((8, 8, 8)), (2, 2, 2), sampling=Uniform(5), batch_size=5)
+assert next(iter(patches)).shape == (5, 2, 2, 2)
+everything = {name: 0.3 for name in ("horizontal_flip", "translation", "brightness", "contrast", "hue", "cutout")}
+fastpipe.tf.Augment(rotation=20, **everything)(np.zeros((2, 8, 8, 3), np.float32))
+print(json.dumps([changed, sorted({"torch", "numba", "llvmlite"} & set(sys.modules))]))
+"""
 
-def test_importing_changes_nothing(tmp_path: Path) -> None:
-    code = _SETTINGS + (
-        "import json\nbefore = settings()\nimport fastpipe.tf\n"
-        "fastpipe.tf.image_dataset, fastpipe.tf.hdf5_dataset, fastpipe.tf.patch_dataset\n"
-        "after = settings()\nprint(json.dumps([name for name in before if before[name] != after[name]]))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
-    )
-    assert json.loads(done.stdout.splitlines()[-1]) == []
 
-
-def _hdf5(files: list[str], **options: Any) -> Any:
-    path = Path(files[0]).parent.parent / f"rows-{os.getpid()}.h5"
-    with h5py.File(path, "w") as file:
-        file.create_dataset("x", data=np.arange(40.0).reshape(20, 2), chunks=(4, 2), compression="gzip")
-    return hdf5_dataset(path, "x", **options)
-
-
-def _folder(files: list[str], **options: Any) -> Any:
-    return image_dataset(Path(files[0]).parent, None, image_size=4, verbose=False, **options)
+def test_importing_changes_nothing_and_neither_torch_nor_numba_is_needed(folder: Path) -> None:
+    command = [sys.executable, "-c", _SETTINGS + _WITHOUT_TORCH, str(folder.parent / "rows.h5")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == [[], []]
 
 
 _VOLUME = np.zeros((9, 9, 9), np.uint8)
@@ -257,23 +205,25 @@ _VOLUME = np.zeros((9, 9, 9), np.uint8)
 @pytest.mark.parametrize(
     "make",
     [
-        lambda files: image_dataset(files, None, image_size=4, shuffle=False),
-        lambda files: image_dataset(files, None, image_size=4, seed=3, augment=Augment(rotation=9, seed=1)),
-        lambda files: image_dataset(files, None, image_size=4, seed=3, preprocess=lambda image, rng: image),
-        lambda files: image_dataset(files, None, image_size=4, seed=3, engine="graph", parity="tf"),
-        lambda files: _folder(files, seed=3),
-        lambda files: _hdf5(files, shuffle=False),
-        lambda files: _hdf5(files, seed=3),
-        lambda files: patch_dataset(_VOLUME, (2, 2, 2), seed=3),
-        lambda files: patch_dataset(_VOLUME, (2, 2, 2), sampling=Grid(), shuffle=False),
+        lambda folder: image_dataset(sorted(map(str, folder.iterdir())), None, image_size=4, shuffle=False),
+        lambda folder: image_dataset(
+            sorted(map(str, folder.iterdir())), None, image_size=4, seed=3, augment=Augment(rotation=9, seed=1)
+        ),
+        lambda folder: image_dataset(folder, None, image_size=4, seed=3, preprocess=lambda image, rng: image),
+        lambda folder: image_dataset(folder, None, image_size=4, seed=3, engine="graph", parity="tf"),
+        lambda folder: image_dataset(folder, None, image_size=4, seed=3, verbose=False),
+        lambda folder: hdf5_dataset(folder.parent / "rows.h5", "x", shuffle=False),
+        lambda folder: hdf5_dataset(folder.parent / "rows.h5", "x", seed=3),
+        lambda folder: patch_dataset(_VOLUME, (2, 2, 2), seed=3),
+        lambda folder: patch_dataset(_VOLUME, (2, 2, 2), sampling=Grid(), shuffle=False),
     ],
-)
-def test_use_changes_nothing(files: list[str], make: Callable[[list[str]], Any]) -> None:
+)  # fmt: skip
+def test_use_changes_nothing(folder: Path, make: Callable[[Path], Any]) -> None:
     found: dict[str, Any] = {}
     exec(_SETTINGS, found)
     keras.utils.set_random_seed(11)
     before = {**found["settings"](), **_generators()}
-    dataset = make(files)
+    dataset = make(folder)
     for _ in range(2):
         list(dataset)
     list(dataset.take(1))
@@ -282,14 +232,11 @@ def test_use_changes_nothing(files: list[str], make: Callable[[list[str]], Any])
     assert {name for name in before if before[name] != after[name]} == set()
 
 
-def test_without_a_seed_a_folder_takes_the_numbers_that_keras_takes(files: list[str]) -> None:
-    for shuffle in (False, True):
-        states = []
-        for make in (image_dataset, keras.utils.image_dataset_from_directory):
-            keras.utils.set_random_seed(11)
-            dataset = make(
-                Path(files[0]).parent, labels=None, image_size=(4, 4), shuffle=shuffle, verbose=False
-            )
-            list(dataset)
-            states.append(repr([np.random.get_state(legacy=False), random.getstate()]))
-        assert states[0] == states[1]
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_without_a_seed_a_folder_takes_the_numbers_that_keras_takes(folder: Path, shuffle: bool) -> None:
+    states = []
+    for make in (image_dataset, keras.utils.image_dataset_from_directory):
+        keras.utils.set_random_seed(11)
+        list(make(folder, labels=None, image_size=(4, 4), shuffle=shuffle, verbose=False))
+        states.append(repr([np.random.get_state(legacy=False), random.getstate()]))
+    assert states[0] == states[1]

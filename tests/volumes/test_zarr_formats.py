@@ -272,6 +272,13 @@ def test_an_array_says_itself_what_it_is(tmp_path: Path) -> None:
         open_volume(tmp_path / "x")
 
 
+@pytest.mark.parametrize("version", [2, 3])
+def test_chunks_beyond_the_shape_are_ignored(tmp_path: Path, version: Any) -> None:
+    zarr.create_array(tmp_path / "x", data=DATA, chunks=(3, 4), zarr_format=version)
+    edit(tmp_path / "x", version, shape=[4, 5])
+    is_as_zarr_python_reads_it(tmp_path / "x")
+
+
 # ---- N5: what its specification says, written by hand -----------------------------------------
 
 
