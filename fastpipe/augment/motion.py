@@ -25,6 +25,7 @@ from fastpipe.augment.base import (
 from fastpipe.augment.distributions import between
 from fastpipe.augment.parameters import Float64Array, Parameters, increasing, probability
 from fastpipe.augment.reference import Changes, Row, changed_sample
+from fastpipe.augment.steps import aligned
 from fastpipe.core.native import native
 from fastpipe.core.slots import SlotPool
 from fastpipe.errors import AugmentError
@@ -78,7 +79,7 @@ class Sequences:
         after = np.empty(len(values), np.int64)
         lengths = None if self.lengths is None else self.lengths.cpu().contiguous().numpy()
         native.change_motion(
-            source.numpy(), _TYPES[values.dtype], out, _TYPES[dtype], speeds, self.scales, shifts,
+            aligned(source.numpy()), _TYPES[values.dtype], out, _TYPES[dtype], speeds, self.scales, shifts,
             self.order, lengths, after, torch.get_num_threads(),
         )  # fmt: skip
         found = torch.from_numpy(out)

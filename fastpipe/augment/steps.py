@@ -54,6 +54,11 @@ def run_plan(
     check_change(*batch.problem)
 
 
+def aligned(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the array, or a copy if its memory starts within an element, as in a view of a byte buffer."""
+    return values.copy() if values.ctypes.data % values.itemsize else values
+
+
 def check_change(problem: int, number: int) -> None:
     """Raise an error if the native core reports one for a changed image."""
     if problem == _NO_MEMORY:

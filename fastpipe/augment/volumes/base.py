@@ -24,7 +24,7 @@ from fastpipe.augment.base import (
     untraced,
 )
 from fastpipe.augment.parameters import Float64Array, plain
-from fastpipe.augment.steps import Step
+from fastpipe.augment.steps import Step, aligned
 from fastpipe.augment.volumes.reference import VOLUME_CHANGES
 from fastpipe.augment.volumes.volume import Volume
 from fastpipe.core.native import native
@@ -137,7 +137,8 @@ def _on_host(
 ) -> Tensor:
     out = memory.take(shape, np.dtype("int16" if dtype == torch.bfloat16 else _name(dtype)))
     values = (volumes.view(torch.int16) if volumes.dtype == torch.bfloat16 else volumes).numpy()
-    native.augment_volumes(plan, values, np.ascontiguousarray(applied), out, torch.get_num_threads())
+    threads = torch.get_num_threads()
+    native.augment_volumes(plan, aligned(values), np.ascontiguousarray(applied), out, threads)
     with torch.inference_mode(False):
         made = torch.from_numpy(out)
         return made if made.dtype == dtype else made.view(dtype)
