@@ -55,6 +55,7 @@ def _range(count: int) -> Any:
 def test_waiting_is_told_from_working(clock: ManualClock) -> None:
     timer = EpochTimer()
     batches = timer.watch(_range(10))
+    assert len(list(batches)) == 3  # before the training: they belong to no step
     timer.on_train_begin()
     for _ in range(2):
         fit(timer, clock, batches, [0.3] * 4, step_s=0.1)
