@@ -174,7 +174,7 @@ def _wrong_generate(patch: pytest.MonkeyPatch) -> None:
         ("augment", _wrong_augment, "SimCLR, float32: augment.Compose: 100.00% of the values differ"),
         ("generate", _wrong_generate, "quick: fastpipe.generate(workers=0): x differs in 1 of 300 rows, row 2"),
     ],
-    ids=str,
+    ids=["hdf5", "volume", "augment", "generate"],
 )  # fmt: skip
 def test_a_wrong_output_ends_the_command_with_1_and_writes_nothing(
     case: str,
