@@ -193,7 +193,7 @@ def checked_offsets(block: bytes, lengths: Int64Array) -> Int64Array:
     """Do as ``offsets_of``, but raise a ValueError if a block of ``pack_paths`` does not hold such texts."""
     offsets = offsets_of(lengths)
     if offsets[-1] != len(block) or (lengths < 0).any():
-        raise ValueError(f"{len(block)} bytes instead of the texts' length of {offsets[-1]}")
+        raise ValueError(f"a block of {len(block)} bytes does not hold texts of {offsets[-1]} bytes")
     if not block.isascii():
         block.decode("utf-8", "surrogatepass")
         starts = offsets[offsets < len(block)]

@@ -284,7 +284,7 @@ def test_a_scan_s_table_is_like_any_other_and_keeps_the_root_once(prefix: str) -
 @pytest.mark.parametrize(
     ("block", "lengths", "message"),
     [
-        (b"ab", [1], "2 bytes instead of the texts' length of 1"),
+        (b"ab", [1], "2 bytes does not hold texts of 1"),
         (b"ab", [2, -1, 1], "texts of 2"),
         (b"a\xff", [2], "can't decode"),
         ("aé".encode(), [2, 1], "middle of a character"),
