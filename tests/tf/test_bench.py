@@ -191,6 +191,8 @@ def test_some_rows_are_measured_unless_pixels_differ(
 def test_a_quick_run_measures_everything_without_torch(tree: Path, tmp_path: Path) -> None:
     code = (
         "import sys\n"
+        "sys.path.insert(0, 'benchmarks')\n"
+        "import paths\n"
         "from benchmarks.run import main\n"
         "code = main(sys.argv[1:])\n"
         "assert 'torch' not in sys.modules, 'the case goes without'\n"

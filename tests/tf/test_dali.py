@@ -44,8 +44,12 @@ def files(photo_table: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 
     def box(path: str, beyond: int) -> list[int]:
         with Image.open(path) as image:
-            sides = [np.sort(rng.choice(side + 2 * beyond + 1, 2, replace=False)) for side in image.size]
-        return (np.array(sides).T.ravel() - beyond).tolist()  # type: ignore[no-any-return]
+            first = [int(rng.integers(-beyond, side)) for side in image.size]
+            last = [
+                int(rng.integers(max(0, at) + 1, side + beyond + 1))
+                for at, side in zip(first, image.size, strict=True)
+            ]
+        return [*first, *last]
 
     return {
         "file": paths, "row": list(range(len(paths))), "label": ["a", "b"] * (len(paths) // 2),
