@@ -167,7 +167,7 @@ def raw_unit(shape: Sequence[int], itemsize: int) -> list[int]:
 
 
 def npy_volume(path: str) -> RawVolume:
-    refused = as_volume_error(f"{path} is no array of NumPy's", tokenize.TokenError)
+    refused = as_volume_error(f"{path} is not a NumPy array", tokenize.TokenError)
     with open(path, "rb", opener=open_file) as file, refused:
         status = os.fstat(file.fileno())
         shape, is_fortran, dtype = _npy_header(file)

@@ -409,7 +409,7 @@ def open_source(path: str) -> Volume:
         return open_volume(path, may_write=True)
     except VolumeError as error:
         # For a wrong file, as opposed to a forgotten option, the error lists all supported formats.
-        if "is no volume that fastpipe knows" in str(error) and not is_hdf5(path):
+        if "is not a volume in a supported format" in str(error) and not is_hdf5(path):
             raise VolumeError(f"{error}; it is not an HDF5 file either") from None
         raise
 

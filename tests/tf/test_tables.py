@@ -245,7 +245,7 @@ _BOX = [[0, 0, 1, 1]] * 3
         ({"output": "float16", "rescale": 1000.0}, r"images from 0.0 to 255000.0, which output='float16'"),
         ({"output": "float16", "rescale": (1.0, 1e5)}, "output='float16' cannot hold"),
         ({"rescale": 1e37}, "output='float32' cannot hold"),
-        ({"output": "uint8", "modalities": {"a": {"rescale": 0.5}}}, "rescale= makes floats.* of 'a'"),
+        ({"output": "uint8", "modalities": {"a": {"rescale": 0.5}}}, "rescale= gives floats.* of 'a'"),
     ],
     ids=str,
 )  # fmt: skip

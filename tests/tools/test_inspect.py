@@ -252,7 +252,7 @@ def test_files_without_faults_or_datasets_get_no_advice(tmp_path: Path, inspect:
 
 def test_files_and_options_that_cannot_be_used_are_refused(path: Path, inspect: Inspect) -> None:
     path.with_name("text").write_text("text")
-    for name, message in (("none", "No such file"), ("text", "is not an HDF5 file")):
+    for name, message in (("none", "No such file"), ("text", "is not an HDF5 file either")):
         code, out, errors = inspect(path.with_name(name))
         assert (code, out) == (2, "") and errors.startswith("fastpipe inspect: ") and message in errors
     for options in (["--batch-size", "0"], ["--sample-dims", "x"]):

@@ -38,7 +38,7 @@ SCALARS = {
     "device_busy_seconds": 0.4, "stall_share": 0.4, "loader_alone/batch_seconds": 0.4,
     "stall_seconds/decode": 0.15,
     "stall_seconds/read": 0.05, "batch_seconds/read": 0.1, "batch_seconds/decode": 0.3,
-    "case_seconds/with_data_at_once": 0.3, "case_seconds/as_it_is": 0.5, "predicted_seconds/1": 0.31,
+    "case_seconds/with_data_ready": 0.3, "case_seconds/as_it_is": 0.5, "predicted_seconds/1": 0.31,
     "tried_seconds/1": 0.32, "predicted_seconds/2": 0.4,
 }  # fmt: skip
 
@@ -61,7 +61,7 @@ def test_a_step_has_lost_what_the_loader_takes_or_what_its_threads_wait_for_core
 
 
 def test_times_of_the_gpu_are_in_the_text_and_the_json() -> None:
-    text = "the GPU takes 400 ms for a step, and is idle for 100 ms before it"
+    text = "the GPU takes 400 ms for a step and is idle for 100 ms before it"
     assert text in str(REPORT) and REPORT.as_json()["device_wait_s"] == 0.1
     assert "GPU" not in str(replace(REPORT, device_wait_s=None, device_busy_s=None))
 

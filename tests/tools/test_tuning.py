@@ -290,7 +290,7 @@ def test_a_fast_loader_keeps_its_other_options(photo_tree: Path) -> None:
     assert [labels.tolist() for _, labels in found.loader] == expected
     assert found.config.startswith("FastLoader(…, num_workers=")
     decoders = {trial.settings.backend for trial in found.trials}
-    assert decoders >= {"auto", "simplejpeg", "pillow"} or "time was over" in found.notes[-1]
+    assert decoders >= {"auto", "simplejpeg", "pillow"} or "time limit was reached" in found.notes[-1]
 
 
 def test_settings_of_a_dataset_are_set_for_a_trial_only(photo_tree: Path) -> None:

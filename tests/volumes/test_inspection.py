@@ -456,7 +456,7 @@ def test_options_that_cannot_work_are_refused(
 
 def test_files_that_are_no_volumes_are_refused(tmp_path: Path, inspect: Inspect) -> None:
     (tmp_path / "text").write_text("text")
-    assert "is not an HDF5 file" in refused(inspect(tmp_path / "text", "--patch", "8,8"))
+    assert "is not an HDF5 file either" in refused(inspect(tmp_path / "text", "--patch", "8,8"))
     assert "No such file" in refused(inspect(tmp_path / "none.npy", "--patch", "8,8"))
     np.save(tmp_path / "empty.npy", np.zeros((0, 3)))
     assert "is empty: there are no patches in it" in refused(

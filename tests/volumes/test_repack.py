@@ -462,7 +462,7 @@ def test_paths_that_cannot_be_used_are_refused(source: Path, out: Path, repack: 
     assert "No such file" in refused(repack(source.with_name("none.npy"), out, *some))
     assert "No such file" in refused(repack(source.with_name("none.zarr") / "0", out, *some))
     (source.parent / "text").write_text("text")
-    assert "is not an HDF5 file" in refused(repack(source.parent / "text", out, *some))
+    assert "is not an HDF5 file either" in refused(repack(source.parent / "text", out, *some))
     assert "there is no folder" in refused(repack(source, source.parent / "no" / "out.zarr", *some))
     assert "is not on this machine" in refused(repack(source, "gs://bucket/out.zarr", *some))
     assert repack(source, out, *some)[0] == 0

@@ -41,7 +41,7 @@ ROOM = "(36.8 MiB) × prefetch_factor 2 × 4 workers of torch's DataLoader need 
 FINDINGS: list[Any] = [
     pytest.param(partial(machine._count, 64, 64, None), "ok", "", "", id="all cores"),
     pytest.param(partial(machine._count, 64, 8, None), "warning", "", "", id="few cores"),
-    pytest.param(partial(machine._count, 64, 64, 2.5), "warning", "cores to use: 2.5;", "but as 2",
+    pytest.param(partial(machine._count, 64, 64, 2.5), "warning", "cores to use: 2.5;", "but use 2",
                  id="quota"),
     pytest.param(partial(machine._throttling, {}), "ok", "", "", id="no periods"),
     pytest.param(partial(machine._throttling, {"nr_periods": 1000, "nr_throttled": 5}), "ok", "", "",
@@ -167,7 +167,7 @@ def test_the_machine_of_this_process_is_examined(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(ControlGroups, "table", lambda *_: {"oom_kill": 3})
     found = list(machine.check_memory(Examined()))
     assert [one.state for one in found][:2] == ["warning", "warning"]
-    assert "256 MiB are free" in found[0].text and "so far: 3" in found[1].text
+    assert "256 MiB are free" in found[0].text and "memory ran out: 3" in found[1].text
     texts = " ".join(one.text for one in machine.check_limits(Examined()))
     assert "ulimit -n" in texts and "processes and threads" in texts
     monkeypatch.setattr(machine, "default_threads", lambda: 4)

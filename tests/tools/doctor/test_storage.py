@@ -70,7 +70,7 @@ def texts_of(folder: Path, **options: Any) -> list[str]:
 def test_a_folder_or_a_file_is_measured(photo_tree: Path, tmp_path: Path) -> None:
     examined = Examined(folder=str(photo_tree), name="photos")
     texts = [one.text for one in storage.check(examined)]
-    assert texts[0].startswith("photos is on ") and "looked at 24 files" in texts[1]
+    assert texts[0].startswith("photos is on ") and "examined 24 files" in texts[1]
     assert any("16 threads" in text for text in texts) and len(examined.photos) == 24
     assert any("no file" in text for text in texts_of(tmp_path))
     (tmp_path / "x.h5").write_bytes(bytes(5 << 20))
@@ -81,7 +81,7 @@ def test_a_folder_or_a_file_is_measured(photo_tree: Path, tmp_path: Path) -> Non
     examined = examination._examined(folder, {})
     report = DoctorReport(tuple(storage.check(examined)), examined.name)
     assert "data\\xff is on" in str(report) and "data\\\\xff" in report.json()
-    for missed, text in ((1.0, "from the disk"), (0.0, "100% were in memory"), (None, "told to forget")):
+    for missed, text in ((1.0, "from the disk"), (0.0, "100% stayed in memory"), (None, "told to forget")):
         assert text in storage._past(Rate(1, 1, 1.0, missed))
 
 
