@@ -81,7 +81,7 @@ def test_a_folder_or_a_file_is_measured(photo_tree: Path, tmp_path: Path) -> Non
     examined = examination._examined(folder, {})
     report = DoctorReport(tuple(storage.check(examined)), examined.name)
     assert "data\\xff is on" in str(report) and "data\\\\xff" in report.json()
-    for missed, text in ((1.0, "from the disk"), (0.0, "100% stayed in memory"), (None, "told to forget")):
+    for missed, text in ((1.0, "from the disk"), (0.0, "100% stayed in memory"), (None, "after dropping")):
         assert text in storage._past(Rate(1, 1, 1.0, missed))
 
 
