@@ -360,7 +360,7 @@ def test_hdf5_files_that_cannot_be_scanned_are_refused(hdf5: Path, command: Comm
     for option in (["--fix"], ["--quarantine", "q"]):
         code, _, errors = command("scan", hdf5, *option)
         assert code == 2 and "folders of images" in errors and hdf5.read_bytes() == content
-    for damaged, message in ((content[: len(content) // 2], "cut off"), (b"text", "no HDF5 file")):
+    for damaged, message in ((content[: len(content) // 2], "cut off"), (b"text", "not an HDF5 file")):
         hdf5.write_bytes(damaged)
         code, _, errors = command("scan", hdf5)
         assert code == 2 and message in errors

@@ -64,7 +64,7 @@ def test_a_stage_tells_its_status_and_is_cleared_when_it_is_not_in_use(
     assert stage("--status", tmp_path / "none")[0] == 2
     stage(URL, tmp_path / "stage")
     code, text = stage("--status", tmp_path / "stage")
-    assert code == 0 and "24 objects" in text and "nobody" in text
+    assert code == 0 and "24 objects" in text and "not in use" in text
     dataset = FastImageFolder(URL, stage=Stage(tmp_path / "stage"))
     dataset[0]
     assert "in use" in stage("--status", tmp_path / "stage")[1]
