@@ -313,7 +313,7 @@ def test_a_folder_that_is_of_no_job_stays(tmp_path: Path, files: dict[str, bytes
     folder, words = tmp_path / "x.h5.partial", "does not belong to an unfinished job; move it away, or remove"
     if files is None:
         folder.write_text("a file")
-        words = r"x\.h5\.partial is a link, or no folder"
+        words = r"x\.h5\.partial is a link, or not a folder"
     else:
         folder.mkdir()
         for name, data in files.items():
@@ -346,7 +346,7 @@ def test_a_file_that_comes_meanwhile_is_not_replaced(tmp_path: Path) -> None:
             out.write_text("mine")
         return {"x": index}
 
-    with pytest.raises(OptionError, match=r"x\.h5 has come meanwhile; move it away, and call again"):
+    with pytest.raises(OptionError, match=r"x\.h5 was created meanwhile; move it away, and call again"):
         made(intruding, out, N)
     assert out.read_text() == "mine"
     out.rename(tmp_path / "moved")
@@ -472,7 +472,7 @@ def test_a_job_may_have_more_rows_than_before_and_no_less(tmp_path: Path, small_
     out = unfinished(ragged, tmp_path, **RAGGED)
     before = content(folder_of(out))
     fn = Stopping(ragged, tmp_path)
-    with pytest.raises(GenerationError, match="not finished, and it is of 30 rows, and n=29 is less"):
+    with pytest.raises(GenerationError, match="unfinished job, but it is of 30 rows, and n=29 is less"):
         made(fn, out, N - 1, **RAGGED)
     assert content(folder_of(out)) == before
     found = made(fn, out, N + 20, **RAGGED)

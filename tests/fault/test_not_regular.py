@@ -89,7 +89,7 @@ def test_a_link_of_an_hdf5_file_to_no_file_is_an_error(put: Put, tmp_path: Path,
         lambda: FastPatchDataset(tmp_path / "x.h5" / name, (2, 2), sampling=Grid()),
     ]
     for make in makes:
-        with pytest.raises(HDF5Error, match=r"is a link into .*other\.h5, which is no file"):
+        with pytest.raises(HDF5Error, match=r"is a link into .*other\.h5, which is not a file"):
             make()
 
 
@@ -182,7 +182,7 @@ def test_a_stage_uses_no_file_that_is_none(put: Put, tmp_path: Path, name: str) 
     try:
         dataset = FastImageFolder(tmp_path / "data", PILToTensor(), stage=tmp_path)
     except StageError as error:
-        assert name == "locks" and "Choose a folder of your own" in str(error)
+        assert name == "locks" and "Name a folder of your own" in str(error)
     else:
         assert dataset[0][0].shape == (3, 9, 9)
         dataset.close()
