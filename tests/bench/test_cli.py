@@ -61,7 +61,7 @@ _FOLDERS = ("images", "augment")
         ("--compare old.json", "is of the case 'images', and this is 'all'"),
         ("images --compare none.json", "cannot be read"),
         ("table none.json", "cannot be read"),
-        ("table --short old.json", "leave --short out"),
+        ("table --short old.json", "--short needs results"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line_before_anything_is_measured(

@@ -204,7 +204,7 @@ def test_a_forged_pickle_is_never_loaded(
     assert not mark.exists()
     warning = warned()[0]
     if allowed or seal == "as if plain":
-        assert "seal is" in warning and "kept as" in warning
+        assert "signature is" in warning and "kept as" in warning
         assert (folder / f"{entry.name}.corrupt").read_bytes() == content
     else:
         assert "pass pickle=True" in warning
@@ -241,7 +241,7 @@ def test_without_a_key_of_the_users_own_nothing_is_unpickled(
     assert is_right(kept()) and warned() == []
     key.write_bytes(secret[:20])  # as of a process that ended while writing it
     assert is_right(kept())
-    assert "its seal is wrong" in warned()[0] and len(key.read_bytes()) == 32
+    assert "its signature is wrong" in warned()[0] and len(key.read_bytes()) == 32
 
 
 def test_all_processes_have_one_key(forked: Any) -> None:
@@ -402,7 +402,7 @@ def test_processes_wait_for_the_one_that_computes(other: Any, folder: Path, end:
     begun = one.line_with("begun")
     waiting = [other(), other()]
     for process in waiting:
-        process.line_with("is waited for")
+        process.line_with("waiting for it")
     try:
         if end == "returns":
             one.answer("an answer")

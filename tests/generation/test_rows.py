@@ -70,10 +70,10 @@ def test_a_value_that_its_declared_type_cannot_hold_is_an_error(kind: str, value
     ("sample", "words"),
     [({"x": None}, "'x' is None: return arrays"), ({"x": {"a": 1}}, "'x' is a dict"),
      ({"x": object()}, "'x' is a object"), ({"x": [[1, 2], [3]]}, "no array can be made"),
-     ({"x": np.array(["a", None])}, "no array of numbers"), ({"x": np.array(["a"])}, "which HDF5 has not"),
+     ({"x": np.array(["a", None])}, "not an array of numbers"), ({"x": np.array(["a"])}, "which HDF5 does not support"),
      ({"x": np.zeros(2, "M8[s]")}, "dates as int64"), ({}, "has no values"),
      ({"x": np.zeros((0, 3))}, r"it is empty.*columns=\{'x': \('float64', \(None, 3\)\)\}"),
-     ({"a/b": 1}, "is no name of a dataset"), ({"": 1}, "is no name"), ({3: 1}, "is no name"),
+     ({"a/b": 1}, "is not a valid dataset name"), ({"": 1}, "is not a valid dataset name"), ({3: 1}, "is not a valid dataset name"),
      ({"t": "a\0"}, "text without NUL")],
 )  # fmt: skip
 def test_a_sample_that_cannot_be_stored_is_named_with_a_remedy(sample: Any, words: str) -> None:
@@ -98,7 +98,7 @@ def test_a_sample_that_is_not_like_the_others_is_an_error(sample: Any, words: st
 
 @pytest.mark.parametrize(
     ("columns", "words"),
-    [("xy", "columns= is names"), (3, "columns= is names"), ({"x": "floaty"}, "columns= has 'floaty' for 'x'"),
+    [("xy", "columns must be names"), (3, "columns must be names"), ({"x": "floaty"}, "columns= has 'floaty' for 'x'"),
      ({"x": ("f4", (2, None))}, "the first may be None"), ({"x": ("f4", (0,))}, "whole numbers from 1"),
      ({"z": "f4"}, r"columns= names \['z'\], and a sample has \['x', 'x_length'\]"),
      ({"x": ("f4", (None,))}, "the lengths of 'x' are stored as 'x_length'")],

@@ -91,7 +91,7 @@ def test_each_way_is_tried_and_undone(compiled: list[Any]) -> None:
     advice = list(changes.advice(LOOP, lambda seconds: seconds + 0.25))
     assert [one.what.partition(":")[0] for one in advice] == names[1:]
     assert {(one.predicted_s, one.tried_s) for one in advice} == {(0.75, 0.5)}
-    assert all("takes 1 s as it is, and 500 ms so" in one.why for one in advice)
+    assert all("takes 1 s unchanged, and 500 ms with this change" in one.why for one in advice)
     assert "train.py:7 main" in advice[0].what
     changes = ModelChanges(IMAGES)
     tried(changes, model, lambda count: 1.0 if count == 1 else 0.95)

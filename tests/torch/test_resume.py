@@ -161,7 +161,7 @@ def test_states_that_do_not_fit_are_refused() -> None:
         (shuffled(24), state, "of 23 samples, the loader's has 24"),
         (shuffled(shuffle=False, sampler=[1, 2]), state, "the same sampler"),
         (shuffled(), {**state, "version": 9}, "version 9"),
-        (shuffled(), {"a": 1}, "takes what state_dict"),
+        (shuffled(), {"a": 1}, "takes the result of state_dict"),
         (shuffled(), None, "None"),
     ):
         with pytest.raises(OptionError, match=message):

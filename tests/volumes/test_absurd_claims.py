@@ -121,7 +121,7 @@ def test_a_packed_image_that_claims_more_than_it_can_unpack_to_is_named(tmp_path
     content = bytearray(header.binaryblock + bytes(400))
     content[40:48] = np.array([3, 32767, 32767, 32767], "<i2").tobytes()
     (tmp_path / "x.nii.gz").write_bytes(gzip.compress(bytes(content)))
-    with pytest.raises(VolumeError, match=r"x\.nii\.gz is cut off, or its header is damaged"):
+    with pytest.raises(VolumeError, match=r"x\.nii\.gz is truncated, or its header is damaged"):
         FastPatchDataset(tmp_path / "x.nii.gz", (1, 1, 1))
 
 

@@ -90,9 +90,9 @@ def test_groups_that_cannot_work_are_named(paths: list[Path]) -> None:
         with pytest.raises(OptionError, match="one integer for each of the 4 samples"):
             group_batches(dataset, 1, groups=groups)
     for one in (dataset, Subset(dataset, [1])):
-        with pytest.raises(OptionError, match=r"this TensorDataset does not know the file .* give groups="):
+        with pytest.raises(OptionError, match=r"this TensorDataset does not know the file .* pass groups="):
             group_batches(one, 1)
-    with pytest.raises(OptionError, match="this FastHDF5Dataset does not say"):
+    with pytest.raises(OptionError, match="this FastHDF5Dataset does not know"):
         group_batches(FastHDF5Dataset(paths[0], "n"), 1)
     with pytest.raises(OptionError, match="bad_samples='skip' leaves samples out"):
         group_batches(FastHDF5Dataset(paths, "n", bad_samples="skip"), 1)

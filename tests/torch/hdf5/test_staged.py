@@ -135,7 +135,7 @@ def test_errors_name_the_url(remote: Any, file: Path, tmp_path: Path) -> None:
         dataset[0]
     dataset.close()
     assert str(tmp_path) not in str(caught.value)
-    with pytest.raises(OptionError, match="stage= a folder"):
+    with pytest.raises(OptionError, match="stage= with a folder"):
         FastHDF5Dataset(URL, KEYS)
     with pytest.raises(OptionError, match="storage_options= is for a path that is a URL"):
         FastHDF5Dataset(file, KEYS, storage_options={"anon": True})
