@@ -174,13 +174,14 @@ def row(index: int, rng: object = None) -> np.ndarray[Any, Any]:
 def test_generated_files_and_folders_of_results(tmp_path: Path, name: str) -> None:
     out = tmp_path / "out" / f"{name}.h5"
     out.parent.mkdir()
-    generate(row, 4, out, seed=1, workers=1, probe=False, progress=False)
+    generate(row, 4, out, seed=1, workers=0, probe=False, progress=False)
     assert os.listdir(out.parent) == [out.name]
     kept = memoize(row, dir=tmp_path / "kept" / name)
     assert kept(3).tolist() == kept(3).tolist() == [3, 3, 3]
     assert os.listdir(tmp_path / "kept") == [name]
 
 
+@pytest.mark.few(8)
 @names
 def test_commands(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """They do as they are asked, and show names without carrying out what is in them."""

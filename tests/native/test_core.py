@@ -248,6 +248,7 @@ ENDINGS = {
 }  # fmt: skip
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_a_script_ends_cleanly_while_batches_are_made(tree: Path, ending: str) -> None:
     command = [sys.executable, "-c", SCRIPT.format(ENDINGS[ending]), str(tree)]
