@@ -174,7 +174,7 @@ def test_arguments_that_keras_refuses_are_refused_in_its_words(
         ({"output": "float64"}, "output must be one of"),
         ({"parity": "numpy"}, "parity must be one of"),
         ({"engine": "magic"}, "engine must be one of"),
-        ({"output": "uint8", "rescale": 0.5}, "rescale= makes floats"),
+        ({"output": "uint8", "rescale": 0.5}, "rescale= gives floats"),
         ({"threads": 0}, "threads must be"),
         ({"batch_size": 0}, "batch_size must be"),
         ({"image_size": (0, 3)}, "image_size must be"),
