@@ -28,6 +28,10 @@ _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _NIFTI_NAMES = (".nii", ".nii.gz", ".hdr.gz", ".hdr", ".img.gz", ".img")
 
 
+class UnsupportedFormatError(VolumeError):
+    """A file's format is not one of those that volumes are read from."""
+
+
 def open_volume(what: Any, place: str = "volume", *, may_write: bool = False) -> Volume:
     """Open a path or a URL, a NumPy array, or a list of TIFF files that are the slices of one volume.
 
@@ -123,7 +127,7 @@ def _file(path: str, inside: str, *, may_write: bool) -> Volume:
     if name.endswith((".h5", ".hdf5")) or (not is_other and is_hdf5(path)):
         return hdf5_volume(path, inside, default_file_arrays() if may_write else None)
     if inside:
-        raise VolumeError(f"{path} holds a single array, so it has no {inside!r}")
+        raise VolumeError(f"{path} is not a file of several arrays, so it has no {inside!r}")
     if begin.startswith(_NUMPY):
         return npy_volume(path)
     if begin[:4] in _TIFF:
@@ -132,7 +136,7 @@ def _file(path: str, inside: str, *, may_write: bool) -> Volume:
         return Blosc2Volume(path)
     if name.endswith(_NIFTI_NAMES):
         return nifti_volume(path, may_write=may_write)
-    raise VolumeError(
+    raise UnsupportedFormatError(
         f"{path} is not a volume in a supported format: Zarr, N5, HDF5, TIFF, NIfTI, Blosc2's .b2nd, "
         "NumPy's .npy"
     )

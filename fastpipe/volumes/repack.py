@@ -39,7 +39,7 @@ from fastpipe.core.text import counted, in_bytes
 from fastpipe.errors import HDF5Error, OptionError, VolumeError
 from fastpipe.hdf5.library import h5py
 from fastpipe.hdf5.opening import library_errors, opened, raw_name
-from fastpipe.volumes.opening import open_volume
+from fastpipe.volumes.opening import UnsupportedFormatError, open_volume
 from fastpipe.volumes.tensorstore import FAILED, SPEC, opened_by_tensorstore
 from fastpipe.volumes.volume import (
     Box,
@@ -407,9 +407,9 @@ def open_source(path: str) -> Volume:
     it."""
     try:
         return open_volume(path, may_write=True)
-    except VolumeError as error:
+    except UnsupportedFormatError as error:
         # For a wrong file, as opposed to a forgotten option, the error lists all supported formats.
-        if "is not a volume in a supported format" in str(error) and not is_hdf5(path):
+        if not is_hdf5(path):
             raise VolumeError(f"{error}; it is not an HDF5 file either") from None
         raise
 

@@ -502,7 +502,7 @@ def places_of(
     if isinstance(sampling, Foreground):
         labels = _role(roles, "labels", "Foreground draws patches around labels")
         if labels.dtype.kind == "c":
-            raise OptionError(f"Foreground needs numeric labels, and these are {labels.dtype}")
+            raise OptionError(f"Foreground needs labels that are real numbers, and these are {labels.dtype}")
         found = [
             label_voxels(labels, number, sampling.voxels, sampling.classes, kept)
             for number in range(len(labels.volumes))

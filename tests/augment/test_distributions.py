@@ -29,7 +29,7 @@ def same(ours: npt.ArrayLike, theirs: npt.ArrayLike) -> None:
         np.testing.assert_array_equal(np.unique(one), np.unique(other))
         return
     assert stats.ks_2samp(one, other, method="asymp").pvalue > SURE
-    # Of 4,000 draws the least has a part of more than 0.005 below it once in 10**8 times.
+    # The least of 4,000 draws is beyond the 0.005 quantile once in 10**8 runs.
     for end in (0.005, 0.995):
         assert one.min() <= np.quantile(other, end) <= one.max()
         assert other.min() <= np.quantile(one, end) <= other.max()

@@ -242,7 +242,7 @@ def test_volumes_are_shown_by_their_middle_plane(channels: int) -> None:
     size = augment.preview(augment.nnunet_default((6, 8, 8)), volumes, tile=40).size
     bright = augment.preview(augment.Brightness3D(0.0), volumes, tile=40)
     assert size[1] > bright.size[1] > 80
-    # What was drawn for each is beneath: black planes beside none that are.
+    # The parameters are below each picture: black planes beside planes that are not black.
     assert (np.asarray(bright) == 0).all(axis=-1).sum() > 3 * 30 * 15
 
 

@@ -32,7 +32,7 @@ PAIRS = [
 
 
 def others_of(chain: Any, batch: Tensor, numbers: Any) -> list[Tensor]:
-    """What a chain takes beside a batch: class numbers to mix, labels of voxels, or lengths."""
+    """Return the chain's other inputs: class indices to mix, voxel labels, or lengths."""
     if any(op.mixes for op in chain.ops):
         return [torch.from_numpy(numbers % 2)]
     if batch.ndim == 5:

@@ -36,7 +36,7 @@ from fastpipe.errors import AugmentError, OptionError
 UINT8, FLOATS = DTYPES[0], DTYPES[1:]
 NO_BYTE = ("affine that fills in no byte", "erasing with no byte")
 OF_FLOATS = ("normalise", "bytes", "mixed", *SPECTROGRAMS)
-# Of bytes: levels that values may differ by, and for which part of them; those that are not here are equal.
+# For uint8: the levels by which values may differ, and for which fraction; all other cases are equal.
 NEAR_BYTES = {
     "jitter": (3, 0.0005), "policy": (2, 0.005), "smooth policy": (2, 0.01), "trivial policy": (2, 0.005),
     "smooth trivial policy": (2, 0.01), **dict.fromkeys(

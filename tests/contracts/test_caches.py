@@ -1,4 +1,4 @@
-"""What all caches have in common: what is put is found by all users, and nothing else, whatever happens."""
+"""Behaviours of every cache: all users find the stored entries and nothing else."""
 
 from __future__ import annotations
 

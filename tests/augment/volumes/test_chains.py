@@ -259,7 +259,7 @@ OPS = [
 @pytest.mark.parametrize("op", OPS, ids=lambda op: type(op).__name__)
 @pytest.mark.parametrize("is_host", [True, False])
 def test_an_operation_takes_three_batches_of_memory_at_most(op: Any, is_host: bool) -> None:
-    """Of two volumes, with the given ones."""
+    """Parameters for two volumes, with the given ones replaced."""
     volumes = smooth((2, 1, 72, 136, 136))  # of which devices take a part at a time
     applied = applied_table([op], op.draw(volumes.shape, generator=seeded()).table, tuple(volumes.shape[1:]))
     threads = torch.get_num_threads()

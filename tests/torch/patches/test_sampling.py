@@ -182,7 +182,9 @@ def test_classes_that_are_in_no_volume_are_named(tmp_path: Path, caplog: pytest.
 
 
 def test_complex_labels_are_refused() -> None:
-    with pytest.raises(OptionError, match="Foreground needs numeric labels, and these are complex64"):
+    with pytest.raises(
+        OptionError, match="Foreground needs labels that are real numbers, and these are complex64"
+    ):
         around(labelled((1, ONE)).astype("c8"))
 
 
