@@ -17,7 +17,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from generated import content, contents, environment, folder_of, made, noted_rows
+from generated import (
+    content,
+    contents,
+    environment,
+    failing,
+    folder_of,
+    made,
+    noted_rows,
+    plain,
+    ragged,
+)
 from scripts import Started, children, parent, wait_until_ended
 
 from fastpipe.errors import GenerationError
@@ -30,20 +40,6 @@ pytestmark = pytest.mark.skipif(
 N = 60
 RAGGED = {"columns": {"r": ("int64", (None,))}}
 SKIP = {**RAGGED, "max_bytes": 300, "bad_samples": "skip"}
-
-
-def plain(index: int, rng: np.random.Generator) -> dict[str, Any]:
-    return {"x": rng.normal(size=3), "index": index}
-
-
-def ragged(index: int, rng: np.random.Generator) -> dict[str, Any]:
-    return {"r": np.arange(index % 5), "text": "ä" * (index % 4), "x": rng.random()}
-
-
-def failing(index: int, rng: np.random.Generator) -> dict[str, Any]:
-    if index % 9 == 4:
-        raise ValueError(index)
-    return {"x": rng.random(), "r": np.arange(index % 5), "y": index}
 
 
 def with_batch(fn: Callable[..., Any], before: Callable[[int], object]) -> Callable[..., Any]:

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pytest
 import torch
 from dying import dying_at
-from generated import content, folder_of, made, noted_rows
+from generated import content, failing, folder_of, made, noted_rows, plain, ragged
 from torchvision import transforms as v1
 
 from fastpipe import Cache, FastImageFolder, FastLoader, memoize
@@ -72,20 +72,6 @@ class Component(NamedTuple):
 N = 60
 RAGGED = {"columns": {"r": ("int64", (None,))}}
 FILES = {**RAGGED, "max_bytes": 300}
-
-
-def plain(index: int, rng: np.random.Generator) -> dict[str, Any]:
-    return {"x": rng.normal(size=3), "index": index}
-
-
-def ragged(index: int, rng: np.random.Generator) -> dict[str, Any]:
-    return {"r": np.arange(index % 5), "text": "ä" * (index % 4), "x": rng.random()}
-
-
-def failing(index: int, rng: np.random.Generator) -> dict[str, Any]:
-    if index % 9 == 4:
-        raise ValueError(index)
-    return {"x": rng.random(), "r": np.arange(index % 5), "y": index}
 
 
 def batched(index: int, rng: np.random.Generator) -> dict[str, Any]:

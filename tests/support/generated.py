@@ -9,10 +9,28 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import fastpipe
 from fastpipe.generation import Generated, generate
 
-__all__ = ["content", "contents", "environment", "folder_of", "made", "noted", "noted_rows"]
+__all__ = [
+    "content", "contents", "environment", "failing", "folder_of", "made", "noted", "noted_rows", "plain", "ragged",
+]  # fmt: skip
+
+
+def plain(index: int, rng: np.random.Generator) -> dict[str, Any]:
+    return {"x": rng.normal(size=3), "index": index}
+
+
+def ragged(index: int, rng: np.random.Generator) -> dict[str, Any]:
+    return {"r": np.arange(index % 5), "text": "ä" * (index % 4), "x": rng.random()}
+
+
+def failing(index: int, rng: np.random.Generator) -> dict[str, Any]:
+    if index % 9 == 4:
+        raise ValueError(index)
+    return {"x": rng.random(), "r": np.arange(index % 5), "y": index}
 
 
 def made(fn: Callable[..., Any], out: Path, n: int = 60, **options: Any) -> Generated:
@@ -47,5 +65,5 @@ def noted_rows(out: Path) -> int:
 
 
 def environment() -> dict[str, str]:
-    """Of scripts that import this fastpipe."""
+    """Return the environment of scripts that import this fastpipe."""
     return {**os.environ, "PYTHONPATH": str(Path(fastpipe.__file__).parents[1])}
