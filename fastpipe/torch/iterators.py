@@ -535,6 +535,8 @@ class ThreadedIterator(_Counting):
         self._errors: deque[DeferredError] = deque()
         self._close = weakref.finalize(self, _cancel_all, self._pending)
         self._close.atexit = False
+        if stands_for_workers:
+            self._sampler_iter = iter(self._index_sampler)  # torch's iterator with workers makes a second one
         self._begin_epoch()
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
