@@ -1,11 +1,11 @@
 """fastpipe: make the input pipeline of an existing training script fast.
 
-Swap one object for another that behaves the same::
+Replace a dataset or a loader of the script by the class of fastpipe that behaves the same::
 
     from fastpipe import FastImageFolder, FastLoader
 
-Importing this package loads only the standard library and NumPy; everything heavier is
-loaded by the first use of the name that needs it.
+Importing this package loads only the standard library and NumPy.  Other packages, such as torch, are
+imported when a script first uses a name that needs them.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _LAZY = {
 }
 
 
-# Parts of the package that scripts name without importing them: ``fastpipe.tf.image_dataset``.
+# Subpackages that scripts use without an import of their own, as in ``fastpipe.tf.image_dataset``.
 _PARTS = ("augment", "generation", "profiling", "tf", "tools")
 
 

@@ -1,4 +1,4 @@
-"""``python -m fastpipe`` is ``fastpipe``."""
+"""Run the ``fastpipe`` command for ``python -m fastpipe``."""
 
 from __future__ import annotations
 

@@ -13,22 +13,23 @@ import fastpipe
 from fastpipe.core.text import printable
 from fastpipe.errors import FastpipeError
 
-# Width of tables if the output is a file or a pipe.
+# The width of tables if the output is a file or a pipe.
 PLAIN_WIDTH = 160
 
 
 class Command(NamedTuple):
-    """A subcommand: its module, and one line of help.
+    """A subcommand: the name of its module, and one line of help.
 
-    The module has ``add_arguments(parser)`` and ``run(args, output, progress)``, which returns the exit code.
-    It may have ``EPILOG``, and ``prepare(arguments)``, which completes arguments before they are parsed.
+    The module has the functions ``add_arguments(parser)`` and ``run(args, output, progress)``.  ``run``
+    returns the exit code.  The module may also have a help text ``EPILOG`` and a function
+    ``prepare(arguments)``, which completes the arguments before they are parsed.
     """
 
     module: str
     about: str
 
     def load(self) -> Any:
-        return importlib.import_module(self.module)  # only when the command is used
+        return importlib.import_module(self.module)  # imported only when the command is used
 
     def prepare(self, arguments: list[str]) -> list[str]:
         prepared: list[str] = getattr(self.load(), "prepare", list)(arguments)
@@ -66,11 +67,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Args:
-        argv: arguments without the program's name; ``None`` takes those of the process.
+        argv: the arguments without the program's name.  ``None`` takes the arguments of the process.
 
     Returns:
-        Exit code: 0 success, 1 the command found problems (outputs that differ, images that cannot be read),
-        2 bad input, 130 interrupted.
+        The exit code: 0 for success, 1 if the command found problems (outputs that differ, images that cannot
+        be read), 2 for bad input, 130 if the command was interrupted.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     asked = [name for name in arguments[:1] if name in COMMANDS]
@@ -85,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     errors = Console(stderr=True)
     try:
         output = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
-        # Leave the output of a profiled script as it is.
+        # The encoding of a profiled script's output must not change.
         printing = nullcontext() if args.command == "profile" else in_any_encoding()
         with printing, Progress(errors) as progress:
             code: int = COMMANDS[args.command].load().run(args, output, progress)
@@ -93,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return 0
     except (FastpipeError, OSError) as error:
-        # As Text, because rich turns words such as ":x:" in a plain string into emoji.
+        # ``print_line`` passes a Text, because rich turns words such as ":x:" in a string into emoji.
         print_line(errors, f"fastpipe {args.command}: {error}", style="red")
         return 2
     except KeyboardInterrupt:
@@ -102,9 +103,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are printable, because arguments are file names, often from a shell's pattern.
+    """A parser that escapes control characters in its errors, because arguments may be any file names.
 
-    Options must be spelled out: ``--rest`` must not move files.
+    Abbreviations of options are not accepted, so that ``--rest`` does not move files as ``--restore`` does.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -115,7 +116,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser(names: Sequence[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
-    """Return the parser, with the options of these commands."""
+    """Return the parser of all commands, with the options of the commands ``names``."""
     parser = _Parser("fastpipe", description="Make the input pipeline of a training script fast.")
     parser.add_argument("--version", action="version", version=f"fastpipe {fastpipe.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

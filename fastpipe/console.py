@@ -1,4 +1,4 @@
-"""Progress and tables of commands: in a terminal one line that is updated, elsewhere a line for each step."""
+"""The output of commands: progress, tables and reports, and the parsing of numbers in arguments."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ _DECIMAL = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def plain(text: str, style: str = "") -> Text:
-    """Return text without markup and with control characters escaped; it may contain file names."""
+    """Return text without markup and with escaped control characters; file names may contain both."""
     return Text(printable(text), style)
 
 
 def print_line(console: Console, text: str, style: str = "") -> None:
-    """Print one line without wrapping it, so that paths can be copied."""
+    """Print a line without line breaks, so that paths can be copied."""
     console.print(plain(text, style), soft_wrap=True)
 
 
 class PlainTable(Table):
-    """A table whose title and cells are plain text."""
+    """A table whose title and cells are plain text, without markup."""
 
     def __init__(self, title: str | None = None, **options: Any) -> None:
         made = None if title is None else plain(title)
         super().__init__(title=made, title_justify="left", box=SIMPLE_HEAD, **options)
 
     def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
-        """Add a row."""
+        """Add a row of cells."""
         super().add_row(*(plain(cell) if isinstance(cell, str) else cell for cell in cells), **options)
 
 
@@ -55,9 +55,10 @@ class Progress:
     """The progress display of a command.
 
     Args:
-        console: the output; normally standard error.
+        console: the console to print on, normally standard error.
 
-    In a terminal, one line shows the current step; otherwise each finished step is a line.
+    In a terminal, one line is updated and shows the current step.  In other outputs, each finished step is a
+    line.
     """
 
     def __init__(self, console: Console) -> None:
@@ -73,12 +74,12 @@ class Progress:
         self.stop()
 
     def stop(self) -> None:
-        """Remove the moving line before permanent output; the next step shows it again."""
+        """Remove the updated line before other output.  The next step shows the line again."""
         if self._status is not None:
             self._status.stop()
 
     def now(self, text: str) -> None:
-        """Show the current step, in a terminal only."""
+        """Show the current step if the console is a terminal."""
         if self._status is not None:
             self._status.update(plain(text))
             self._status.start()
@@ -88,7 +89,7 @@ class Progress:
         print_line(self._console, text)
 
     def step(self, text: str) -> None:
-        """Show a small step in the moving line, or print a line if there is none."""
+        """Show a small step in the updated line of a terminal, or print a line in other outputs."""
         if self._status is not None:
             self.now(text)
         else:
@@ -97,7 +98,7 @@ class Progress:
 
 @contextmanager
 def in_any_encoding() -> Iterator[None]:
-    """Escape characters that standard output's encoding lacks, for which ``print`` would raise an error."""
+    """Escape characters that the encoding of standard output lacks, so that ``print`` raises no error."""
     stream, errors = sys.stdout, getattr(sys.stdout, "errors", None)
     if errors != "strict" or not hasattr(stream, "reconfigure"):
         yield
@@ -110,10 +111,10 @@ def in_any_encoding() -> Iterator[None]:
 
 
 class Pace:
-    """The moving line of work that is measured in bytes.
+    """Progress of work that is measured in bytes.
 
     Args:
-        progress: the display.
+        progress: the display to update.
         what: name of the work.
         nbytes: total number of bytes.
     """
@@ -127,11 +128,11 @@ class Pace:
         self._nbytes -= nbytes
 
     def add(self, nbytes: int, where: str) -> None:
-        """Count more bytes as done, and show share, rate and remaining time.
+        """Count more bytes as done, and show the fraction done, the rate and the remaining time.
 
         Args:
-            nbytes: number of bytes.
-            where: position of the work, in words.
+            nbytes: number of bytes to add.
+            where: text that says which part of the work is being done.
         """
         self._done += nbytes
         rate = self._done / max(time.monotonic() - self._begun, 1e-9)
@@ -143,7 +144,7 @@ class Pace:
 
 
 def in_time(seconds: float) -> str:
-    """Format a duration in seconds for people.
+    """Format a duration in seconds as text, in seconds, minutes or hours.
 
     >>> in_time(7.4), in_time(200), in_time(9000)
     ('7 s', '3 min', '2.5 h')
@@ -158,8 +159,8 @@ def table(title: str, left: Sequence[str], right: Sequence[str]) -> PlainTable:
 
     Args:
         title: text above the table.
-        left: headings of the first columns, which hold words.
-        right: headings of the other columns, which hold numbers.
+        left: headings of the first columns, which contain words.
+        right: headings of the remaining columns, which contain numbers.
     """
     made = PlainTable(title, title_style="bold")
     for name in left:
@@ -170,7 +171,7 @@ def table(title: str, left: Sequence[str], right: Sequence[str]) -> PlainTable:
 
 
 def positive(kind: Callable[[str], Number]) -> Callable[[str], Number]:
-    """Return an argparse type for numbers above 0; for ``int`` that is from 1.
+    """Return an argparse type that accepts only numbers above 0.
 
     Args:
         kind: ``int`` or ``float``.
@@ -193,18 +194,18 @@ def positive(kind: Callable[[str], Number]) -> Callable[[str], Number]:
 
 
 class TextReport(ABC):
-    """A report that prints itself on a console; ``str`` and ``repr`` give the same text without colours."""
+    """A report that prints itself on a console.  ``str`` and ``repr`` return its text without colours."""
 
     @abstractmethod
     def show(self, console: Console) -> None:
-        """Print the report on a console, in the console's width and colours."""
+        """Print the report on a console, in the width and colours of the console."""
 
     @abstractmethod
     def as_json(self) -> dict[str, Any]:
-        """Return the whole report as plain numbers, strings, lists and dicts."""
+        """Return the whole report as dicts, lists, strings and numbers that JSON can represent."""
 
     def json(self) -> str:
-        """Return the whole report as a JSON object."""
+        """Return the whole report as the text of a JSON object."""
         return json.dumps(self.as_json(), indent=1)
 
     def __str__(self) -> str:
@@ -218,7 +219,7 @@ class TextReport(ABC):
 
 
 def sides(text: str) -> tuple[int, ...]:
-    """Parse an argument of whole numbers from 1, one for each dimension.
+    """Parse an argument that is a whole number from 1 for each dimension.
 
     >>> sides("72,136,136")
     (72, 136, 136)
@@ -233,7 +234,7 @@ def sides(text: str) -> tuple[int, ...]:
 
 
 def size(text: str) -> int:
-    """Parse an argument that is a number of bytes.
+    """Parse an argument that is a number of bytes, with or without a unit.
 
     >>> size("8GiB"), size("1.5M"), size("2 GB")
     (8589934592, 1572864, 2000000000)

@@ -1,30 +1,30 @@
-"""All errors that fastpipe raises on purpose, in one tree.
+"""The tree of all errors that fastpipe raises on purpose.
 
 ::
 
     FastpipeError
     ├── MissingDependencyError   (ImportError)   an optional package is not installed
     ├── OptionError              (ValueError)    an argument has a value that cannot work
-    ├── AugmentError             (ValueError)    a batch, or an argument, of an augmentation cannot be used
+    ├── AugmentError             (ValueError)    an augmentation cannot use its batch or an argument
     ├── BadSampleError           (OSError)       one sample could not be read or decoded
-    │   └── TooManyBadSamplesError               the error budget of ``BadSamples`` is spent
-    ├── CacheError               (OSError)       a cache's folder cannot be used, or must not be
+    │   └── TooManyBadSamplesError               more samples are bad than ``BadSamples`` allows
+    ├── CacheError               (OSError)       a cache's folder cannot be used, or is not safe
     ├── HDF5Error                (OSError)       an HDF5 file is damaged, has changed, or is in use
     ├── VolumeError              (OSError)       a volume is damaged, has changed, or cannot be opened
     ├── StoreError               (OSError)       an object store does not answer, or gives a wrong answer
-    │   ├── StoreAccessError     (PermissionError)   it refuses these credentials
-    │   ├── StoreBusyError                       a retry may succeed
+    │   ├── StoreAccessError     (PermissionError)   the store refuses these credentials
+    │   ├── StoreBusyError                       the store is busy; a retry may succeed
     │   └── ObjectChangedError                   an object has changed since it was listed
-    ├── StageError               (OSError)       a stage's folder cannot be used, or must not be
-    ├── GenerationError          (RuntimeError)  rows cannot be made, or belong to another job
+    ├── StageError               (OSError)       a stage's folder cannot be used, or is not safe
+    ├── GenerationError          (RuntimeError)  rows cannot be made, or are from another job
     ├── WorkerError              (RuntimeError)  a worker process died, or does not answer
     ├── SharedMemoryError        (RuntimeError)  a worker's batch does not fit into /dev/shm
-    └── ClosedError              (RuntimeError)  a loader's threads have already ended
+    └── ClosedError              (RuntimeError)  the threads for this work have already ended
 
-Each also derives from the built-in exception that the replaced code raises in the same
-place, so that a script's ``except OSError`` keeps working.  A message states what failed,
-what was found, where (path and index), and what to do about it.  Its text is safe to print anywhere: control
-characters in file names are escaped (``args`` and ``path`` hold them unescaped).
+Each error also derives from the built-in exception in parentheses.  The replaced code raises that
+exception for the same failure, so a script's ``except OSError`` keeps working.  A message says what
+failed, what was found, at which path and index, and what to do about it.  Every message is safe to
+print: control characters in file names are escaped.  ``args`` and ``path`` hold the unescaped text.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class FastpipeError(Exception):
 
 
 class MissingDependencyError(FastpipeError, ImportError):
-    """An optional package is needed but not installed; the message contains the pip command."""
+    """An optional package is needed but not installed.  The message contains the pip command."""
 
 
 class OptionError(FastpipeError, ValueError):
@@ -69,18 +69,18 @@ class OptionError(FastpipeError, ValueError):
 
 
 class AugmentError(FastpipeError, ValueError):
-    """An augmentation's arguments cannot work, or it does not accept a batch's kind, shape or dtype."""
+    """An augmentation's arguments cannot work, or a batch has a kind, shape or dtype that is not accepted."""
 
 
 class BadSampleError(FastpipeError, OSError):
     """One sample's file could not be read or decoded.
 
     Args:
-        message: the whole message; it already names path and index.
-        path: the file, or None if there is none.
-        index: the sample's index in the dataset, or None.
+        message: the whole message, including the path and the index.
+        path: the path of the file; None if the sample has no file.
+        index: the sample's index in the dataset; None if unknown.
 
-    In the process where it happened, the original exception is the ``__cause__``.
+    In the process that read the sample, ``__cause__`` is the original exception.
     """
 
     def __init__(self, message: str, *, path: str | None = None, index: int | None = None) -> None:
@@ -94,15 +94,15 @@ class TooManyBadSamplesError(BadSampleError):
 
 
 class CacheError(FastpipeError, OSError):
-    """A cache's folder cannot be used, or must not be because others could write there."""
+    """A cache's folder cannot be used, or is not safe because other users could write to the folder."""
 
 
 class HDF5Error(FastpipeError, OSError):
-    """An HDF5 file cannot be opened, is damaged, has changed meanwhile, or is being written to."""
+    """An HDF5 file cannot be opened, is damaged, has changed since it was opened, or is being written."""
 
 
 class VolumeError(FastpipeError, OSError):
-    """A volume cannot be opened, is damaged, has changed meanwhile, or is not as described."""
+    """A volume cannot be opened, is damaged, has changed since it was opened, or has wrong metadata."""
 
 
 class StoreError(FastpipeError, OSError):
@@ -110,28 +110,29 @@ class StoreError(FastpipeError, OSError):
 
 
 class StoreAccessError(StoreError, PermissionError):
-    """A store refuses these credentials; a retry does not help."""
+    """A store refuses these credentials.  A retry does not help."""
 
 
 class StoreBusyError(StoreError):
-    """A store gave no answer for now: it throttles or restarts, or the connection was cut."""
+    """A store cannot answer at present: the store throttles or restarts, or the connection was cut."""
 
 
 class ObjectChangedError(StoreError):
-    """An object no longer has the requested version: it was replaced meanwhile."""
+    """An object was replaced after it was listed, so the listed version no longer exists."""
 
 
 class StageError(FastpipeError, OSError):
-    """A stage's folder cannot be used, or must not be because others could write there."""
+    """A stage's folder cannot be used, or is not safe because other users could write to the folder."""
 
 
 class GenerationError(FastpipeError, RuntimeError):
-    """Rows cannot be made: the function raised, workers cannot run it, or existing rows are from another job.
+    """Rows of generated samples cannot be made: the function raised an error, worker processes cannot run the
+    function, or existing rows are from another job.
 
     Args:
-        message: the whole message; it says what is kept, and how to continue.
-        index: the row that failed, or None if the error is not about one row.
-        trace: the traceback's text if the function raised, else empty.
+        message: the whole message, including which rows are kept and how to continue.
+        index: the row that failed; None if the error is not about one row.
+        trace: the text of the traceback if the function raised an error, else empty.
     """
 
     def __init__(self, message: str, *, index: int | None = None, trace: str = "") -> None:
@@ -144,7 +145,7 @@ class WorkerError(FastpipeError, RuntimeError):
     """A worker process died, or does not answer within ``timeout``.
 
     Args:
-        message: the whole message; it names the worker, its last sample and its stack.
+        message: the whole message, including the worker, the worker's last sample and its stack.
         worker: the worker's number, from 0.
         pid: the worker's process ID.
     """
@@ -159,8 +160,8 @@ class WorkerError(FastpipeError, RuntimeError):
 
 
 class SharedMemoryError(FastpipeError, RuntimeError):
-    """A worker's batch does not fit into the shared memory that torch sends it through."""
+    """A worker's batch does not fit into the shared memory in which torch sends batches."""
 
 
 class ClosedError(FastpipeError, RuntimeError):
-    """Work was given to a thread pool that has been closed."""
+    """The threads for this work have ended: their pool was closed, or the interpreter is about to exit."""

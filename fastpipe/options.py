@@ -1,4 +1,4 @@
-"""Options of datasets and loaders: immutable values, checked when they are constructed."""
+"""Options of datasets and loaders: immutable objects that check their arguments on construction."""
 
 from __future__ import annotations
 
@@ -18,34 +18,39 @@ __all__ = ["BadSamples", "Cache", "Decode", "Shard", "Shuffle", "Stage", "Subset
 
 @dataclass(frozen=True)
 class Decode:
-    """Settings for decoding images.  ``scaled`` and ``short_side`` change pixels; all other settings
-    give the same pixels as Pillow.
+    """Settings for decoding images.
+
+    On the CPU, the pixels equal Pillow's, except with ``scaled`` or ``short_side``.  Images that are decoded
+    on a GPU differ slightly from Pillow's.
 
     Args:
-        backend: ``"auto"`` decodes with libjpeg-turbo where its pixels equal Pillow's; the others name a
-            decoder.  ``"dali"`` decodes the images of a batch in one run of an NVIDIA DALI pipeline,
-            and ``"pillow"`` decodes all images with Pillow.  ``"simplejpeg"``, kept from earlier versions,
-            equals ``"auto"``.  Every decoder falls back to Pillow for images that it cannot decode
-            exactly as Pillow does.  Where ``fastpipe.tf.image_dataset`` gives TensorFlow's pixels,
-            ``"dali"`` gives the same ones, and the other values make no difference.
-            With ``FastLoader(device="cuda")`` and no workers, ``"nvimgcodec"`` and ``"dali"`` decode and
-            resample on the GPU; pixels then differ slightly from Pillow's.
-        exif: apply the EXIF orientation.  Off by default, because torchvision's ``ImageFolder`` ignores it.
+        backend: the decoder.  ``"auto"`` decodes with libjpeg-turbo if the pixels then equal Pillow's.
+            ``"dali"`` decodes the images of a batch in one run of an NVIDIA DALI pipeline.  ``"pillow"``
+            decodes all images with Pillow.  ``"simplejpeg"`` is an old name of ``"auto"``.  Every decoder
+            on the CPU falls back to Pillow for images that the decoder cannot decode exactly as Pillow does.
+            ``"nvimgcodec"`` and ``"dali"`` decode and resample on the GPU if the loader is a
+            ``FastLoader(device="cuda")`` without worker processes.
+            If ``fastpipe.tf.image_dataset`` returns TensorFlow's pixels, the pixels do not depend on
+            ``backend``.  ``"dali"`` then decodes with DALI, and all other values decode in the same way.
+        exif: apply the EXIF orientation.  The default is False, because torchvision's ``ImageFolder``
+            ignores the orientation.
         scaled: decode a JPEG at 1/2, 1/4 or 1/8 of its size if the region that the transform reads is at
-            least 2, 4 or 8 times as large as the transform's output.  Saves work for large photographs.
-            **Changes pixels.**
-        short_side: pixels; first shrink images whose shorter side is longer, as
-            ``torchvision.transforms.Resize(short_side)`` does, before any transform.  **Changes
-            pixels.**  Useful with a cache: cached images take less memory, and less work in each epoch.
+            least 2, 4 or 8 times as large as the transform's output.  Large photographs then take less
+            time.  **Changes pixels.**
+        short_side: number of pixels.  If the shorter side of an image has more pixels, the image is shrunk
+            before any transform, as by ``torchvision.transforms.Resize(short_side)``.  **Changes pixels.**
+            With a cache, the cached images then take less memory and less work in each epoch.
         max_pixels: refuse images with more pixels, before they are decoded.  ``None``
             applies Pillow's policy (``PIL.Image.MAX_IMAGE_PIXELS``).
-        gpu_share: fraction of each batch's images to decode on the GPU, from 0 to 1, spread evenly over the
-            batch; the CPU decodes the others meanwhile.  ``"auto"`` measures: for a second, the training
-            steps get batches of several shares, and the share with the fastest steps is used from then on.
-            It is logged, and ``FastLoader.plan`` shows it.  With ``"auto"``, the machine's speed decides
-            which images the GPU decodes, and so some pixels; a number gives the same images in each run.
-            ``None`` means all images for ``"nvimgcodec"`` and ``"dali"``, and none for ``"auto"``.  With a
-            share, ``"auto"`` uses nvImageCodec on the GPU.  No effect if nothing is decoded on a GPU.
+        gpu_share: fraction, from 0 to 1, of each batch's images that the GPU decodes.  These images are
+            spread evenly over the batch, and the CPU decodes the remaining images at the same time.
+            ``"auto"`` tries several fractions on the training's own batches, for about a second, then uses
+            the fastest fraction and logs it.  ``FastLoader.plan`` shows the choice.  With ``"auto"``, the
+            speed of the machine decides which images the GPU decodes, so some pixels may differ between
+            runs.  With a number, the GPU decodes the same images in each run.
+            ``None`` means all images for ``"nvimgcodec"`` and ``"dali"``, and no image for
+            ``backend="auto"``.  If ``gpu_share`` is given, ``backend="auto"`` uses nvImageCodec on the GPU.
+            ``gpu_share`` has no effect if nothing is decoded on a GPU.
 
     >>> Decode(backend="pillow")
     Decode(backend='pillow')
@@ -62,11 +67,10 @@ class Decode:
         _check_choice(
             "Decode(backend=…)", self.backend, ("auto", "nvimgcodec", "simplejpeg", "pillow", "dali")
         )
-        side = self.short_side
-        if side is not None and (not isinstance(side, int) or side <= 0):
-            raise OptionError(f"Decode(short_side=…) must be a number of pixels from 1 or None, got {side!r}")
-        if self.max_pixels is not None and self.max_pixels <= 0:
-            raise OptionError(f"Decode(max_pixels=…) must be positive or None, got {self.max_pixels!r}")
+        for name in ("short_side", "max_pixels"):
+            value, kind = getattr(self, name), "a number of pixels from 1, or None"
+            if value is not None and _as_integer(self, name, kind) < 1:
+                raise OptionError(f"Decode({name}=…) must be {kind}, got {value!r}")
         self._check_gpu_share()
 
     def _check_gpu_share(self) -> None:
@@ -88,27 +92,27 @@ class Decode:
 
 @dataclass(frozen=True)
 class Cache:
-    """The place where decoded images, chunks or parts of volumes are kept, so that they are decoded once.
+    """A cache for decoded images, HDF5 chunks or parts of volumes, which are then decoded only once.
 
-    The cache holds data as decoded, before the random part of a transform, so results do not
-    change.  A file that changes is decoded again.  Nothing is evicted: images that do not fit are
-    decoded in every epoch, as without a cache, and the same images are cache hits in every epoch.
+    The cache holds decoded data before the random part of a transform, so the results do not change.  A file
+    that changes is decoded again.  Images and HDF5 chunks are never evicted.  Images that do not fit are
+    decoded in every epoch, and the images that fit are cache hits in every epoch.
 
     Args:
-        where: ``"ram"`` keeps images in memory.  Threads, worker processes and all processes of
-            this user on the machine that use the same cache share it, and the last of them
-            releases it.  ``"disk"`` keeps images in files, for this run and later ones.
-            ``"auto"`` is ``"ram"`` from a sample's second use on, and only if all samples fit.
-            ``"off"`` keeps nothing.
-        max_bytes: maximum size in bytes.  ``"auto"``: a quarter of the memory that is free
-            (to the cgroup, in a container), or of the free disk, when the cache is created.
-        dir: with ``"disk"``, an existing or new folder; the cache creates a folder ``fastpipe-decoded``
-            of mode 0700 in it.  Default: in the user's cache folder.
+        where: ``"ram"`` keeps data in memory.  All threads, worker processes and other processes of
+            this user on this machine share a cache of the same ``max_bytes``.  The last process that
+            uses the cache releases it.  ``"disk"`` keeps data in files, for this run and later runs.
+            ``"auto"`` is like ``"ram"``, but keeps a sample only from its second use on, and only if all
+            samples of the dataset fit.  ``"off"`` keeps nothing.
+        max_bytes: maximum size in bytes.  ``"auto"`` is a quarter of the memory or disk space that is free
+            when the cache is created.  In a container, only the memory of its cgroup counts.
+        dir: with ``"disk"``, an existing or new folder.  The cache creates a folder ``fastpipe-decoded``
+            of mode 0700 in ``dir``.  By default, this folder is in the user's cache folder.
 
-    For volumes, parts are kept in memory within ``max_bytes``, from their first use on; the least wanted
-    parts are evicted when room is needed.  ``"disk"`` is not available for volumes.
+    For volumes, decoded parts are kept in memory from their first use on, up to ``max_bytes``.  If more room
+    is needed, the least useful parts are evicted.  ``"disk"`` is not available for volumes.
 
-    One of the four words is accepted wherever a ``Cache`` is.
+    Every argument that accepts a ``Cache`` also accepts one of the four words of ``where``.
 
     >>> Cache("ram", max_bytes=8 << 30)
     Cache(where='ram', max_bytes=8589934592)
@@ -128,7 +132,7 @@ class Cache:
 
     @classmethod
     def of(cls, value: Cache | str) -> Cache:
-        """Return ``value``, made a ``Cache`` if it is a word."""
+        """Return ``value`` itself, or ``Cache(where=value)`` if ``value`` is a word."""
         return value if isinstance(value, cls) else cls(where=value)  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
@@ -139,19 +143,19 @@ class Cache:
 class BadSamples:
     """The policy for samples whose file cannot be read or decoded.
 
-    Errors that a transform raises are errors of the script: they are raised under every policy.
+    Errors that a transform raises are errors of the script and are raised under every policy.
 
     Args:
-        policy: ``"raise"`` stops with an error that names path and index; ``"replace"``
-            uses another sample of the same class instead; ``"skip"`` leaves the sample out.
-            ``FastLoader`` with threads then fills the batch with the samples that follow;
-            from worker processes, and in a stock ``DataLoader``, the batch is shorter.
-        log: file to which one JSON line is appended for each bad sample.  ``None`` only logs a
-            warning through ``logging``.
-        max_errors: raise an error once more than this many different samples are bad in one
+        policy: ``"raise"`` stops with an error that names the path and the index.  ``"replace"``
+            uses another sample of the same class instead.  ``"skip"`` leaves the sample out.
+            With ``"skip"``, ``FastLoader`` with threads fills the batch with the next samples.
+            If worker processes or torch's ``DataLoader`` make the batch, it is shorter.
+        log: file to which one JSON line is appended for each bad sample.  ``None`` writes no file.
+            Each bad sample is also a warning of ``logging``.
+        max_errors: raise an error when more than this many different samples are bad in one
             process.  ``None`` sets no limit.
 
-    The policy's name is accepted wherever a ``BadSamples`` is.
+    Every argument that accepts a ``BadSamples`` also accepts the name of a policy.
 
     >>> BadSamples("replace", max_errors=100)
     BadSamples(policy='replace', max_errors=100)
@@ -163,12 +167,13 @@ class BadSamples:
 
     def __post_init__(self) -> None:
         _check_choice("BadSamples(policy=…)", self.policy, ("raise", "replace", "skip"))
-        if self.max_errors is not None and self.max_errors < 0:
-            raise OptionError(f"BadSamples(max_errors=…) must be ≥ 0 or None, got {self.max_errors!r}")
+        kind = "an integer from 0, or None"
+        if self.max_errors is not None and _as_integer(self, "max_errors", kind) < 0:
+            raise OptionError(f"BadSamples(max_errors=…) must be {kind}, got {self.max_errors!r}")
 
     @classmethod
     def of(cls, value: BadSamples | str) -> BadSamples:
-        """Return ``value``, made a ``BadSamples`` if it is a policy's name."""
+        """Return ``value`` itself, or ``BadSamples(policy=value)`` if ``value`` is the name of a policy."""
         return value if isinstance(value, cls) else cls(policy=value)  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
@@ -180,15 +185,15 @@ class Shuffle:
     """A way to shuffle an epoch, as an alternative to ``shuffle=True``.
 
     Args:
-        window: number of groups that are mixed at a time; None takes as many as are 32 MB decoded.
-            For volumes, patches come from this many places in turn; None takes as many places as
-            decode little more than is used.
-        unit: ``"sample"`` shuffles samples, every order equally likely, as ``shuffle=True`` does.
+        window: number of groups whose samples are mixed at a time.  None takes as many groups as fit in
+            32 MB when decoded.  For volumes, ``window`` is the number of regions from which patches come
+            in turn.  None then takes the largest number with which little unused data is decoded.
+        unit: ``"sample"`` shuffles samples as ``shuffle=True`` does: every order is equally likely.
             ``"group"`` shuffles the groups of samples that are cheap to read together, such as
-            the chunks of an HDF5 file, and then the samples of each ``window`` groups.
-            Each group is read once, while it is in memory.  **Changes the order's statistics**:
+            the chunks of an HDF5 file, and then shuffles the samples of every ``window`` groups.
+            Each group is read only once in an epoch.  **Changes the order's statistics**:
             two samples of a batch are from the same group with probability up to 1 / ``window``,
-            instead of 1 / groups.
+            instead of 1 / (number of groups).
 
     >>> Shuffle(window=64, unit="group")
     Shuffle(window=64, unit='group')
@@ -215,11 +220,11 @@ class Shard:
     """One rank's part of each epoch.
 
     Args:
-        rank: this process's number, from 0.
+        rank: the number of this process, from 0.
         world: number of processes that share an epoch.
-        mode: ``"train"`` gives each rank the same number of batches, of equal sizes; to achieve
-            this, fewer samples than there are ranks may come twice.  ``"eval"`` gives every sample
-            exactly once; ranks get the same number of batches, whose sizes differ by at most one.
+        mode: with ``"train"``, all ranks get the same number of batches, and batches of equal sizes.  For
+            this, up to ``world - 1`` samples are repeated.  With ``"eval"``, every sample comes
+            exactly once.  All ranks get the same number of batches, whose sizes differ by at most one.
 
     >>> Shard(1, 4)
     Shard(rank=1, world=4, mode='train')
@@ -242,11 +247,13 @@ class Shard:
 
     @classmethod
     def auto(cls, mode: Literal["train", "eval"] = "train") -> Shard:
-        """Return this process's shard: from ``torch.distributed`` if it is initialised, else from the
-        launcher's ``RANK`` and ``WORLD_SIZE``; without either, the whole epoch.
+        """Return the shard of this process.
+
+        The rank comes from ``torch.distributed`` if that module is initialised, else from the launcher's
+        environment variables ``RANK`` and ``WORLD_SIZE``.  Without these, the shard is the whole epoch.
 
         Raises:
-            OptionError: only one of the two variables is set, or one is not a number.
+            OptionError: only one of the two variables is set, or a variable is not a number.
         """
         distributed = sys.modules.get("torch.distributed")  # already imported if it is initialised
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
@@ -267,22 +274,23 @@ class Shard:
 class Stage:
     """A folder on a local disk to which remote files are copied just before they are needed.
 
-    Threads, worker processes and ranks of a machine share it, and each file is downloaded once.  If all
-    files fit, none is downloaded again; otherwise the file that is needed last is evicted for the one
-    needed next.  If the stage is lost, full or read-only, files are read from their origin.
+    All threads, worker processes and ranks of a machine share the stage, and each file is downloaded once.
+    If all files fit, no file is downloaded again.  Otherwise, the file whose next use is furthest away is
+    evicted to make room for the next file.  If the stage is lost, full or read-only, files are read from the
+    store.
 
     Args:
-        dir: an existing or new folder; the stage creates a folder ``fastpipe-stage`` of mode 0700 in it.
-        max_bytes: maximum size in bytes.  ``"auto"``: the bytes already staged plus nine tenths of the
-            disk's free space, when the stage is opened.
-        mode: ``"prefetch"`` copies what the next batches need; ``"mirror"`` copies everything, as fast as
-            the store delivers it.
-        connections: maximum number of simultaneous requests.  ``"auto"`` adapts to the measured latency
-            and bandwidth, up to 128.
-        read_ahead: maximum number of bytes that are fetched before they are used.  ``"auto"`` is an eighth
+        dir: an existing or new folder.  The stage creates a folder ``fastpipe-stage`` of mode 0700 in it.
+        max_bytes: maximum size in bytes.  ``"auto"`` is the number of bytes already staged plus nine tenths
+            of the disk's free space when the stage is opened.
+        mode: ``"prefetch"`` copies the files that the next batches need.  ``"mirror"`` copies all files, as
+            fast as the store delivers them.
+        connections: maximum number of simultaneous requests.  ``"auto"`` adapts this number to the measured
+            latency and bandwidth, up to 128.
+        read_ahead: maximum number of bytes that are fetched but not yet used.  ``"auto"`` is an eighth
             of the free memory, at most 256 MiB.
 
-    The folder's path is accepted wherever a ``Stage`` is.
+    Every argument that accepts a ``Stage`` also accepts the path of the folder.
 
     >>> Stage("/nvme/stage", max_bytes=200 << 30)
     Stage(dir='/nvme/stage', max_bytes=214748364800)
@@ -303,7 +311,7 @@ class Stage:
 
     @classmethod
     def of(cls, value: Stage | str | os.PathLike[str]) -> Stage:
-        """Return ``value``, made a ``Stage`` if it is a folder's path."""
+        """Return ``value`` itself, or ``Stage(value)`` if ``value`` is the path of a folder."""
         return value if isinstance(value, cls) else cls(value)  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
@@ -312,15 +320,16 @@ class Stage:
 
 @dataclass(frozen=True)
 class Subset:
-    """Some classes of a dataset, drawn by a seed.
+    """Some classes of a dataset, selected at random by a seed.
 
-    The classes are sorted by name, then shuffled with NumPy's ``RandomState(seed).permutation``, whose values
-    are the same in every version; the first ``num`` classes are taken, and sorted again.  The same seed
-    draws the same classes of the same dataset; a larger ``num`` adds classes to those of a smaller one.
+    The classes are sorted by name, then shuffled with ``numpy.random.RandomState(seed).permutation``, which
+    gives the same order in every version of NumPy.  The first ``num`` classes are taken and sorted again.
+    The same seed selects the same classes of a dataset.  A larger ``num`` selects the classes of a smaller
+    ``num`` and further classes.
 
     Args:
         num: number of classes, from 1 to 2**32 - 1.
-        seed: from 0 to 2**32 - 1.
+        seed: seed of the shuffle, from 0 to 2**32 - 1.
 
     >>> Subset(num=2, seed=42).select(["ant", "bee", "cat", "dog"])
     ['bee', 'dog']
@@ -335,10 +344,10 @@ class Subset:
                 raise OptionError(f"Subset({name}=…) must be from {least} to 2**32 - 1, got {value}")
 
     def select(self, names: Sequence[str]) -> list[str]:
-        """Return the ``num`` classes drawn from ``names``, sorted.
+        """Return the selected classes of ``names``, sorted by name.
 
         Raises:
-            OptionError: there are fewer than ``num`` names.
+            OptionError: ``names`` has fewer than ``num`` entries.
         """
         if self.num > len(names):
             raise OptionError(f"Subset(num={self.num}) asks for more classes than the {len(names)} there are")
@@ -348,9 +357,11 @@ class Subset:
 
 
 def _as_integer(option: Any, name: str, kind: str = "an integer") -> int:
-    """Convert a field to an ``int``, and return it."""
+    """Convert the field ``name`` of an option to an ``int``, store it in the option, and return it."""
     value = getattr(option, name)
     try:
+        if isinstance(value, bool):
+            raise TypeError
         number = operator.index(value)
     except TypeError:
         raise OptionError(f"{type(option).__name__}({name}=…) must be {kind}, got {value!r}") from None
@@ -359,7 +370,7 @@ def _as_integer(option: Any, name: str, kind: str = "an integer") -> int:
 
 
 def _check_count(option: Any, name: str, unit: str, remedy: str = "") -> None:
-    """Raise an ``OptionError`` unless a field is ``"auto"`` or a positive number."""
+    """Raise an ``OptionError`` if the field ``name`` is neither ``"auto"`` nor a positive integer."""
     if getattr(option, name) == "auto":
         return
     if (value := _as_integer(option, name, f"'auto' or a number of {unit}")) <= 0:
@@ -372,7 +383,10 @@ def _check_choice(what: str, value: object, choices: tuple[str, ...]) -> None:
 
 
 def _short_repr(option: Any) -> str:
-    """Return the repr of a dataclass with only those fields that differ from their defaults."""
+    """Return the repr of a dataclass without the fields that have their default value.
+
+    The fields ``policy`` and ``where`` are always included.
+    """
     changed = [
         f"{field.name}={getattr(option, field.name)!r}"
         for field in fields(option)

@@ -1,4 +1,4 @@
-"""The former name of :mod:`fastpipe.tools`, for one release."""
+"""The old name of :mod:`fastpipe.tools`.  This name is kept for one release."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from fastpipe import tools
 
-__all__ = list({*tools.__all__} - {"BatchSizes", "Tuning"})
+__all__ = [name for name in tools.__all__ if name not in ("BatchSizes", "Tuning")]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Ways to choose an epoch's patches of volumes: the ``sampling=`` of a :class:`fastpipe.FastPatchDataset`.
+"""Ways to choose the patches of an epoch from volumes: ``sampling=`` of :class:`fastpipe.FastPatchDataset`.
 
 >>> Uniform(1000)
 Uniform(samples_per_epoch=1000, volumes='equal', mask_fraction=0.0)
@@ -22,21 +22,22 @@ __all__ = ["Foreground", "Grid", "Positions", "Sampling", "Uniform"]
 
 @dataclass(frozen=True)
 class Uniform:
-    """Patches anywhere: each place in a volume where a patch fits is equally likely.
+    """Random patches: all positions of a volume where a patch fits are equally likely.
 
     Args:
         samples_per_epoch: number of patches, at least 1.
-        volumes: with several volumes, ``"equal"`` draws all of them equally often, ``"size"`` draws each in
-            proportion to its number of places.
-        mask_fraction: minimum fraction, from 0 to 1, of a patch's voxels that are not 0 in ``mask=`` (in
-            any channel, if it has several).  A place with less is replaced by another draw.  A very small
-            number selects patches that are not empty.  Voxels are counted in blocks whose sides are a
-            quarter of the patch's, at most 4 voxels (more in volumes of more than 268 million voxels).
-            Blocks at a patch's surface that are not entirely in the mask count as 0, so a patch that
-            barely exceeds the fraction may be left out.
+        volumes: the choice between several volumes.  With ``"equal"``, all volumes are equally likely.  With
+            ``"size"``, a volume's probability is proportional to its number of positions.
+        mask_fraction: minimum fraction, from 0 to 1, of a patch's voxels at which ``mask=`` is not 0.
+            If the mask has several channels, a voxel counts if any channel is not 0.  A position with a
+            smaller fraction is replaced by another random position.  A very small ``mask_fraction`` selects
+            patches that are not empty.  The voxels are counted in blocks.  A side of a block is a quarter of
+            the patch's side and at most 4 voxels, but larger if a volume would have more than 2**22 blocks.
+            Blocks at the surface of a patch that are not entirely in the mask count as 0, so a patch whose
+            fraction is only slightly above ``mask_fraction`` may be left out.
 
     Raises:
-        OptionError: a value cannot work.
+        OptionError: an argument has a value that cannot work.
 
     >>> import numpy as np
     >>> from fastpipe import FastPatchDataset
@@ -56,25 +57,25 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Foreground:
-    """Patches anywhere, but some of them around a voxel of the foreground, as nnU-Net does it.
+    """Random patches, some of which are centred on a voxel of the foreground, as in nnU-Net.
 
-    With probability ``fraction``, one of the volume's classes is drawn, then one of its voxels, and the
-    patch is centred there, as far as the volume's ends allow (nnU-Net's ``oversample_foreground_percent``,
-    with ``probabilistic_oversampling``).
+    With probability ``fraction``, a random class of the volume is chosen, then a random voxel of this class.
+    The patch is centred on this voxel, but moved inwards if it would extend beyond the volume.  This is
+    nnU-Net's ``oversample_foreground_percent`` with ``probabilistic_oversampling``.
 
-    Each label is a class of its own, also if it is not a whole number.  If a volume has more than 1,000
-    labels that are not whole numbers, as in a soft segmentation, these together are one class.
+    Each label is a class, also if the label is not a whole number.  If a volume has more than 1,000 labels
+    that are not whole numbers, as a soft segmentation has, all these labels together are one class.
 
     Args:
         samples_per_epoch: number of patches, at least 1.
-        fraction: probability, from 0 to 1, that a patch is around the foreground.
-        classes: the foreground's labels, compared by ``labels == label``; None takes all above 0.
-        voxels: number of voxels to remember for each class and volume, drawn from all; nnU-Net has 10,000.
-        volumes, mask_fraction: as in :class:`Uniform`; the mask does not apply to patches around the
-            foreground.
+        fraction: probability, from 0 to 1, that a patch is centred on a voxel of the foreground.
+        classes: labels of the foreground, compared by ``labels == label``.  None takes all labels above 0.
+        voxels: number of random voxels to keep for each class of each volume.  nnU-Net keeps 10,000.
+        volumes, mask_fraction: as for :class:`Uniform`.  The mask does not apply to patches that are
+            centred on a voxel of the foreground.
 
     Raises:
-        OptionError: a value cannot work.
+        OptionError: an argument has a value that cannot work.
 
     >>> import numpy as np
     >>> from fastpipe import FastPatchDataset
@@ -113,14 +114,14 @@ class Foreground:
 
 @dataclass(frozen=True)
 class Grid:
-    """All patches of a regular grid; those at the ends are moved inwards so that they fit.
+    """All patches of a regular grid.  Patches at the ends are moved inwards so that they fit.
 
     Args:
-        stride: voxels from one patch to the next: one number, or one for each dimension.  None is the
-            patch's size, without overlap.
+        stride: number of voxels from one patch to the next: one number, or a number for each dimension.
+            None takes the size of a patch, so that neighbours do not overlap.
 
     Raises:
-        OptionError: a value cannot work.
+        OptionError: ``stride`` has a value that cannot work.
 
     >>> import numpy as np
     >>> from fastpipe import FastPatchDataset
@@ -147,14 +148,15 @@ class Grid:
 
 @dataclass(frozen=True, eq=False)
 class Positions:
-    """Patches at given places.
+    """Patches at given positions.
 
     Args:
-        array: integers (N, D): the first voxel of each patch; with several volumes (N, 1 + D), with the
-            volume's number in front.  With ``padding=`` patches may extend beyond the volume.
+        array: integers (N, D): the index of the first voxel of each patch.  With several volumes, the shape
+            is (N, 1 + D), and the first column is the number of the volume.  If the dataset has
+            ``padding=``, patches may extend beyond the volume.
 
     Raises:
-        OptionError: the array has another dtype or shape.
+        OptionError: ``array`` has another dtype or shape.
 
     >>> from fastpipe import FastPatchDataset
     >>> volume = np.arange(30).reshape(5, 6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,6 +88,11 @@ def _imports(tree: ast.AST) -> list[tuple[ast.stmt, str]]:
     return found
 
 
+@functools.cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def _type_checking_only(tree: ast.Module) -> set[ast.stmt]:
     return {
         statement
@@ -98,11 +104,12 @@ def _type_checking_only(tree: ast.Module) -> set[ast.stmt]:
 
 @pytest.mark.parametrize("path", _MODULES, ids=lambda path: str(path.relative_to(_PACKAGE)))
 def test_a_module_imports_only_what_its_layer_may(path: Path) -> None:
-    tree = ast.parse(path.read_text())
+    tree = _tree(path)
     layer = _layer(path)
     assert layer in _MAY_IMPORT, f"a new folder: say in ARCHITECTURE.md and here what {layer!r} may import"
+    typing_only = _type_checking_only(tree)
     for statement, name in _imports(tree):
-        if name.split(".")[0] != "fastpipe" or statement in _type_checking_only(tree):
+        if name.split(".")[0] != "fastpipe" or statement in typing_only:
             continue
         assert _imported_layer(name) in _MAY_IMPORT[layer] | {layer}, (
             f"{layer or 'fastpipe'} may not import {name}"
@@ -111,7 +118,7 @@ def test_a_module_imports_only_what_its_layer_may(path: Path) -> None:
 
 @pytest.mark.parametrize("path", _MODULES, ids=lambda path: str(path.relative_to(_PACKAGE)))
 def test_no_function_imports_within_the_package(path: Path) -> None:
-    tree = ast.parse(path.read_text())
+    tree = _tree(path)
     tries = [part for part in tree.body if isinstance(part, ast.Try)]
     at_top = {*tree.body, *(part for one in tries for part in one.body), *_type_checking_only(tree)}
     lazy = _LAZY.get(path.relative_to(_PACKAGE).as_posix(), set())
@@ -122,7 +129,7 @@ def test_no_function_imports_within_the_package(path: Path) -> None:
 
 @pytest.mark.parametrize("path", _MODULES, ids=lambda path: str(path.relative_to(_PACKAGE)))
 def test_no_module_is_imported_by_a_string(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(_tree(path)):
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(
             ("import_module", "__import__", "require")
         ):
@@ -142,7 +149,7 @@ def test_no_module_is_imported_by_a_string(path: Path) -> None:
     ids=lambda path: str(path.relative_to(_PACKAGE)),
 )
 def test_lower_layers_load_only_numpy_and_the_standard_library(path: Path) -> None:
-    tree = ast.parse(path.read_text())
+    tree = _tree(path)
     at_import = set(_run_by_importing(tree))
     shows = path.relative_to(_PACKAGE).as_posix() in _SHOWING
     for statement, name in _imports(tree):
@@ -173,7 +180,7 @@ def test_bench_and_verify_use_public_names(path: Path) -> None:
         "fastpipe": {*fastpipe.__all__, "__version__", "augment", "bench"},
         "fastpipe.generation": {*generation.__all__},
     }
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(_tree(path)):
         if isinstance(node, ast.ImportFrom) and node.module in public:
             private = {alias.name for alias in node.names} - public[node.module]
             assert not private, f"line {node.lineno}: {private} of {node.module} is not public"
@@ -192,7 +199,7 @@ def test_modules_do_not_import_each_other_in_a_circle(folder: str, with_types: b
             continue
         parts = path.relative_to(_PACKAGE.parent).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        tree = ast.parse(path.read_text())
+        tree = _tree(path)
         skip = set() if with_types else _type_checking_only(tree)
         graph[name] = set()
         for node in ast.walk(tree):

@@ -76,12 +76,16 @@ def test_options_survive_pickling(option: object) -> None:
     [
         lambda: Decode(backend="cv2"),  # type: ignore[arg-type]
         lambda: Decode(max_pixels=0),
+        lambda: Decode(max_pixels="many"),  # type: ignore[arg-type]
+        lambda: Decode(short_side=True),
+        lambda: Decode(short_side=25.5),  # type: ignore[arg-type]
         lambda: Decode(gpu_share=1.5),
         lambda: Decode(gpu_share=float("nan")),
         lambda: Decode(gpu_share="half"),  # type: ignore[arg-type]
         lambda: Decode("nvimgcodec", gpu_share=True),
         lambda: BadSamples("ignore"),  # type: ignore[arg-type]
         lambda: BadSamples("skip", max_errors=-1),
+        lambda: BadSamples("skip", max_errors="few"),  # type: ignore[arg-type]
         lambda: BadSamples.of("ignore"),
     ],
 )

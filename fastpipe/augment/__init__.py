@@ -14,16 +14,18 @@
     loader = FastLoader(dataset, batch_size=64, device="cuda", augment=views)
 
 Images are (N, C, H, W), spectrograms (N, F, T) or (N, C, F, T), volumes (N, C, D, H, W) or (N, D, H, W), and
-motion is (N, T, J, C).  A chain handles one of these kinds.  Parameters are first drawn in NumPy and then
-applied: ``op.draw(images.shape)`` and ``op.apply(images, parameters)`` are the two halves of ``op(images)``.
-``preview(views, images, "views.png")`` shows what a chain does.
+motion is (N, T, J, C).  All augmentations of a chain are for the same kind of data.  Parameters are first
+drawn in NumPy and then applied: ``op.draw(images.shape)`` and ``op.apply(images, parameters)`` are the two
+halves of ``op(images)``.  ``preview(views, images, "views.png")`` draws a picture that shows the effect of a
+chain.
 
-``FastLoader(dataset, augment="auto")`` builds such a chain from the steps that follow the crop in the
-dataset's own transform.
+``FastLoader(dataset, augment="auto")`` builds a chain from the dataset's own transform, with the steps that
+follow the crop.
 
-On GPUs crops and blurs are matrix products and convolutions.  Their precision depends on
-``torch.set_float32_matmul_precision`` and ``torch.backends.cudnn.allow_tf32``.  Under ``torch.compile`` a
-call without ``generator=`` and ``key=`` is traced as a whole; Python handles calls with either of them.
+On GPUs, crops and blurs are matrix products and convolutions.  Their precision depends on
+``torch.set_float32_matmul_precision`` and ``torch.backends.cudnn.allow_tf32``.  ``torch.compile`` traces a
+call without ``generator=`` and ``key=`` as a whole.  A call with ``generator=`` or ``key=`` draws its
+parameters in Python.
 """
 
 from __future__ import annotations
@@ -83,7 +85,7 @@ __all__ = [
     "TrivialAugmentWide", "from_torchvision", "nnunet_default", "preview",
 ]  # fmt: skip
 
-# Parameters need only NumPy, and TensorFlow uses them as well; the code here that applies them needs torch.
+# Parameters need only NumPy, and TensorFlow uses them as well. The code that applies parameters needs torch.
 _PARTS = {
     "base": ["Augmentation"],
     "colour": [

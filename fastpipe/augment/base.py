@@ -1,4 +1,4 @@
-"""The base of all augmentations of batches: parameters are drawn first and then applied."""
+"""The base of all augmentations of batches. Parameters are drawn first, and then applied to a batch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fastpipe.errors import AugmentError
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _Made = TypeVar("_Made")
 Ops = Sequence[Any]  # augmentations; only the methods of ``Augmentation`` are called
-Shape = tuple[int, ...]  # of a sample
+Shape = tuple[int, ...]  # the shape of a sample
 Table = npt.NDArray[Any]  # numbers or flags, one row per sample
 
 
@@ -36,7 +36,7 @@ def uploaded(array: npt.NDArray[Any], device: torch.device) -> Tensor:
 
 def untraced(function: Callable[..., _Made], *args: Any) -> _Made:
     """Call a function without letting torch.compile trace it."""
-    # As a decorator, ``torch.compiler.disable`` would load the compiler, which takes more than a second.
+    # ``torch.compiler.disable`` as a decorator would load the compiler, which takes more than a second.
     if torch.compiler.is_compiling():
         found: _Made = torch.compiler.disable(function)(*args)  # type: ignore[no-untyped-call]
         return found
@@ -45,8 +45,9 @@ def untraced(function: Callable[..., _Made], *args: Any) -> _Made:
 
 # ---- tables of a chain's numbers -------------------------------------------------------------------
 #
-# The parameters of a chain form one table, (N, columns), in which the operations' columns follow each other.
-# The applied numbers, which are computed from the parameters, form another such table.
+# The parameters of a chain form one table, (N, columns). The columns of the operations follow each other.
+# The applied numbers are the numbers that change the samples. They are computed from the parameters, for
+# example a matrix from an angle, and form another table (N, columns).
 
 
 def shape_after(ops: Ops, shape: Shape) -> Shape:
@@ -64,7 +65,7 @@ def dtype_after(ops: Ops, dtype: torch.dtype) -> torch.dtype:
 
 
 def columns_of(ops: Ops, channels: int, of_applied: bool = False) -> Iterator[tuple[Any, slice]]:
-    """Yield each operation with its columns in the table of parameters, or in that of applied numbers."""
+    """Yield each operation with its columns in the table of parameters or of applied numbers."""
     begin = 0
     for op in ops:
         names = op.applied_names_for(channels) if of_applied else op.names_for(channels)
@@ -73,7 +74,8 @@ def columns_of(ops: Ops, channels: int, of_applied: bool = False) -> Iterator[tu
 
 
 def for_masks(ops: Ops, channels: int) -> tuple[tuple[Any, ...], npt.NDArray[np.intp]]:
-    """Return the operations that move masks or labels likewise, and the applied columns that they need."""
+    """Return the operations that move masks or labels as images move, and the columns of their applied
+    numbers."""
     twins, columns = [], [np.zeros(0, np.intp)]
     for op, own in columns_of(ops, channels, of_applied=True):
         if (twin := op.for_masks()) is not None:
@@ -83,17 +85,17 @@ def for_masks(ops: Ops, channels: int) -> tuple[tuple[Any, ...], npt.NDArray[np.
 
 
 class Layout:
-    """The columns of a chain's three tables: uniform numbers, parameters, and applied numbers."""
+    """The columns of a chain's three tables: uniform random numbers, parameters, and applied numbers."""
 
     def __init__(self, ops: Ops, channels: int) -> None:
         self.draws = self.names = self.applied = 0
         self._parts: list[Any] = []  # an operation, and its columns in the three tables
-        self._gates: list[tuple[int, int, int, float]] = []  # of each RandomApply: its flag's columns, and p
+        self._gates: list[tuple[int, int, int, float]] = []  # each RandomApply's flag columns, and p
         self._add(ops, channels)
 
     def _add(self, ops: Ops, channels: int) -> None:
         for op in ops:
-            if op._within is not None:  # its own number, and then those of its operations
+            if op._within is not None:  # a RandomApply: its own number, then the numbers of its operations
                 self._gates.append((self.draws, self.names, self.applied, op.p))
                 self.draws, self.names, self.applied = self.draws + 1, self.names + 1, self.applied + 1
                 self._add(op._within, channels)
@@ -105,7 +107,8 @@ class Layout:
             self._parts.append((op, *map(slice, begins, (self.draws, self.names, self.applied))))
 
     def drawn(self, u: Float64Array, shape: Shape) -> Float64Array:
-        """Return the parameters, (N, names), that uniform numbers give for samples of this shape."""
+        """Return the parameters, (N, names), from the uniform random numbers ``u``, for samples of this
+        shape."""
         found = np.empty((len(u), self.names))
         for draw, name, _, p in self._gates:
             found[:, name] = u[:, draw] < p
@@ -132,14 +135,14 @@ def applied_table(ops: Ops, table: Float64Array, shape: Shape) -> Float64Array:
 
 # ---- augmentations and chains of them --------------------------------------------------------------
 
-_changes = 0  # how often an attribute of an augmentation was changed
-_MOST_KEPT = 256  # cached results per chain, for example one per shape of batches
-_SLOTS = 3  # batches whose memory is kept for reuse; mixing needs two
+_changes = 0  # how often any attribute of an augmentation was changed
+_MOST_KEPT = 256  # the most cached results per chain, for example one per shape of batches
+_SLOTS = 3  # the number of batches whose memory is kept for reuse; mixing needs two
 _Own = TypeVar("_Own", bound="Augmentation")
 
 
 class OfBatches:
-    """The methods that take a batch, shared by augmentations and ``Compose``."""
+    """The methods that take a batch. Augmentations and ``Compose`` share these methods."""
 
     _chain: Chain
 
@@ -150,20 +153,21 @@ class OfBatches:
 
         Args:
             images: (N, C, H, W), uint8, float16, bfloat16 or float32, on any device.  Spectrograms are
-                floats, also (N, F, T).  Volumes are (N, C, D, H, W) or (N, D, H, W), floats, or integers that
-                become float32 if values change.  Motion is (N, T, J, C), floats.
-            others: annotations of the images.  Geometry also moves masks, boxes and keypoints that are
-                ``torchvision.tv_tensors``.  For volumes every tensor with the same voxels, (N, D, H, W) or
-                (N, K, D, H, W), is a label map of any dtype, resampled by the nearest voxel.  All else, such
-                as class numbers, is returned unchanged.
-            generator: a CPU generator, which gives one number per batch.  Default: torch's global one.
-            key: the samples' places in an epoch, used instead of a generator.
+                floats, and may also be (N, F, T).  Volumes are (N, C, D, H, W) or (N, D, H, W), either
+                floats, or integers that become float32 if the values change.  Motion is (N, T, J, C), floats.
+            others: annotations of the images.  Geometric augmentations also move masks, boxes and keypoints
+                that are ``torchvision.tv_tensors``.  For volumes, every tensor with the same voxels, (N, D,
+                H, W) or (N, K, D, H, W), is a label map of any dtype, and is resampled by the nearest voxel.
+                All other annotations, such as class numbers, are returned unchanged.
+            generator: a CPU generator, from which one number per batch is drawn.  Default: torch's global
+                generator.
+            key: the seed, the epoch and the samples' positions in the epoch, used instead of a generator.
 
         Returns:
-            The new images; with ``others``, a tuple of the new images and the others.
+            The new images. If ``others`` are given, a tuple of the new images and the new annotations.
 
         Raises:
-            AugmentError: the images are of another kind, or the batch is empty.
+            AugmentError: the augmentations do not accept images of this kind, or the batch is empty.
             OptionError: ``generator`` is on a device, ``key`` does not fit the batch, or both are given.
         """
         return self._chain(images, others, generator, key)
@@ -171,9 +175,10 @@ class OfBatches:
     def apply(
         self, images: Tensor, parameters: Parameters | Sequence[Parameters], lengths: Tensor | None = None
     ) -> Any:
-        """Apply parameters that were drawn before; raise the same errors as a call.
+        """Apply parameters that ``draw`` has returned. Raise the same errors as a call.
 
-        Return the new images.  With the ``lengths`` of motion, return a tuple of motion and its new lengths.
+        Return the new images.  If the ``lengths`` of motion are given, return a tuple of the new motion and
+        its new lengths.
         """
         given = [parameters] if isinstance(parameters, Parameters) else parameters
         return self._chain.apply(images, given, lengths)
@@ -183,18 +188,18 @@ class OfBatches:
     ) -> Any:
         """Compute the result with torchvision's functions, one image at a time, for the same parameters.
 
-        Volumes and motion are computed with NumPy and SciPy.  This is slow and serves for comparison; the
-        result has the shape and the dtype of that of ``apply``.
+        Volumes and motion are computed with NumPy and SciPy.  This method is slow and is used for comparison.
+        The result has the same shape and dtype as the result of ``apply``.
         """
         given = [parameters] if isinstance(parameters, Parameters) else parameters
         return self._chain.reference(images, given, lengths)
 
     def margin(self, size: Sequence[int]) -> tuple[int, ...]:
-        """Return the ``margin=`` of a ``FastPatchDataset``: extra voxels on each side, (D, H, W), with which
-        little of a result of this size comes from outside the volume.
+        """Return the ``margin=`` of a ``FastPatchDataset``: extra voxels on each side, (D, H, W).
 
-        It suffices for rotation about one axis by any of the angles, for shifts and, as in nnU-Net, for
-        scaling by up to 1 / 0.85.  Several of these at once may need more.
+        With this margin, little of a result of this ``size`` comes from outside the volume.  The margin
+        suffices for rotation about one axis by any of the angles, for shifts, and for scaling by up to 1 /
+        0.85 as in nnU-Net.  Several of these changes at once may need more.
 
         Raises:
             AugmentError: an augmentation moves voxels and has no ``size=``.
@@ -205,14 +210,17 @@ class OfBatches:
 class Augmentation(OfBatches):
     """The base class of augmentations of a batch, in which each sample has its own parameters.
 
-    ``BatchTransform`` is the base class for images; volumes and motion have their own.
+    ``BatchTransform`` is the base class for images.  Volumes and motion have their own base classes.
 
     Attributes:
-        draws: how many uniform numbers a sample needs.  Default: one for each of ``names``.
+        draws: the number of uniform random numbers that a sample needs.  Default: one for each of ``names``.
         names: the names of a sample's parameters.
-        applied_names: the names of the applied numbers, if they are computed from the parameters.
+        applied_names: the names of the applied numbers, if these differ from the parameters. The applied
+            numbers change the samples and are computed from the parameters, for example a matrix from an
+            angle.
         kind: ``"images"`` (also for spectrograms), ``"volumes"`` or ``"motion"``.
-        ranks: 4 for images (N, C, H, W); also 3 for spectrograms (N, F, T); 5 and 4 for volumes.
+        ranks: the accepted numbers of dimensions: 4 for images (N, C, H, W), also 3 for spectrograms (N, F,
+            T), and 5 and 4 for volumes.
         mixes: whether samples depend on each other.
     """
 
@@ -222,22 +230,22 @@ class Augmentation(OfBatches):
     kind: str
     ranks: tuple[int, ...] = (4,)
     mixes: bool = False
-    chain_type: type[Chain]  # runs it, alone or in a Compose
+    chain_type: type[Chain]  # the class that runs the augmentation, alone or in a Compose
 
-    _has_draws: ClassVar[bool] = False  # set as ``draws``, not by the number of names
-    _within: Sequence[Any] | None = None  # operations that it applies to some samples, by its own number
-    native_step: str | None = None  # the native core's name for it, if its step takes only columns
+    _has_draws: ClassVar[bool] = False  # whether a class sets ``draws`` itself
+    _within: Sequence[Any] | None = None  # operations that are applied to some samples
+    native_step: str | None = None  # the step's name in the native core, if the step takes only columns
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         own = cls.__dict__
         if "draws" in own:
-            cls._has_draws = True  # which subclasses inherit
+            cls._has_draws = True  # subclasses inherit ``draws``
         elif isinstance(own.get("names"), Sequence) and not cls._has_draws:
             cls.draws = len(cls.names)
 
     def __new__(cls: type[_Own], *args: Any, **options: Any) -> _Own:
-        # Done here because the compiler does not trace it.
+        # The chain is made in ``__new__`` because the compiler does not trace ``__new__``.
         made = super().__new__(cls)
         made._chain = cls.chain_type([made], cls.__name__)
         return made
@@ -245,25 +253,26 @@ class Augmentation(OfBatches):
     def draw(
         self, shape: Sequence[int], *, generator: torch.Generator | None = None, key: Key | None = None
     ) -> Parameters:
-        """Draw parameters for a batch of this shape; other arguments are those of a call."""
+        """Draw parameters for a batch of this shape; the other arguments are those of a call."""
         return self._chain.draw(shape, generator, key)[0]
 
     def __setattr__(self, name: str, value: Any) -> None:
         global _changes
         if name in self.__dict__:
-            _changes += 1  # chains forget what they computed from their operations
+            _changes += 1  # chains then forget the results computed from their operations
         super().__setattr__(name, value)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return super().__reduce_ex__(max(protocol, 2))  # the older ones do not call `__new__`
+        return super().__reduce_ex__(max(protocol, 2))  # older protocols do not call ``__new__``
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_chain"}
 
-    # ``RandomApply``, and augmentations that change each channel separately, need more for more channels.
+    # ``RandomApply`` and augmentations that change each channel separately need more numbers for more
+    # channels.
 
     def draws_for(self, channels: int) -> int:
-        """Return how many uniform numbers a sample needs."""
+        """Return the number of uniform random numbers that a sample needs."""
         return self.draws
 
     def names_for(self, channels: int) -> tuple[str, ...]:
@@ -271,11 +280,12 @@ class Augmentation(OfBatches):
         return self.names
 
     def applied_names_for(self, channels: int = 1) -> tuple[str, ...]:
-        """Return the names of the applied numbers: ``applied_names``, or by default ``names``."""
+        """Return the names of the applied numbers: ``applied_names``, or ``names`` if ``applied_names`` is
+        None."""
         return self.names_for(channels) if self.applied_names is None else self.applied_names
 
     def table(self, u: Float64Array, shape: Shape) -> Table:
-        """Turn uniform numbers into parameters.  Default: return the numbers unchanged.
+        """Convert uniform random numbers to parameters.  Default: return the numbers unchanged.
 
         Args:
             u: (N, draws), float64, in [0, 1).
@@ -291,42 +301,42 @@ class Augmentation(OfBatches):
         return table
 
     def steps(self, column: int, shape: Shape) -> Sequence[Step] | None:
-        """Return the native core's steps for a sample of this shape, or None if it has none.
+        """Return the native core's steps for a sample of this shape, or None if the native core has no steps.
 
         Args:
-            column: the first of its columns in the chain's table of applied numbers.
+            column: the first column of the augmentation in the chain's table of applied numbers.
             shape: the shape of a sample, (C, H, W).
         """
         return None if self.native_step is None else [Step(self.native_step, column)]
 
     def shape_after(self, shape: Shape) -> Shape:
-        """Return the shape that a sample of this shape has afterwards."""
+        """Return the shape of a sample after the augmentation."""
         return shape
 
     def size_before(self, size: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the size of volumes, (D, H, W), that fill a result of this size completely."""
+        """Return the size of volumes, (D, H, W), that completely fill a result of this size."""
         return size
 
     def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
-        """Return the dtype that images of this dtype have afterwards.
+        """Return the dtype of images after the augmentation, from their dtype before it.
 
         Raises:
-            AugmentError: it does not take images of this dtype.
+            AugmentError: the augmentation does not accept images of this dtype.
         """
         return dtype
 
     def for_masks(self) -> Augmentation | None:
-        """Return the augmentation that moves masks likewise, or None if masks stay as they are."""
+        """Return the augmentation that moves masks as images move, or None if masks stay unchanged."""
         return None
 
     def check(self, shape: Sequence[int]) -> None:
-        """Raise an ``AugmentError`` if it cannot take a batch of this shape."""
+        """Raise an ``AugmentError`` if the augmentation does not accept a batch of this shape."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.extra_repr()})"
 
     def extra_repr(self) -> str:
-        """Return the arguments for ``repr``: those that are attributes of the same name."""
+        """Return the arguments for ``repr``: the arguments that are also attributes."""
         kinds = [kind for kind in type(self).__mro__ if "__init__" in kind.__dict__]
         signatures = [inspect.signature(kind.__dict__["__init__"]) for kind in kinds]
         names = {name: None for one in signatures for name in one.parameters}
@@ -334,17 +344,18 @@ class Augmentation(OfBatches):
 
 
 class Chain(ABC):
-    """A sequence of augmentations that a call runs in order.  Each kind has its own subclass.
+    """A sequence of augmentations that a call runs in order.  Each kind of augmentation has its own subclass.
 
     Args:
         ops: the augmentations.
         name: the caller's name, for messages.
-        steps: operations that replace them, with the same parameters in the same order.  Default: ``ops``.
-        lengths_at: index of the part of a motion batch that holds the lengths; None for none.
+        steps: operations that run instead of ``ops``, with the same parameters in the same order.  Default:
+            ``ops``.
+        lengths_at: the index of the part of a motion batch that holds the lengths; None if no part does.
 
     Attributes:
-        one: what messages call a sample.
-        shapes: the accepted shapes of batches, the full one last.
+        one: the word for a sample in messages.
+        shapes: the accepted shapes of batches; the full shape is last.
         changes: the reference implementation.  Default: torchvision's functions.
     """
 
@@ -369,7 +380,7 @@ class Chain(ABC):
         _chains[self.number] = self
 
     def __reduce__(self) -> tuple[type[Chain], tuple[Any, ...]]:
-        return type(self), (self.ops, self.name, self.steps, self.lengths_at)  # which gets a new number
+        return type(self), (self.ops, self.name, self.steps, self.lengths_at)  # the copy gets a new number
 
     def __call__(
         self, samples: Any, others: Sequence[Any], generator: torch.Generator | None, key: Key | None
@@ -388,7 +399,7 @@ class Chain(ABC):
         return (changed, *self.followed(table, batch.shape, others)) if others else changed
 
     def changed(self, samples: Tensor, table: Tensor) -> Tensor:
-        """Change a batch by parameters, (N, columns); torch.compile does not trace the kernels."""
+        """Change a batch by parameters, (N, columns). torch.compile does not trace the kernels."""
         if torch.compiler.is_compiling():
             found: Tensor = torch.ops.fastpipe.augmented(samples, table, self.number)
             return found
@@ -396,7 +407,7 @@ class Chain(ABC):
 
     @abstractmethod
     def by_kernels(self, samples: Tensor, table: Tensor) -> Tensor:
-        """Change a batch by parameters (N, columns), on any device."""
+        """Change a batch by parameters, (N, columns), on any device."""
 
     def followed(self, table: Tensor, shape: Sequence[int], others: Sequence[Any]) -> Sequence[Any]:
         """Change the annotations of samples (N, …) as the samples are changed."""
@@ -405,7 +416,7 @@ class Chain(ABC):
     # ---- parameters ----------------------------------------------------------------------------
 
     def table(self, shape: Sequence[int], generator: torch.Generator | None, key: Key | None) -> Float64Array:
-        """Return parameters for a batch of this shape, (N, columns)."""
+        """Return parameters, (N, columns), for a batch of this shape."""
         layout = self.layout(self.ops, shape[1])
         return layout.drawn(uniform_rows(shape[0], layout.draws, generator, key), tuple(shape[1:]))
 
@@ -414,12 +425,12 @@ class Chain(ABC):
         return self.layout(self.steps, shape[1]).computed(table.numpy(), tuple(shape[1:]))
 
     def layout(self, ops: Sequence[Augmentation], channels: int) -> Layout:
-        """Return the layout of the operations, or of the steps that replace them."""
-        channels = int(channels)  # may be symbolic in a trace
+        """Return the layout of ``ops``, which are the operations or the steps that run instead."""
+        channels = int(channels)  # may be a symbolic number in a trace
         return self.kept((ops is self.steps, channels), lambda: Layout(ops, channels))
 
     def kept(self, key: Any, make: Callable[[], _Made]) -> _Made:
-        """Return the cached result of ``make`` for this key; make it again after an operation has changed."""
+        """Return the cached result of ``make`` for this key. The cache is cleared if an operation changes."""
         if self._changes != _changes or len(self._kept) > _MOST_KEPT:
             self._kept, self._changes = {}, _changes
         if key not in self._kept:
@@ -428,11 +439,11 @@ class Chain(ABC):
         return made
 
     def form_after(self, shape: Sequence[int], dtype: torch.dtype) -> tuple[tuple[int, ...], torch.dtype]:
-        """Return the shape and dtype that a batch, (N, C, H, W), has afterwards."""
+        """Return the shape and the dtype of a batch, (N, C, H, W), after the chain."""
         return (shape[0], *shape_after(self.steps, tuple(shape[1:]))), dtype_after(self.steps, dtype)
 
     def margin(self, size: Sequence[int]) -> tuple[int, ...]:
-        """See ``Augmentation.margin``."""
+        """See ``OfBatches.margin``."""
         before = tuple(size)
         for op in reversed(self.ops):
             before = op.size_before(before)
@@ -448,7 +459,7 @@ class Chain(ABC):
         return [Parameters.of_table(op.names_for(whole[1]), table[:, columns]) for op, columns in own]
 
     def apply(self, samples: Any, parameters: Sequence[Parameters], lengths: Any = None) -> Any:
-        """Apply each operation's parameters; motion that has lengths is returned with its new lengths."""
+        """Apply each operation's parameters. If motion has lengths, return the motion and its new lengths."""
         batch, table = self.checked_with(samples, parameters)
         return shaped_as(samples, self.changed(batch, table))
 
@@ -461,7 +472,7 @@ class Chain(ABC):
     # ---- checks --------------------------------------------------------------------------------
 
     def checked_with(self, samples: Any, parameters: Sequence[Parameters]) -> tuple[Tensor, Tensor]:
-        """Return the given samples as a batch with its parameters, (N, columns), or raise an error."""
+        """Return the given samples as a batch, and a table of parameters (N, columns), or raise an error."""
         batch = self.checked(samples)
         if len(parameters) != len(self.ops):
             raise AugmentError(
@@ -497,7 +508,7 @@ class Chain(ABC):
         return whole
 
     def wanted(self) -> Sequence[str]:
-        """Return the accepted shapes of batches, the full one last."""
+        """Return the accepted shapes of batches; the full shape is last."""
         return self.shapes
 
     def _check_shape(self, shape: Sequence[int]) -> Shape:
@@ -519,7 +530,8 @@ class Chain(ABC):
         return whole
 
     def check_gradient(self, samples: Tensor) -> None:
-        """Raise an error if a gradient is required: augmentations are not differentiable here."""
+        """Raise an error if a gradient is required, because augmentations of this kind are not
+        differentiable."""
         if samples.requires_grad and torch.is_grad_enabled():
             what = self.ops[0].kind
             raise AugmentError(
@@ -528,14 +540,14 @@ class Chain(ABC):
 
 
 def shaped_as(samples: Tensor, changed: Tensor) -> Tensor:
-    """Return a batch without the channel axis if the given batch had none."""
+    """Return a batch without the channel axis if the given samples have no channel axis."""
     return changed.squeeze(1) if samples.ndim < changed.ndim else changed
 
 
 # ---- for torch.compile ---------------------------------------------------------------------------
 #
-# Drawing and the CPU kernels are opaque to the compiler: they are custom torch operations that find a chain
-# by its number.
+# The compiler cannot look into the drawing of parameters and the CPU kernels. Drawing and the CPU kernels are
+# therefore custom torch operations, which find a chain by the chain's number.
 
 _chains: weakref.WeakValueDictionary[int, Chain] = weakref.WeakValueDictionary()
 _numbers = itertools.count(1)
@@ -552,7 +564,7 @@ def _like_drawn(number: int, shape: list[int]) -> Tensor:
 
 def _applied(table: Tensor, number: int, shape: list[int], is_pinned: bool) -> Tensor:
     found = _chains[number].applied(table, (len(table), *shape)).astype(np.float32)
-    # Pinned memory is copied to the device without a wait.
+    # Pinned memory can be copied to a device without waiting.
     return torch.from_numpy(found).pin_memory() if is_pinned else torch.from_numpy(found)
 
 
@@ -571,7 +583,7 @@ def _like_augmented(samples: Tensor, table: Tensor, number: int) -> Tensor:
 
 
 _ANY = "CompositeExplicitAutograd"
-_SEEDED = torch.Tag.nondeterministic_seeded  # two draws must not be merged
+_SEEDED = torch.Tag.nondeterministic_seeded  # the compiler must not merge two draws
 for _signature, _backend, _function, _traced, _tags in (
     ("drawn(int number, SymInt[] shape)", _ANY, _drawn, _like_drawn, _SEEDED),
     (

@@ -1,4 +1,4 @@
-"""Augmentations of images and spectrograms: their base class, how chains run, and annotations."""
+"""Augmentations of images and spectrograms: the base class, the running of chains, and annotations."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from fastpipe.core.slots import SlotPool
 from fastpipe.core.types import Key
 from fastpipe.errors import AugmentError
 
-# The applied numbers, on the images' device: name → float32 tensor (N,).
+# The applied numbers on the images' device: name → float32 tensor (N,).
 Columns = Mapping[str, Tensor]
 Size = tuple[int, int]  # height and width
 _ELEMENTS = {
@@ -45,9 +45,9 @@ _ELEMENTS = {
 
 
 class Moves(NamedTuple):
-    """The places to which an operation moves pixels."""
+    """The movement of pixels by an operation."""
 
-    matrices: Float64Array  # (N, 6): see the module ``matrices``
+    matrices: Float64Array  # (N, 6), pixels before → after; see the module ``matrices``
     clips: npt.NDArray[np.bool_]  # (N,), whether boxes are clipped at the image's borders
 
 
@@ -93,12 +93,12 @@ class ImageChain(Chain):
     ) -> Any:
         """Return a ``native.AugmentBatch`` that changes uint8 images one at a time, in any thread.
 
-        Each result is the same as in the whole batch, (N, C, H, W).  It is written to ``out``, (M, …), at the
-        image's number or its place.
+        Each result equals the result in the whole batch, (N, C, H, W).  The result is written to ``out``, (M,
+        …), at the index ``places[number]``, or at the image's number if ``places`` is None.
         """
         rows = self.applied(torch.from_numpy(self.table(shape, None, key)), shape)
         (part,) = _parts(self.steps, tuple(shape[1:]), torch.uint8)
-        assert part.plan is not None  # only fastpipe's own augmentations, and none mixes
+        assert part.plan is not None  # only fastpipe's own augmentations, without mixing
         elements = _ELEMENTS[torch.uint8], _ELEMENTS[out.dtype]
         return native.augment_batch(
             part.plan, rows, None, elements[0], _array(out), elements[1], shape[1:], places
@@ -110,10 +110,10 @@ class ImageChain(Chain):
 class BatchTransform(Augmentation, ABC):
     """The base class of augmentations of images, and of spectrograms if ``ranks`` contains 3.
 
-    A subclass must define ``on_tensors``, and ``table`` if it draws random numbers.
+    A subclass must define ``on_tensors``. A subclass that draws random numbers must also define ``table``.
 
     Attributes:
-        channels: the accepted numbers of channels; empty for any.
+        channels: the accepted numbers of channels; empty for any number.
     """
 
     kind = "images"
@@ -122,18 +122,20 @@ class BatchTransform(Augmentation, ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        # Inherited native steps are the parent's: drop them if only ``on_tensors`` is redefined.
+        # Inherited native steps compute the parent's result. Drop the steps if a subclass redefines only
+        # ``on_tensors``.
         if "on_tensors" in cls.__dict__ and not {"native_step", "steps"} & set(cls.__dict__):
             cls.native_step, cls.steps = None, Augmentation.steps  # type: ignore[method-assign]
 
     @abstractmethod
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
-        """Change the whole batch by torch operations, and return it.
+        """Change the whole batch with torch operations, and return it.
 
         Args:
             images: (N, C, H, W), float32.
             columns: the applied numbers, name → float32 (N,), on the same device.
-            of_bytes: whether values are whole numbers from 0 to 255, and the result's must be.
+            of_bytes: whether the values are whole numbers from 0 to 255. The values of the result must then
+                be whole numbers from 0 to 255 as well.
         """
 
     def columns(self, applied: Tensor) -> Columns:
@@ -141,20 +143,21 @@ class BatchTransform(Augmentation, ABC):
         return dict(zip(self.applied_names_for(1), applied.unbind(1), strict=True))
 
     def moves(self, table: Float64Array, shape: Shape, of_points: bool) -> Moves | None:
-        """Return how boxes and keypoints move, or None if they stay.
+        """Return how boxes and keypoints move, or None if they do not move.
 
         Args:
             table: the parameters, (N, len(names)).
             shape: the shape of an image, (C, H, W).
-            of_points: whether this is for keypoints, which torchvision mirrors as indices of pixels.
+            of_points: whether the result is for keypoints, which torchvision mirrors as indices of pixels.
         """
         return None
 
-    def check_labels(self, labels: Any, count: int) -> None:  # not all mix
-        """Raise an ``AugmentError`` if it cannot mix these labels, or None, of ``count`` images."""
+    def check_labels(self, labels: Any, count: int) -> None:  # not abstract: few classes mix
+        """Raise an ``AugmentError`` if the class cannot mix these labels of ``count`` images. Labels may be
+        None."""
 
     def mixed_labels(self, labels: Tensor, columns: Columns) -> Tensor:
-        """Mix labels as the images are mixed; called only if ``mixes`` is true.
+        """Mix labels as the images are mixed. This method is called only if ``mixes`` is true.
 
         Args:
             labels: class numbers, (N,), or probabilities, (N, classes).
@@ -176,17 +179,17 @@ class BatchTransform(Augmentation, ABC):
 
 
 def chosen(which: Tensor, changed: Tensor, images: Tensor) -> Tensor:
-    """Return the changed images for which ``which``, (N,), is not 0, and the other images as they were."""
+    """Return the changed image where ``which``, (N,), is not 0, and the original image elsewhere."""
     return torch.where(which.bool().view(-1, 1, 1, 1), changed, images)
 
 
 def per_channel(images: Tensor, numbers: Iterable[float]) -> Tensor:
-    """Return numbers as (1, K, 1, 1) on the images' device; an upload would wait for the device."""
+    """Return numbers as (1, K, 1, 1) on the images' device, without an upload, which would wait."""
     return torch.cat([images.new_full((1, 1, 1, 1), number) for number in numbers], dim=1)
 
 
 def moves_of(ops: Ops, table: Float64Array, shape: Shape, of_points: bool) -> Moves:
-    """Return where pixels go by all operations in order."""
+    """Return the movement of pixels by all operations in order."""
     matrices, clips = identity(len(table)), np.zeros(len(table), np.bool_)
     for op, own in columns_of(ops, shape[0]):
         part = op.moves(table[:, own], shape, of_points)
@@ -200,12 +203,13 @@ def moves_of(ops: Ops, table: Float64Array, shape: Shape, of_points: bool) -> Mo
 
 
 def on_device(ops: Ops, images: Tensor, applied: Tensor) -> Tensor:
-    """Change images by torch operations on their own device; torch.compile traces this.
+    """Change images with torch operations on the images' device. torch.compile traces this function.
 
     ``applied`` is float32, on the same device.
     """
     dtype = images.dtype
-    # Mixed precision is for the model: weights and coordinates of lower precision would be visible.
+    # Mixed precision is for the model. Weights and coordinates of lower precision would visibly change
+    # images.
     with torch.autocast(images.device.type, enabled=False):
         values = images.float()
         for op, own in columns_of(ops, 1, of_applied=True):
@@ -220,17 +224,17 @@ def _layout(images: Tensor) -> torch.memory_format:
 
 
 class _Part(NamedTuple):
-    """Operations that run together: a run of kernels, or one operation defined by a script."""
+    """Operations that run together: several operations run by kernels, or one operation of a script."""
 
-    op: Any  # None if kernels run it
-    plan: Any  # a ``native.AugmentPlan``; None for ``op``
-    end: int  # of its columns
-    shape: Shape  # of images afterwards
-    dtype: torch.dtype  # of images afterwards, if bytes or if this part is the last; else float32
+    op: Any  # the script's operation; None if kernels run this part
+    plan: Any  # a ``native.AugmentPlan``; None if ``op`` is given
+    end: int  # the end of the part's columns
+    shape: Shape  # the shape of images after this part
+    dtype: torch.dtype  # the dtype after this part; between parts, images that are not bytes are float32
 
 
 def _parts(ops: Ops, shape: Shape, dtype: torch.dtype) -> Iterator[_Part]:
-    """Yield a chain in as few parts as possible; an operation that mixes images begins a new part."""
+    """Yield a chain in as few parts as possible. An operation that mixes images begins a new part."""
     steps: list[Step] = []
     begin = end = 0
     is_first = True
@@ -252,12 +256,13 @@ def _parts(ops: Ops, shape: Shape, dtype: torch.dtype) -> Iterator[_Part]:
 
 
 def on_processor(ops: Ops, images: Tensor, applied: Float64Array, memory: SlotPool) -> Tensor:
-    """Change images by the native core: each goes through the whole chain while it is in cache.
+    """Change images with the native core.
 
-    New images reuse ``memory``: allocating fresh memory takes longer than most augmentations.
+    Each image goes through the whole chain while it is in the CPU's cache.  New images reuse ``memory``,
+    because allocating new memory takes longer than most augmentations.
     """
     is_last, begin = _layout(images) is torch.channels_last, 0
-    # Kernels write to tensors that are made here, outside the caller's gradient and inference modes.
+    # Kernels write to tensors that are created here, outside the caller's gradient and inference modes.
     with torch.inference_mode(False), torch.no_grad():
         images = images.detach()
         parts = list(_parts(ops, tuple(images.shape[1:]), images.dtype))
@@ -279,7 +284,7 @@ def on_processor(ops: Ops, images: Tensor, applied: Float64Array, memory: SlotPo
 
 
 def _array(images: Tensor) -> npt.NDArray[Any]:
-    """Return a tensor's memory as an array, 16-bit floats as int16: NumPy has no bfloat16."""
+    """Return a tensor's memory as an array. 16-bit floats become int16, because NumPy has no bfloat16."""
     halves = images.dtype in (torch.float16, torch.bfloat16)
     found: npt.NDArray[Any] = (images.view(torch.int16) if halves else images).numpy()
     return found
@@ -293,19 +298,19 @@ def _empty(shape: Sequence[int], dtype: torch.dtype, is_last: bool, memory: Slot
     return values.view(count, channels, height, width)
 
 
-# ---- augmentations of some images, and not of others -----------------------------------------------
+# ---- augmentations that are applied to some of the images --------------------------------------------
 
 
 class RandomApply(BatchTransform):
-    """Apply augmentations to some images, volumes or sequences.
+    """Apply augmentations to some images, volumes or sequences, and leave all other samples unchanged.
 
     Args:
-        ops: one augmentation or several, which must keep the size and the dtype.
+        ops: one augmentation or several augmentations, which must keep the size and the dtype.
         p: the probability that a sample is changed, from 0 to 1.
     """
 
-    # It has the kind of its operations, and the methods that run them: ``steps`` on the CPU; elsewhere
-    # ``on_tensors`` for images, ``on_canvas`` for volumes and ``onto`` for motion.
+    # RandomApply has the kind of its operations. Its operations run by ``steps`` on the CPU. On other devices
+    # they run by ``on_tensors`` for images, by ``on_canvas`` for volumes and by ``onto`` for motion.
 
     def __init__(self, ops: Augmentation | Sequence[Augmentation], p: float = 0.5) -> None:
         self.ops = checked_ops([ops] if isinstance(ops, Augmentation) else ops, "RandomApply")
@@ -403,7 +408,7 @@ class RandomApply(BatchTransform):
             op.onto(sequences, np.where(rows[:, :1] > 0, rows[:, 1:][:, own], op.neutral()))
 
     def neutral(self) -> Float64Array:
-        """Return the applied numbers that leave sequences as they are."""
+        """Return the applied numbers that leave sequences unchanged."""
         return np.zeros(len(self.applied_names_for(1)))
 
     def extra_repr(self) -> str:
@@ -415,7 +420,7 @@ def _nested(names: Sequence[Sequence[str]]) -> list[str]:
 
 
 class _Untouched(BatchTransform):
-    """A placeholder that leaves images as they are and keeps an operation's columns in the table."""
+    """A placeholder that leaves images unchanged and keeps an operation's columns in the table."""
 
     def __init__(self, op: Augmentation) -> None:
         self._op, self.names, self.kind = op, op.applied_names_for(1), op.kind
@@ -427,14 +432,14 @@ class _Untouched(BatchTransform):
         return []
 
     def on_canvas(self, canvas: Any, row: Float64Array) -> None:
-        """Leave a volume as it is."""
+        """Leave a volume unchanged."""
 
     def on_tensors(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
         return images
 
 
 def checked_ops(ops: Sequence[Augmentation], name: str) -> tuple[Any, ...]:
-    """Return the augmentations, or raise an error if one is not an augmentation or if the kinds differ."""
+    """Return the augmentations; raise an error if one is no augmentation or if their kinds differ."""
     for op in ops:
         if not isinstance(op, Augmentation):
             raise AugmentError(f"{name} takes augmentations from fastpipe.augment, got {type(op).__name__}")
@@ -445,7 +450,7 @@ def checked_ops(ops: Sequence[Augmentation], name: str) -> tuple[Any, ...]:
 
 
 def kind_of(ops: Sequence[Augmentation]) -> Any:
-    """Return one of the checked augmentations, to read their kind; ``BatchTransform`` if there are none."""
+    """Return the first augmentation, which has the kind of all; ``BatchTransform`` if ``ops`` is empty."""
     return ops[0] if ops else BatchTransform
 
 
@@ -453,11 +458,12 @@ def kind_of(ops: Sequence[Augmentation]) -> Any:
 
 
 def follow(ops: Ops, table: Tensor, shape: Sequence[int], others: Sequence[Any]) -> Sequence[Any]:
-    """Move masks, boxes and keypoints as images (N, C, H, W) were moved, as torchvision does.
+    """Move masks, boxes and keypoints as images (N, C, H, W) were moved, with torchvision's rules.
 
-    They may be in dictionaries, and in lists with one item per image.  All else is returned unchanged.
+    The annotations may be in dictionaries, and in lists with one item per image.  All other objects are
+    returned unchanged.
     """
-    kinds = sys.modules.get("torchvision.tv_tensors")  # without it there are none
+    kinds = sys.modules.get("torchvision.tv_tensors")  # not imported: no annotation is a ``TVTensor``
     if kinds is None or not any(_has_any(other, kinds.TVTensor) for other in others):
         return others
     for op in ops:
@@ -475,14 +481,14 @@ def _has_any(thing: Any, kind: type) -> bool:
 
 
 class _Follower:
-    """The annotations of one batch, moved as its images are."""
+    """The annotations of one batch, which move as the batch's images moved."""
 
     def __init__(self, ops: Ops, table: Float64Array, shape: Sequence[int], kinds: Any) -> None:
         self.ops, self.table, self.kinds = ops, table, kinds
         self.count, self.shape, self.size = shape[0], tuple(shape[1:]), (shape[2], shape[3])
 
     def changed(self, thing: Any, at: int | None = None) -> Any:
-        """Move the annotations of all images, in their order, or only those of the image at ``at``."""
+        """Move the annotations of all images, in order. If ``at`` is given, move those of this image only."""
         if isinstance(thing, dict):
             return {name: self.changed(value, at) for name, value in thing.items()}
         if isinstance(thing, (list, tuple)):
@@ -507,7 +513,7 @@ class _Follower:
         return self._moved(thing, values, slice(None))
 
     def _moved(self, thing: Any, values: Tensor, rows: slice, is_one: bool = False) -> Any:
-        """Move a ``TVTensor`` as the images in ``rows`` were moved; ``values`` are its values as a batch."""
+        """Move a ``TVTensor`` as the images in ``rows`` moved; ``values`` are its values as a batch."""
         is_mask, further = isinstance(thing, self.kinds.Mask), {}
         size = tuple(thing.shape[-2:] if is_mask else thing.canvas_size)
         if size != self.size:
@@ -525,13 +531,13 @@ class _Follower:
 
     @cached_property
     def _mask_chain(self) -> tuple[Ops, Float64Array]:
-        """The chain for masks, and its applied numbers."""
+        """The chain for masks, and the chain's applied numbers."""
         twins, columns = for_masks(self.ops, self.shape[0])
         return twins, applied_table(self.ops, self.table, self.shape)[:, columns]
 
     def _of_masks(self, masks: Tensor, rows: slice) -> Tensor:
         chain, applied = self._mask_chain
-        # As floats, class and object numbers are exact up to 2**24.
+        # float32 holds class numbers and object numbers up to 2**24 exactly.
         planes = masks.reshape(len(masks), -1, *self.size).float()
         if planes.device.type == "cpu":
             found = on_processor(chain, planes, applied[rows], SlotPool(0))
@@ -567,7 +573,7 @@ class _Follower:
         return boxes
 
     def _moves(self, of_points: bool) -> Iterator[tuple[Any, Shape]]:
-        """Yield the ``Moves`` of each geometric operation, and the images' size after it."""
+        """Yield the ``Moves`` of each geometric operation, and the images' size after the operation."""
         shape = self.shape
         for op, own in columns_of(self.ops, shape[0]):
             moves, shape = op.moves(self.table[:, own], shape, of_points), op.shape_after(shape)
@@ -576,7 +582,7 @@ class _Follower:
 
 
 def _mapped(points: Tensor, matrices: Float64Array) -> Tensor:
-    """Map points (N, K, 2) by matrices (N, 6)."""
+    """Map points (N, K, 2) with matrices (N, 6)."""
     m = uploaded(matrices.astype(np.float32), points.device).view(-1, 1, 2, 3)
     found: Tensor = (m[..., :2] * points.unsqueeze(2)).sum(3) + m[..., 2]
     return found

@@ -28,19 +28,19 @@ from fastpipe.errors import AugmentError
 _KINDS = ("brightness", "contrast", "saturation", "hue")
 _PLACES = ("first", "second", "third", "fourth")
 _GREY = (0.2989, 0.587, 0.114)
-# torchvision's factor from floats to bytes: 1.0 becomes 255, and each byte covers an equal range.
+# torchvision's factor from floats to bytes: 1.0 becomes 255, and each byte covers an equal range of floats.
 _TO_BYTE = 255.999
 
 
 class ColorJitter(BatchTransform):
-    """Change brightness, contrast, saturation and hue of each image, in an order drawn for that image.
+    """Change brightness, contrast, saturation and hue of each image, in an order drawn for each image.
 
     Args:
         brightness, contrast, saturation: factors are drawn from [max(0, 1 - value), 1 + value], or between
-            the two numbers given.  Default: 0, no change.
+            the two given numbers.  Default: 0, no change.
         hue: fractions of a full turn are drawn from [-value, value], or between two numbers; at most 0.5.
 
-    Images have 3 channels or 1; floats are in [0, 1].  As in torchvision, each change clips its result to the
+    Images have 1 or 3 channels. Floats are in [0, 1].  As in torchvision, each change clips its result to the
     range and rounds bytes down.
 
     >>> import torch
@@ -75,9 +75,11 @@ class ColorJitter(BatchTransform):
 
 
 def blended(values: Tensor, kinds: Tensor, factors: Sequence[Tensor], of_bytes: bool) -> Tensor:
-    """Change images (N, C, H, W) in brightness, contrast, saturation or hue, by ``kinds``, (N, 1, 1, 1).
+    """Change images (N, C, H, W) in brightness, contrast, saturation or hue, as ``kinds``, (N, 1, 1, 1),
+    selects.
 
-    ``factors`` are of these four; that of hue may be missing.  With ``of_bytes`` values are integers to 255.
+    ``factors`` holds the factors of these four changes. The factor of hue may be missing.  If ``of_bytes`` is
+    True, values are integers from 0 to 255.
     """
     bound = 255.0 if of_bytes else 1.0
     brightness, contrast, saturation, *hue = factors
@@ -88,7 +90,7 @@ def blended(values: Tensor, kinds: Tensor, factors: Sequence[Tensor], of_bytes: 
     other = torch.where(kinds == 0, torch.zeros_like(other), other)
     blended = (values * factor + other * (1 - factor)).clamp(0, bound)
     blended = blended.floor() if of_bytes else blended
-    if values.shape[1] == 1:  # grey: neither saturation nor hue
+    if values.shape[1] == 1:  # a grey image has no saturation and no hue
         return torch.where(is_blended & (kinds <= 1), blended, values)
     changed = torch.where(is_blended, blended, values)
     if not hue:
@@ -108,7 +110,7 @@ def _luminance(values: Tensor, of_bytes: bool) -> Tensor:
 
 
 def _turned(values: Tensor, shift: Tensor) -> Tensor:
-    """Turn the hue of colours in [0, 1] with the formulas of the native core's ``turn_hue``."""
+    """Change the hue of colours in [0, 1] with the formulas of the native core's ``turn_hue``."""
     red, green, _ = values.unbind(1)
     high, low = values.amax(1), values.amin(1)
     span = high - low
@@ -130,10 +132,10 @@ def _turned(values: Tensor, shift: Tensor) -> Tensor:
 
 
 class RandomGrayscale(BatchTransform):
-    """Turn some images grey, and keep their number of channels.
+    """Convert some images to grey, and keep their number of channels.
 
     Args:
-        p: the probability that an image turns grey, from 0 to 1.
+        p: the probability that an image is converted to grey, from 0 to 1.
     """
 
     names = ("is_grey",)
@@ -155,7 +157,7 @@ class Normalize(BatchTransform):
     """Subtract a mean from each channel, and divide the difference by a standard deviation.
 
     Args:
-        mean, std: one number per channel, for float images in [0, 1]; those of ``std`` are above 0.
+        mean, std: one number per channel, for float images in [0, 1]. The numbers of ``std`` are above 0.
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
@@ -184,7 +186,7 @@ class Normalize(BatchTransform):
 
 
 class ToDtype(BatchTransform):
-    """Convert images as torchvision's ``ToDtype(dtype, scale=True)`` does: bytes become floats in [0, 1].
+    """Convert images as torchvision's ``ToDtype(dtype, scale=True)`` does. Bytes become floats in [0, 1].
 
     Args:
         dtype: float32, float16, bfloat16 or uint8.
@@ -213,14 +215,16 @@ class ToDtype(BatchTransform):
 
 
 class GaussianBlur(BatchTransform):
-    """Blur each image by a Gaussian, along rows and then along columns.
+    """Blur each image with a Gaussian, along rows and then along columns.
 
     Args:
-        kernel_size: odd numbers of pixels across and down, in torchvision's order, or one for both.
-        sigma: the range from which standard deviations are drawn, in pixels; one number is used for all.
+        kernel_size: odd numbers of pixels along x and along y, in torchvision's order, or one number for
+            both.
+        sigma: the range from which standard deviations are drawn, in pixels. One number is used for all
+            images.
 
-    Weights are torchvision's: its Gaussian has standard deviation ``sigma`` for a kernel ``sqrt(2)`` times
-    narrower.  Images are mirrored at their borders.
+    The weights are torchvision's. torchvision's Gaussian has the standard deviation ``sigma`` for a kernel
+    that is ``sqrt(2)`` times narrower.  Images are mirrored at their borders.
     """
 
     names = ("sigma",)
@@ -279,13 +283,14 @@ class RandomErasing(BatchTransform):
 
     Args:
         p: the probability that an image is changed, from 0 to 1.
-        scale: least and greatest area of the box, as a fraction of the image's area.
-        ratio: least and greatest height / width.
-        value: the fill: one number, one per channel, or ``"random"`` for normal noise, which needs floats.
+        scale: the least and the greatest area of the box, as a fraction of the image's area.
+        ratio: the least and the greatest height / width of the box.
+        value: the fill: one number, one number per channel, or ``"random"`` for normal noise, which needs
+            floats.
 
-    Arguments and results are those of ``torchvision.transforms.v2.RandomErasing``: up to ten boxes are tried,
-    and if none is smaller than the image, the image stays as it is.  Noise depends only on the parameter
-    ``noise`` and the pixel's position.  Masks, boxes and keypoints stay as they are.
+    Arguments and results match ``torchvision.transforms.v2.RandomErasing``.  Up to ten boxes are tried.  If
+    no box is smaller than the image, the image stays unchanged.  Noise depends only on the parameter
+    ``noise`` and the pixel's position.  Masks, boxes and keypoints stay unchanged.
 
     >>> RandomErasing(1.0, value=1.0)(torch.zeros(2, 3, 32, 32)).amax((1, 2, 3))
     tensor([1., 1.])
@@ -340,7 +345,7 @@ class RandomErasing(BatchTransform):
         return torch.where(inside, per_channel(images, numbers), images)
 
     def noise(self, images: Tensor, seeds: Tensor) -> Tensor:
-        """Return normal noise for every pixel of images, from the parameter ``noise``, (N,)."""
+        """Return normal noise for every pixel of images, from ``seeds``, (N,), the parameter ``noise``."""
         places = torch.arange(images[0].numel(), device=images.device).view(images.shape[1:])
         mixed = _mixed(_mixed(places) ^ seeds.long().view(-1, 1, 1, 1))
         first, second = _mixed(mixed ^ 0x5851F42D), _mixed(mixed ^ 0x14057B7E)
@@ -353,7 +358,7 @@ class RandomErasing(BatchTransform):
 
 
 def _mixed(values: Tensor) -> Tensor:
-    """Return MurmurHash3's finaliser: 32 bits computed in 64, of which products keep the low 32."""
+    """Return MurmurHash3's finaliser of 32-bit numbers stored in 64 bits. Products keep the low 32 bits."""
     values = values ^ (values >> 16)
     values = (values * 0x85EBCA6B) & _BITS
     values = values ^ (values >> 13)

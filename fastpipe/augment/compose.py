@@ -1,4 +1,4 @@
-"""Chains of augmentations, also built from torchvision's transforms."""
+"""Chains of augmentations, which can also be built from torchvision's transforms."""
 
 from __future__ import annotations
 
@@ -35,26 +35,28 @@ from fastpipe.images.steps import is_pristine, is_torchvision
 
 
 class Compose(OfBatches):
-    """A chain of augmentations, whose result is that of torchvision's transforms in the same order.
+    """A chain of augmentations, which gives the result of torchvision's transforms in the same order.
 
-    On the CPU each image goes through the whole chain before the next, in as many threads as torch uses.
+    On the CPU, each image goes through the whole chain before the next image, in as many threads as torch
+    uses.
 
     Args:
-        ops: the augmentations, all for images, all for volumes or all for motion.
-        fuse: read and write each image once (images only): all geometry before a blur becomes one resampling,
-            all colour changes one matrix, and blurs come last.  Parameters are the same; results differ:
+        ops: the augmentations. All are for images, all are for volumes, or all are for motion.
+        fuse: whether to read and write each image only once (images only). All geometry before a blur becomes
+            one resampling, all colour changes become one matrix, and blurs come last.  The parameters are the
+            same, but the results differ:
 
-            * colours are clipped and rounded once, at the end, and not after each change; hue is turned by a
-              rotation of colours about the grey axis, which is exact at thirds of a turn;
-            * blurs leave out weights below 1/2000 of their sum;
+            * colours are clipped and rounded once, at the end, and not after each change;
+            * hue is changed by a rotation of colours about the grey axis, which is exact at thirds of a turn;
+            * blurs leave out weights below 1/2000 of the sum of the weights;
             * contrast uses the mean of the colours before clipping;
-            * rotated images are bilinear, whatever the interpolation; after a ``RandomResizedCrop`` they show
-              the surroundings of its box, not the fill.
+            * rotated images are always interpolated linearly; a rotated image after a ``RandomResizedCrop``
+              shows the surroundings of the crop's box, not the fill.
 
-            Crops and flips alone give the same result as without ``fuse``.
+            A chain of only crops and flips gives the same result as without ``fuse``.
 
-        lengths: for motion, the index of the batch's part that holds the lengths of its sequences, integers
-            (N,) in frames; 1 is the part right after the motion.  The new lengths replace them.
+        lengths: the index of the part of a motion batch that holds the lengths of the sequences, integers
+            (N,) in frames. Index 1 is the part right after the motion.  The new lengths replace this part.
 
     >>> import torch
     >>> from fastpipe import augment
@@ -98,16 +100,16 @@ def from_torchvision(transform: Any, *, fuse: bool = False) -> Compose:
     """Translate a torchvision transform of samples to augmentations of batches.
 
     Args:
-        transform: a transform of ``torchvision.transforms`` or its ``v2``, also a nested ``Compose`` or
-            ``torch.nn.Sequential``.  Conversions to tensors (``ToImage``, ``PILToTensor``) are left out, as
-            batches already are tensors; ``ToTensor`` also converts bytes to floats.
+        transform: a transform of ``torchvision.transforms`` or its ``v2``, or a nested ``Compose`` or
+            ``torch.nn.Sequential``.  Conversions to tensors (``ToImage``, ``PILToTensor``) are left out,
+            because batches are tensors already. ``ToTensor`` also converts bytes to floats.
         fuse: see ``Compose``.
 
     Returns:
-        The augmentations.  They draw other numbers from the same distributions.
+        The augmentations.  Their random numbers differ from torchvision's, but have the same distributions.
 
     Raises:
-        AugmentError: a transform or an argument has no counterpart for batches; the error names it.
+        AugmentError: a transform or an argument has no counterpart for batches. The error names it.
 
     >>> from torchvision.transforms import v2
     >>> from_torchvision(v2.Compose([v2.RandomHorizontalFlip(0.3), v2.RandomGrayscale()]))
@@ -125,7 +127,7 @@ def translated(transform: Any) -> list[BatchTransform]:
     if isinstance(transform, (list, tuple)) or kind is torch.nn.Sequential:
         return [op for one in transform for op in translated(one)]
     name = kind.__name__
-    # A subclass may do anything, and so may a function that replaces a method.
+    # A subclass may do anything, and a function that replaces a method may do anything as well.
     if not (is_torchvision(transform) and name in _TRANSLATIONS and is_pristine(transform)):
         raise AugmentError(
             f"there is no augmentation of batches for {kind.__module__}.{name}: it belongs in the "
@@ -135,7 +137,7 @@ def translated(transform: Any) -> list[BatchTransform]:
 
 
 def _with(kind: type[BatchTransform]) -> Callable[[Any], list[BatchTransform]]:
-    """Return a function that translates a transform whose attributes are the augmentation's arguments."""
+    """Return a function that translates a transform, whose attributes become arguments of ``kind``."""
 
     def translate(transform: Any) -> list[BatchTransform]:
         names = list(inspect.signature(kind.__init__).parameters)[1:]
@@ -168,7 +170,7 @@ def _jitter(transform: Any) -> list[BatchTransform]:
 
 
 def _erasing(transform: Any) -> list[BatchTransform]:
-    value: Any = "random" if transform.value is None else transform.value  # v2's is a list, or None for noise
+    value: Any = "random" if transform.value is None else transform.value  # v2 has a list, or None for noise
     return [RandomErasing(transform.p, transform.scale, transform.ratio, value)]
 
 

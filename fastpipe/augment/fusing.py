@@ -1,4 +1,7 @@
-"""Fused augmentation: all geometry of a run as one resampling, all linear colour changes as one matrix."""
+"""Fused augmentation. A run is a sequence of augmentations that are computed together.
+
+All geometry of a run becomes one resampling, and all linear colour changes become one matrix.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +34,9 @@ from fastpipe.augment.steps import Step
 
 # ---- several changes of colours as one map, for each sample ----------------------------------------
 #
-# With x a pixel's red, green and blue in [0, 1] and m their means over the image, each change is
-# ``x → A x + B m + c``, and so are several in sequence.  A map is ``[A | B | c]``, (N, 3, 7).
+# Let x be a pixel's red, green and blue in [0, 1], and m the means of red, green and blue over the image.
+# Each change of colours is ``x → A x + B m + c``. Several changes in sequence have this form as well.  A map
+# is ``[A | B | c]``, (N, 3, 7).
 
 IDENTITY: Float64Array = np.concatenate([np.eye(3), np.zeros((3, 4))], axis=1)
 _GREY = np.array([0.2989, 0.587, 0.114])
@@ -40,7 +44,7 @@ _ONES = np.ones((3, 1))
 
 
 def _colour_maps(changes: Sequence[tuple[BatchTransform, Float64Array]]) -> Float64Array:
-    """Return the maps, (N, 21), of several changes in sequence, each with its parameters."""
+    """Return the maps, (N, 21), of several changes in sequence, each given with its parameters."""
     maps = np.tile(IDENTITY, (len(changes[0][1]), 1, 1))
     for op, table in changes:
         maps = _after(maps, op, table)
@@ -64,7 +68,7 @@ def _after(maps: Float64Array, op: BatchTransform, table: Float64Array) -> Float
         maps[:, :, 6] -= np.array(op.mean)
         maps /= np.array(op.std)[:, None]
         return maps
-    return maps  # conversion, which changes no colour
+    return maps  # a conversion of the dtype, which changes no colour
 
 
 def _jittered(maps: Float64Array, kinds: Float64Array, factors: Float64Array) -> Float64Array:
@@ -81,7 +85,8 @@ def _jittered(maps: Float64Array, kinds: Float64Array, factors: Float64Array) ->
 def _turns(parts: Float64Array) -> Float64Array:
     """Return rotations of colours about the grey axis (1, 1, 1), by fractions of a turn: (N, 3, 3).
 
-    They turn the hue exactly at thirds of a turn, and approximately in between.  By Rodrigues's formula.
+    The rotations change the hue exactly at thirds of a turn, and approximately in between.  Rodrigues's
+    formula gives the rotations.
     """
     angle = 2 * np.pi * parts[:, None, None]
     across = np.array([[0.0, -1.0, 1.0], [1.0, 0.0, -1.0], [-1.0, 1.0, 0.0]]) / np.sqrt(3)
@@ -90,7 +95,7 @@ def _turns(parts: Float64Array) -> Float64Array:
 
 
 def _bounds_of(ops: Sequence[BatchTransform]) -> tuple[Float64Array, Float64Array]:
-    """Return the least and the greatest value of each colour: jitter clips colours to [0, 1]."""
+    """Return the least and the greatest value of each colour, because jitter clips colours to [0, 1]."""
     low, high = np.full(3, -np.inf), np.full(3, np.inf)
     for op in ops:
         if isinstance(op, ColorJitter):
@@ -105,16 +110,17 @@ def _bounds_of(ops: Sequence[BatchTransform]) -> tuple[Float64Array, Float64Arra
 _GEOMETRY = (RandomHorizontalFlip, RandomVerticalFlip, RandomAffine, RandomRotation)
 _COLOUR = (ColorJitter, RandomGrayscale, Normalize, ToDtype)
 _MOST_TAPS = 16  # along each side of a pixel
-_LEAST_WEIGHT = 2.0**19  # of blurs, in units of 2**-30 of their sum: less changes no byte
+_LEAST_WEIGHT = 2.0**19  # of blurs, in units of 2**-30 of their sum: smaller weights change no byte
 _NEAR = 1e-9
-# For maps that only cut and resize a box: its extent, whether it is mirrored, and the size of the result.
+# Columns for maps that only cut and resize a box: the box's extent, whether the box is mirrored, and the size
+# of the result.
 _BOX = (
     "is_box", "top", "extent_y", "is_up", "left", "extent_x", "is_left", "wanted_height", "wanted_width",
 )  # fmt: skip
 
 
 def fused(ops: Sequence[BatchTransform]) -> list[BatchTransform]:
-    """Return a chain in which runs of augmentations are fused; parameters and their order stay the same."""
+    """Return a chain in which runs of augmentations are fused. Parameters and their order do not change."""
     found: list[BatchTransform] = []
     run: list[BatchTransform] = []
     for op in ops:
@@ -136,7 +142,8 @@ def _of_run(run: list[BatchTransform]) -> list[BatchTransform]:
 
 
 def _kind(op: BatchTransform) -> str:
-    """Return how it is fused: in the resampling, in the colour matrix, as a blur after both, or not ("")."""
+    """Return how ``op`` is fused: "geometry" in the resampling, "colour" in the matrix, "blur" last, or not
+    ("")."""
     if isinstance(op, RandomApply):
         kinds = {_kind(inner) for inner in op.ops}
         return kinds.pop() if len(kinds) == 1 and (kinds != {"blur"} or len(op.ops) == 1) else ""
@@ -148,10 +155,10 @@ def _kind(op: BatchTransform) -> str:
 
 
 class FusedRun(BatchTransform):
-    """A fused run: geometry, then colours, then blurs, regardless of their original order.
+    """A fused run. Geometry is computed first, then colours, then blurs, in any original order.
 
     Args:
-        ops: the augmentations; those of geometry come before any blur.
+        ops: the augmentations. All geometric augmentations must come before any blur.
     """
 
     def __init__(self, ops: Sequence[BatchTransform]) -> None:
@@ -166,7 +173,7 @@ class FusedRun(BatchTransform):
         self.is_boxes, self.fill = not turns, (turns[0].fill if turns else None) or 0.0
         self.bounds = _bounds_of(_inner(self.colours))
         dtypes = [op.dtype for op in self.colours if isinstance(op, ToDtype)]
-        self.gives_bytes = dtypes[-1] == torch.uint8 if dtypes else None  # None: as it was given
+        self.gives_bytes = dtypes[-1] == torch.uint8 if dtypes else None  # None: the dtype does not change
         maps = [f"map{at}" for at in range(IDENTITY.size)] if self.colours else []
         self.applied_names = (
             *((*MATRIX, *_BOX) if self.geometry else ()), *maps,
@@ -237,7 +244,8 @@ class FusedRun(BatchTransform):
             down = torch.where(columns["is_up"].view(-1, 1, 1) > 0, down.flip(1), down)
             found: Tensor = down.unsqueeze(1) @ (images @ across.transpose(1, 2).unsqueeze(1))
             return found.clamp(0, 255) if self.is_cubic and of_bytes else found
-        # The draws are unknown here, so each pixel takes as many samples as the largest box needs.
+        # The parameters are unknown on the host, so each pixel takes as many samples as the largest box
+        # needs.
         steps = [_samples(size, one) for size, one in zip(images.shape[2:], wanted, strict=True)]
         shifts = [[(at + 0.5) / count - 0.5 for at in range(count)] for count in steps]
         values, total = torch.cat([images, torch.ones_like(images[:, :1])], dim=1), None
@@ -255,7 +263,7 @@ class FusedRun(BatchTransform):
         values = images.flatten(2) / unit
         means = values.mean(2, keepdim=True).expand(-1, 3, -1)
         linear, added = maps[:, :, :3], maps[:, :, 6:] + maps[:, :, 3:6] @ means
-        if channels == 1:  # all three colours equal it
+        if channels == 1:  # red, green and blue all equal the grey value
             linear, added = linear.sum(2, keepdim=True)[:, :1], added[:, :1]
         found = (linear @ values + added) * new_unit
         low, high = (bound * new_unit for bound in self.bounds)
@@ -275,7 +283,7 @@ def _samples(size: float, wanted: int) -> int:
 
 
 def _blur_steps(op: BatchTransform, column: int) -> list[Step]:
-    """Return the steps of a blur, which may be in a ``RandomApply``."""
+    """Return the steps of a blur, or of a blur in a ``RandomApply``."""
     if isinstance(op, RandomApply):
         return [Step("skip", column, (1,)), *_blur_steps(op.ops[0], column + 1)]
     assert isinstance(op, GaussianBlur)
@@ -287,13 +295,13 @@ def _inner(ops: Iterable[BatchTransform]) -> list[BatchTransform]:
 
 
 def _boxes(back: Float64Array, size: Size, wanted: Size) -> Float64Array:
-    """Return the boxes, (N, len(_BOX)), of maps without rotation or shear that stay inside the image."""
+    """Return the boxes, (N, len(_BOX)), of maps that have no rotation or shear and stay inside the image."""
     is_box = (np.abs(back[:, 1]) < _NEAR) & (np.abs(back[:, 3]) < _NEAR)
     columns: list[Float64Array] = []
     for diagonal, shift, most, target in ((4, 5, size[0], wanted[0]), (0, 2, size[1], wanted[1])):
         begin, extent = back[:, shift], back[:, diagonal] * target
         begin, extent = np.where(extent < 0, begin + extent, begin), np.abs(extent)
-        # Edges were drawn as whole numbers; undo rounding errors.
+        # Edges were drawn as whole numbers. Remove rounding errors.
         begin, extent = (
             np.where(np.abs(one - np.rint(one)) < 1e-6, np.rint(one), one) for one in (begin, extent)
         )

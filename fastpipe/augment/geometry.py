@@ -64,7 +64,7 @@ class _RandomFlip(BatchTransform):
 
 
 class RandomHorizontalFlip(_RandomFlip):
-    """Mirror some images, left and right.
+    """Mirror some images left to right.
 
     Args:
         p: the probability that an image is mirrored, from 0 to 1.
@@ -75,7 +75,7 @@ class RandomHorizontalFlip(_RandomFlip):
 
 
 class RandomVerticalFlip(_RandomFlip):
-    """Mirror some images, top and bottom.
+    """Mirror some images top to bottom.
 
     Args:
         p: the probability that an image is mirrored, from 0 to 1.
@@ -88,17 +88,17 @@ class RandomVerticalFlip(_RandomFlip):
 
 
 class RandomResizedCrop(BatchTransform):
-    """Cut a box out of each image, and resize it.
+    """Cut a box out of each image, and resize the box.
 
     Args:
-        size: height and width of the result in pixels, or one number for both.
-        scale: least and greatest area of the box, as a fraction of the image's area.
-        ratio: least and greatest width / height of the box.
-        interpolation: ``"bilinear"`` or ``"bicubic"``, both with antialiasing, or ``"nearest"``; also
-            torchvision's enumeration.
+        size: the height and the width of the result in pixels, or one number for both.
+        scale: the least and the greatest area of the box, as a fraction of the image's area.
+        ratio: the least and the greatest width / height of the box.
+        interpolation: ``"bilinear"`` or ``"bicubic"``, both with antialiasing, or ``"nearest"``.
+            torchvision's enumeration is accepted as well.
 
-    Arguments and results are those of ``torchvision.transforms.v2.RandomResizedCrop``: up to ten boxes are
-    tried; if none fits, the largest central one is taken.
+    Arguments and results match ``torchvision.transforms.v2.RandomResizedCrop``.  Up to ten boxes are tried.
+    If no box fits, the largest central box is used.
 
     >>> RandomResizedCrop(4)(torch.ones(2, 3, 8, 8)).shape
     torch.Size([2, 3, 4, 4])
@@ -150,8 +150,9 @@ class RandomResizedCrop(BatchTransform):
 def axis_weights(begin: Tensor, extent: Tensor, size: int, wanted: int, interpolation: str) -> Tensor:
     """Return the weight of each input pixel in each output pixel along an axis: (N, wanted, size).
 
-    Weights are those of ``torch.nn.functional.interpolate`` with ``antialias=True``: the filter is as wide as
-    the input pixels of one output pixel, it is clipped at the box's borders, and its sum is 1.
+    The weights are those of ``torch.nn.functional.interpolate`` with ``antialias=True``.  The filter becomes
+    wider with the number of input pixels per output pixel.  The filter is clipped at the box's borders, and
+    its weights sum to 1.
     """
     begin, extent = begin.view(-1, 1, 1), extent.view(-1, 1, 1)
     step = extent / wanted
@@ -206,7 +207,7 @@ class _Affine(BatchTransform, ABC):
 
     @abstractmethod
     def _maps(self, table: Float64Array) -> Maps:
-        """Return angles, translations, scales and shears, as the functions of ``matrices`` take them."""
+        """Return angles, translations, scales and shears as the functions of ``matrices`` take them."""
 
     def check(self, shape: Sequence[int]) -> None:
         check_fill(self.fill, shape[1])
@@ -240,17 +241,18 @@ class RandomAffine(_Affine):
     """Rotate, shift, scale and shear each image about its centre.
 
     Args:
-        degrees: angles are drawn from [-degrees, degrees], or between the two numbers given; clockwise.
-        translate: greatest shifts along x and y, as fractions of width and height; rounded to whole pixels.
-        scale: least and greatest factor.  Default: no scaling.
-        shear: angles along x, in degrees, are drawn from [-shear, shear], or between two numbers.  With four
-            numbers, the last two are the range along y.
+        degrees: angles are drawn from [-degrees, degrees], or between the two given numbers; clockwise.
+        translate: the greatest shifts along x and y, as fractions of the width and the height. Shifts are
+            rounded to whole pixels.
+        scale: the least and the greatest factor.  Default: no scaling.
+        shear: angles along x, in degrees, are drawn from [-shear, shear], or between two numbers.  If four
+            numbers are given, the last two numbers are the range along y.
         interpolation: ``"nearest"`` or ``"bilinear"``, or torchvision's enumeration.
-        fill: the value outside the image, one number or one per channel; None is 0.
+        fill: the value outside the image, one number or one number per channel; None means 0.
         center: the fixed point, x and y in pixels from the upper left corner.  Default: the image's centre.
 
-    Arguments and results are those of ``torchvision.transforms.v2.RandomAffine``; the result has the size of
-    the image.
+    Arguments and results match ``torchvision.transforms.v2.RandomAffine``. The result has the size of the
+    image.
 
     >>> shift = RandomAffine(0, translate=(0.5, 0.0))
     >>> shift(torch.ones(2, 3, 8, 8)).shape
@@ -285,11 +287,12 @@ class RandomRotation(_Affine):
     """Rotate each image.
 
     Args:
-        degrees: angles are drawn from [-degrees, degrees], or between two numbers given; counter-clockwise.
+        degrees: angles are drawn from [-degrees, degrees], or between the two given numbers;
+            counter-clockwise.
         interpolation, fill, center: see ``RandomAffine``.
 
-    Arguments and results are those of ``torchvision.transforms.v2.RandomRotation``, without ``expand``: all
-    images of a batch have one size.
+    Arguments and results match ``torchvision.transforms.v2.RandomRotation``, without ``expand``, because all
+    images of a batch have the same size.
     """
 
     names = ("angle",)
@@ -303,7 +306,8 @@ class RandomRotation(_Affine):
 
 
 class MaskWarp(BatchTransform):
-    """A warp that moves masks as an operation moved images; ``begins`` are its matrices' first columns."""
+    """A warp that moves masks as ``op`` moved images. ``begins`` are the first columns of the warp's
+    matrices."""
 
     def __init__(self, op: BatchTransform, fill: Fill, begins: Sequence[int] = (0,)) -> None:
         self.op, self.names, self.begins = op, op.applied_names_for(1), begins
@@ -328,19 +332,19 @@ class MaskWarp(BatchTransform):
 
 
 def warp_step(column: int, is_nearest: bool, fill: Fill, size: Size) -> Step:
-    """Return the step that resamples images by a matrix to this size."""
+    """Return the step that resamples images with a matrix to this size."""
     return Step("warp", column, (is_nearest, is_fused(*size), *size), fill_numbers(fill))
 
 
-# Below this number of multiplications torch computes a matrix product with its own loop.
+# Below this number of multiplications, torch computes a matrix product with its own loop.
 _LEAST_PRODUCTS = 400
 
 
 def is_fused(height: int, width: int) -> bool:
     """Return whether torchvision's grid for a result of this size is computed with fused multiply-adds.
 
-    A library computes the grid as a matrix product, (H · W, 3) by (3, 2).  It uses fused instructions on some
-    processors and not on others.
+    torch computes the grid as a matrix product, (H · W, 3) by (3, 2), with a library.  The library uses fused
+    instructions on some processors only.
     """
     return height * width * 6 >= _LEAST_PRODUCTS and _library_fuses()
 
@@ -361,10 +365,10 @@ def _library_fuses() -> bool:
 def resampled(
     images: Tensor, columns: Columns, interpolation: str, fill: Fill, of_bytes: bool, size: Size | None = None
 ) -> Tensor:
-    """Resample images by the matrices in ``columns``, to ``size`` or to their own size.
+    """Resample images with the matrices in ``columns``, to ``size`` or to the images' own size.
 
-    With a fill, torchvision weights a pixel at the image's edge twice by the fraction of it that is inside;
-    so does this.
+    If a fill is given, a pixel at the image's edge is weighted twice by the fraction of the pixel that is
+    inside the image, as in torchvision.
     """
     _, channels, height, width = images.shape
     grid = sampling_grid(columns, height, width, size or (height, width))
@@ -386,14 +390,15 @@ def sampling_grid(
 ) -> Tensor:
     """Return the sources of the pixels of ``wanted``: (N, *wanted, 2), x and y in [-1, 1].
 
-    ``height`` and ``width`` are the images'; ``shift``, along y and x, is relative to the pixels' centres.
+    ``height`` and ``width`` are the size of the images. ``shift``, along y and x, is relative to the pixels'
+    centres.
     """
     device = columns["xx"].device
     x = torch.arange(wanted[1], device=device) + (0.5 * (1 - wanted[1]) + shift[1])
     y = torch.arange(wanted[0], device=device) + (0.5 * (1 - wanted[0]) + shift[0])
     to_x = torch.stack([columns[name].view(-1) / (0.5 * width) for name in MATRIX[:3]], dim=1)
     to_y = torch.stack([columns[name].view(-1) / (0.5 * height) for name in MATRIX[3:]], dim=1)
-    # A matrix product, as in torchvision: its last bit decides which pixel is the nearest.
+    # Use a matrix product, as torchvision does: the product's last bit decides which pixel is the nearest.
     points = torch.stack([x.expand(*wanted), y.view(-1, 1).expand(*wanted), x.new_ones(wanted)], dim=2)
     maps = torch.stack([to_x, to_y], dim=2)
     return points.view(1, -1, 3).expand(len(maps), -1, -1).bmm(maps).view(-1, *wanted, 2)

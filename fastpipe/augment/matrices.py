@@ -1,7 +1,7 @@
-"""Affine maps of pixels, one matrix per sample, and rotations of volumes.
+"""Affine maps of pixels, with one matrix per sample, and rotations of volumes.
 
-Matrices of pixels are (N, 6), two rows of three, as in torchvision: a point (x, y) goes to
-``(m0 x + m1 y + m2, m3 x + m4 y + m5)``.  Images are resampled by the inverse.
+Matrices of pixels are (N, 6), two rows of three numbers, as in torchvision.  A matrix maps a point (x, y) to
+``(m0 x + m1 y + m2, m3 x + m4 y + m5)``.  An image is resampled with the inverse matrix.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fastpipe.augment.parameters import Float64Array
 
 
 def identity(count: int) -> Float64Array:
-    """Return identity matrices."""
+    """Return ``count`` identity matrices."""
     return np.tile(np.array([1.0, 0.0, 0.0, 0.0, 1.0, 0.0]), (count, 1))
 
 
@@ -25,16 +25,16 @@ def forward_affine(
     shear: Float64Array,
     centre: Float64Array,
 ) -> Float64Array:
-    """Return where pixels go.
+    """Return the matrices that map pixels of the image to pixels of the result.
 
     Args:
-        angle: (N,), degrees, clockwise as one sees the image.
+        angle: (N,), degrees, clockwise as seen in the image.
         translate: (N, 2), pixels along x and y.
         scale: (N,), above 0.
         shear: (N, 2), degrees along x and y.
         centre: (2,) or (N, 2), x and y of the centre of rotation, shear and scale.
 
-    The linear part is ``scale · R(angle) · ShearY · ShearX``; torchvision documents the factors in
+    The linear part is ``scale · R(angle) · ShearY · ShearX``. torchvision documents these factors in
     ``torchvision.transforms.functional.affine``.
     """
     a, b, c, d = _linear(angle, shear)
@@ -52,9 +52,9 @@ def inverse_affine(
     shear: Float64Array,
     centre: Float64Array,
 ) -> Float64Array:
-    """Return where pixels come from; the arguments are those of ``forward_affine``."""
+    """Return the inverse matrices of ``forward_affine``, which has the same arguments."""
     a, b, c, d = _linear(angle, shear)
-    # The determinant of a … d is 1.
+    # The determinant of the matrix [a b; c d] is 1.
     matrices = np.stack([d, -b, 0 * a, -c, a, 0 * a], axis=1) / scale[:, None]
     shift = centre + translate
     for at in (0, 1):
@@ -70,26 +70,29 @@ def _linear(angle: Float64Array, shear: Float64Array) -> tuple[Float64Array, ...
 
 
 def of_crops(boxes: Float64Array, height: int, width: int) -> Float64Array:
-    """Return where pixels go if boxes, (N, 4) top, left, height and width, are resized to this size."""
+    """Return the matrices of crops that are resized to ``height`` and ``width``. ``boxes`` is (N, 4): top,
+    left, height and width."""
     top, left, h, w = boxes.T
     nothing = 0 * top
     return np.stack([width / w, nothing, -left * width / w, nothing, height / h, -top * height / h], axis=1)
 
 
 def after(first: Float64Array, second: Float64Array) -> Float64Array:
-    """Return the composition of two maps."""
+    """Return the matrices that apply ``first`` and then ``second``."""
     return (_square(second) @ _square(first))[:, :2].reshape(-1, 6)
 
 
 def inverted(matrices: Float64Array) -> Float64Array:
-    """Return the inverse maps."""
+    """Return the inverse matrices."""
     return np.asarray(np.linalg.inv(_square(matrices))[:, :2].reshape(-1, 6), np.float64)
 
 
 def about_centres(matrices: Float64Array, size: Sequence[int], wanted: Sequence[int]) -> Float64Array:
-    """Convert maps, (N, 6), from coordinates relative to upper left corners to ones relative to centres.
+    """Convert matrices, (N, 6), from coordinates relative to upper left corners to coordinates relative to
+    centres.
 
-    ``size`` is height and width of the images that the maps lead to, ``wanted`` of those they start from.
+    ``size`` is the height and width of the images that the matrices map to. ``wanted`` is the height and
+    width of the images that the matrices map from.
     """
     found = matrices.copy()
     for row, middle in ((0, size[1] / 2), (3, size[0] / 2)):
@@ -110,7 +113,8 @@ def rotations(degrees: Float64Array) -> Float64Array:
     turns = np.zeros((3, len(degrees), 3, 3))
     for axis, turn in enumerate(turns):
         turn[:, axis, axis] = 1.0
-        # Each rotates from the axis after it to the one after that: about depth 1 → 2, about height 2 → 0.
+        # Each matrix rotates in the plane of the next two axes. About depth, axis 1 turns to axis 2; about
+        # height, 2 to 0.
         first, second = (axis + 1) % 3, (axis + 2) % 3
         turn[:, first, first] = turn[:, second, second] = cosines[axis]
         turn[:, second, first] = sines[axis]
@@ -120,12 +124,13 @@ def rotations(degrees: Float64Array) -> Float64Array:
 
 
 def covering(size: Float64Array, degrees: Sequence[tuple[float, float]]) -> Float64Array:
-    """Return the size, (3,), of a box that covers one of ``size`` turned about any axis by these angles."""
+    """Return the size, (3,), of a box that covers a box of ``size`` rotated about any axis by any of these
+    angles."""
     found = size.astype(np.float64)
     for axis, limits in enumerate(degrees):
         most = np.deg2rad(min(90.0, max(map(abs, limits))))
         plane = [(axis + 1) % 3, (axis + 2) % 3]
         for own, other in (plane, plane[::-1]):
-            angle = min(most, np.arctan2(size[other], size[own]))  # beyond it the extent shrinks again
+            angle = min(most, np.arctan2(size[other], size[own]))  # at larger angles the extent shrinks again
             found[own] = max(found[own], size[own] * np.cos(angle) + size[other] * np.sin(angle))
     return found

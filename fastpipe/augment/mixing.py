@@ -1,4 +1,4 @@
-"""Mixing of samples: each image, and its label, is mixed with the one before it in the batch."""
+"""Mixing of samples. Each image and its label are mixed with the previous image and label of the batch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class _Mixing(BatchTransform):
         self.alpha, self.num_classes, self.per_sample = float(alpha), num_classes, per_sample
 
     def _numbers(self, u: Float64Array) -> Float64Array:
-        """Return the uniform numbers in use: without ``per_sample`` the first sample's serve the batch."""
+        """Return the uniform random numbers to use. Without ``per_sample``, all samples use the first
+        sample's."""
         return u if self.per_sample else np.broadcast_to(u[:1], u.shape)
 
     def mixed_labels(self, labels: Tensor, columns: Columns) -> Tensor:
@@ -58,15 +59,18 @@ class _Mixing(BatchTransform):
 
 
 class MixUp(_Mixing):
-    """Blend each image with another (H. Zhang et al., "mixup", 2017, arXiv:1710.09412).
+    """Blend each image with the previous image (H. Zhang et al., "mixup", 2017, arXiv:1710.09412).
 
     Args:
-        alpha: the image's own weight has a Beta(alpha, alpha) distribution.  Default: 1.0.
-        num_classes: number of classes; required for integer labels (N,), which become one-hot floats.
-        per_sample: draw a weight for each image; torchvision draws one per batch, and so does the default.
+        alpha: the weight of the image itself has a Beta(alpha, alpha) distribution.  Default: 1.0.
+        num_classes: the number of classes, required for integer labels (N,). Integer labels become one-hot
+            floats.
+        per_sample: whether to draw a weight for each image. The default draws one weight per batch, as
+            torchvision does.
 
-    Images are floats and come with labels, (N,) or (N, classes): ``MixUp(num_classes=10)(images, labels)``.
-    Each is mixed with the one before it.  Results are those of ``torchvision.transforms.v2.MixUp``.
+    Images are floats and are passed with labels, (N,) or (N, classes):
+    ``MixUp(num_classes=10)(images, labels)``.  Each image is mixed with the previous image of the batch, and
+    the first image with the last.  Results match ``torchvision.transforms.v2.MixUp``.
 
     >>> images, labels = MixUp(num_classes=10)(torch.rand(4, 3, 8, 8), torch.tensor([1, 2, 3, 4]))
     >>> labels.shape, bool(torch.allclose(labels.sum(1), torch.ones(4)))
@@ -91,12 +95,13 @@ class MixUp(_Mixing):
 
 
 class CutMix(_Mixing):
-    """Put a box of another image into each (S. Yun et al., "CutMix", 2019, arXiv:1905.04899).
+    """Replace a box in each image by the previous image's (S. Yun et al., "CutMix", 2019, arXiv:1905.04899).
 
     Args:
         alpha: the fraction of the image that is kept has a Beta(alpha, alpha) distribution, before the box is
             clipped at the borders.
-        num_classes, per_sample: see ``MixUp``; images may be uint8 as well, all else is as for ``MixUp``.
+        num_classes, per_sample: see ``MixUp``. Images may also be uint8. All other rules are those of
+            ``MixUp``.
 
     >>> images, labels = CutMix(num_classes=10)(torch.rand(4, 3, 8, 8), torch.tensor([1, 2, 3, 4]))
     >>> images.shape, labels.shape

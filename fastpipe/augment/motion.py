@@ -31,20 +31,20 @@ from fastpipe.core.slots import SlotPool
 from fastpipe.errors import AugmentError
 
 Int64Array = npt.NDArray[np.int64]
-# The native core's numbers of dtypes; NumPy sees 16-bit floats as int16.
+# The native core's numbers of dtypes. In NumPy, 16-bit floats are stored as int16.
 _TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
 class Sequences:
     """Sequences and their pending changes: a speed, and for each frame ``scale * frame[order] + shift``.
 
-    Speeds and the maps of frames are independent, so both are postponed until ``end``.
+    Speeds and changes of frames do not depend on each other, so ``end`` applies all of them at once.
 
     Args:
-        values: (N, T, J, C), float32; on the CPU also float16 or bfloat16, and with any strides.  It is only
-            read.
-        lengths: int64 (N,), in frames, possibly on another device; None if all frames are motion and must
-            be so afterwards.
+        values: (N, T, J, C), float32. On the CPU the values may also be float16 or bfloat16, and have any
+            strides.  The values are not written to.
+        lengths: int64 (N,), in frames, possibly on another device. None means that all frames are motion,
+            before and after the changes.
         memory: host memory for the new sequences.
         is_host: whether the CPU kernels are used.
     """
@@ -64,7 +64,7 @@ class Sequences:
         self.order = np.tile(np.arange(self.joints), (count, 1))
 
     def end(self, dtype: torch.dtype = torch.float32) -> None:
-        """Apply the pending changes: replace ``values``, now of this dtype, and ``lengths``."""
+        """Apply the pending changes. Replace ``values``, with the dtype ``dtype``, and ``lengths``."""
         speeds = np.ones(len(self.values)) if self.speeds is None else self.speeds
         self.values, after = (self._on_host if self._is_host else self._on_device)(speeds, dtype)
         self.lengths = None if self.lengths is None else after.to(self.lengths.device)
@@ -90,7 +90,7 @@ class Sequences:
         count, frames = values.shape[:2]
         before = torch.full((count,), frames) if self.lengths is None else self.lengths
         here = uploaded(speeds, before.device)
-        after = before.clamp(1, frames)  # on a device they have not been checked
+        after = before.clamp(1, frames)  # lengths on a device have not been checked
         after = torch.where(here == 1, after, (((after - 1) / here).long() + 1).clamp(max=frames))
         rows = torch.arange(count, device=device).view(-1, 1)
         scales, shifts = (uploaded(one.astype(np.float32), device) for one in (self.scales, self.shifts))
@@ -103,7 +103,7 @@ class Sequences:
         place = torch.minimum(time, new_lengths - 1) * speed
         at = torch.minimum(place.long(), lengths - 1)
         weight = (place - at).float()
-        # A frame of weight 0 must not pass on its NaN.
+        # A frame of weight 0 must not contribute NaN values.
         next_at = torch.where(weight > 0, torch.minimum(at + 1, lengths - 1), at)
         weight = weight[:, :, None, None]
         found = values[rows, at] * (1 - weight) + values[rows, next_at] * weight
@@ -111,20 +111,21 @@ class Sequences:
         found = found.take_along_dim(order, dim=2) * scales[:, None, None] + shifts[:, None, None]
         if self.lengths is None:
             return found.to(dtype), after
-        # Frames beyond the end keep their values, or become zeros if a speed moved the end.
+        # Frames beyond the end keep their values. They become zeros if a speed moved the end.
         rest = torch.where((speed == 1)[:, :, None, None], values, values.new_zeros(()))
         return torch.where(is_beyond[:, :, None, None], rest, found).to(dtype), after
 
 
-# ---- the reference: what NumPy makes of motion, in a loop ------------------------------------------
+# ---- the reference: motion is changed with NumPy, in a loop ----------------------------------------
 
-Values = Any  # float64 (T, J, C), of NumPy
+Values = Any  # a NumPy array, float64 (T, J, C)
 
 
 def motion_reference(
     ops: Sequence[Any], motion: Tensor, parameters: Sequence[Parameters], lengths: Tensor | None
 ) -> Any:
-    """Change sequences in a loop; with lengths, return a tuple of the sequences and their new lengths."""
+    """Change sequences in a loop. If lengths are given, return a tuple of the sequences and their new
+    lengths."""
     found, after = [], []
     for at, sequence in enumerate(motion.double().numpy()):
         state = sequence, len(sequence) if lengths is None else int(lengths[at]), lengths is not None
@@ -137,7 +138,7 @@ def motion_reference(
     return made if lengths is None else (made, torch.tensor(after, dtype=lengths.dtype))
 
 
-# A sequence, the length of its motion, and whether the length was given.
+# A sequence, the number of its frames that are motion, and whether this length was given.
 _State = tuple[Values, int, bool]
 
 
@@ -195,7 +196,7 @@ _WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 class MotionChain(Chain):
-    """A chain of augmentations of motion; a batch may contain the sequences' lengths."""
+    """A chain of augmentations of motion. A batch may contain the lengths of the sequences."""
 
     one = "sequence"
     shapes = ("(N, T, J, C)",)
@@ -216,7 +217,7 @@ class MotionChain(Chain):
         return (changed, *rest)
 
     def moved(self, motion: Tensor, table: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Change motion and its lengths by a table of parameters, (N, columns)."""
+        """Change motion and its lengths with a table of parameters, (N, columns)."""
 
         def moved() -> tuple[Tensor, Tensor | None]:
             return on_motion(self.steps, motion, self.applied(table, motion.shape), lengths, self.memory)
@@ -264,7 +265,8 @@ def on_motion(
     ops: Ops, motion: Tensor, applied: Float64Array, lengths: Tensor | None,
     memory: SlotPool, is_host: bool | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Return changed sequences and their lengths, made by the native core if ``is_host``, else by torch."""
+    """Return changed sequences and their lengths. The native core changes them if ``is_host``, otherwise
+    torch does."""
     is_host = motion.device.type == "cpu" if is_host is None else is_host
     with torch.inference_mode(False), torch.no_grad():
         values = motion.detach() if is_host else motion.detach().float()
@@ -286,14 +288,15 @@ def on_motion(
 
 # ---- transforms ------------------------------------------------------------------------------------
 
-_MOST_COORDINATES = 3  # where one number is given for all
+_MOST_COORDINATES = 3  # the number of coordinates if one number is given for all coordinates
 
 
 class MotionTransform(Augmentation, ABC):
-    """The base class of augmentations of motion, (N, T, J, C): T frames of J joints, C coordinates, floats.
+    """The base class of augmentations of motion, (N, T, J, C), floats: T frames of J joints with C
+    coordinates.
 
-    ``Compose(ops, lengths=1)`` declares that the batch holds the sequences' lengths right after them; frames
-    beyond a sequence's length are left as they are.
+    ``Compose(ops, lengths=1)`` declares that the part of a batch after the sequences holds their lengths.
+    Frames beyond a sequence's length are left unchanged.
     """
 
     kind = "motion"
@@ -301,15 +304,17 @@ class MotionTransform(Augmentation, ABC):
 
     @abstractmethod
     def onto(self, sequences: Sequences, rows: Float64Array) -> None:
-        """Add the pending changes to sequences, from the applied numbers, (N, len(applied_names))."""
+        """Add the pending changes to ``sequences``. ``rows`` are the applied numbers, (N,
+        len(applied_names))."""
 
     def neutral(self) -> Float64Array:
-        """Return the applied numbers, (len(applied_names),), of no change.  Default: zeros."""
+        """Return the applied numbers, (len(applied_names),), that change nothing.  Default: zeros."""
         return np.zeros(len(self.applied_names_for(1)))
 
 
 class _Factors(MotionTransform):
-    """The base class of factors that are drawn for each sequence, uniform in their logarithm."""
+    """The base class of augmentations that draw a factor for each sequence, uniform in the factor's
+    logarithm."""
 
     limits: tuple[float, float]
 
@@ -325,11 +330,13 @@ class MotionSpeed(_Factors):
     """Play sequences faster or slower, with linear interpolation between frames.
 
     Args:
-        speed: least and greatest speed; at 2 a sequence takes half as many frames.  The logarithm is uniform,
-            so with limits such as 0.5 and 2 faster and slower are equally likely.
+        speed: the least and the greatest speed. At speed 2, a sequence takes half as many frames.  The
+            logarithm of the speed is uniform.  So if the limits are 0.5 and 2, faster and slower are equally
+            likely.
 
-    Sequences that would become longer than T frames are cut at T.  If lengths are given, they are updated and
-    zeros follow a sequence's new end; otherwise the last frame is repeated until the end.
+    Sequences that would become longer than T frames are cut to T frames.  If lengths are given, the lengths
+    are updated, and zeros follow the new end of a sequence.  Otherwise the last frame is repeated until frame
+    T.
 
     >>> import torch
     >>> MotionSpeed((2.0, 2.0))(torch.arange(5.0).view(1, 5, 1, 1)).flatten()
@@ -343,17 +350,18 @@ class MotionSpeed(_Factors):
 
     def onto(self, sequences: Sequences, rows: Float64Array) -> None:
         if sequences.speeds is not None:
-            # Interpolating twice differs from interpolating once: apply the first speed before the second.
+            # Two interpolations differ from one interpolation, so apply the first speed before the second.
             sequences.end()
             sequences.begin()
         sequences.speeds = np.ascontiguousarray(rows[:, 0])
 
 
 class MotionTranslation(MotionTransform):
-    """Move sequences as a whole.
+    """Move each sequence as a whole.
 
     Args:
-        most: the greatest shift along each coordinate, both ways; one number serves up to three coordinates.
+        most: the greatest shift along each coordinate, in both directions. One number applies to up to three
+            coordinates.
 
     >>> import torch
     >>> MotionTranslation((0.0, 0.5))(torch.zeros(2, 4, 3, 2))[..., 0].abs().max()
@@ -389,8 +397,8 @@ class MotionScale(_Factors):
     """Make sequences larger or smaller in space.
 
     Args:
-        factor: least and greatest factor; its logarithm is uniform.
-        about: index of the joint whose position in the first frame is kept; None keeps the origin.
+        factor: the least and the greatest factor. The logarithm of the factor is uniform.
+        about: the index of the joint whose position in the first frame is kept. None keeps the origin.
 
     >>> import torch
     >>> MotionScale((2.0, 2.0), about=0)(torch.tensor([1.0, 3.0]).view(1, 1, 2, 1)).flatten()
@@ -413,7 +421,7 @@ class MotionScale(_Factors):
         if self.about is None:
             sequences.shifts *= rows
             sequences.of_first = [(part * rows, joint) for part, joint in sequences.of_first]
-        else:  # with the joint at p: by * (x - p) + p, where p = scale * first + shift
+        else:  # joint at p: by * (x - p) + p, where p = scale * first + shift
             joint = sequences.order[:, self.about].copy()
             sequences.of_first.append(((1 - rows) * sequences.scales, joint))
         sequences.scales = sequences.scales * rows
@@ -423,11 +431,12 @@ class MotionMirror(MotionTransform):
     """Mirror some sequences: left becomes right.
 
     Args:
-        pairs: indices of joints that swap places, such as ((left_hand, right_hand), …), or a mapping from one
-            of each pair to the other.  Joints in no pair keep their index.
+        pairs: pairs of indices of joints that swap positions, such as ((left_hand, right_hand), …). A mapping
+            from one joint of each pair to the other joint is accepted as well.  Joints in no pair keep their
+            index.
         axis: the coordinate that points from left to right.
         p: the probability that a sequence is mirrored, from 0 to 1.
-        about: the position of the mirror on that coordinate.
+        about: the position of the mirror on the coordinate ``axis``.
 
     >>> import torch
     >>> MotionMirror([(0, 1)], p=1.0)(torch.tensor([[1.0, 5.0], [2.0, 6.0]])[None, None]).tolist()
@@ -444,7 +453,7 @@ class MotionMirror(MotionTransform):
         about: float = 0.0,
     ) -> None:
         given = list(pairs.items()) if isinstance(pairs, Mapping) else [tuple(pair) for pair in pairs]
-        # A mapping may name a pair in both directions.
+        # A mapping may contain a pair in both directions.
         self.pairs = tuple(sorted({(min(pair), max(pair)) for pair in given if len(pair) == 2}))
         joints = [joint for pair in self.pairs for joint in pair]
         is_whole = all(len(pair) == 2 and all(isinstance(one, int) for one in pair) for pair in given)

@@ -1,4 +1,4 @@
-"""Parameters of a batch, their random numbers, and checks of arguments: NumPy only."""
+"""The parameters of a batch, their random numbers, and checks of arguments. The module needs only NumPy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ Float64Array = npt.NDArray[np.float64]
 class Parameters(Mapping[str, Float64Array]):
     """A mapping of named columns, each with one number per sample.
 
-    All parameters are stored as float64: flags as 0 and 1, pixels and indices as whole numbers.
+    All parameters are stored as float64. Flags are stored as 0 and 1, and pixels and indices as whole
+    numbers.
 
     Args:
         columns: name → array (N,) of numbers or flags.
@@ -37,7 +38,7 @@ class Parameters(Mapping[str, Float64Array]):
 
     @classmethod
     def of_table(cls, names: Sequence[str], table: Float64Array) -> Parameters:
-        """Return the parameters with this ``table``, (N, columns)."""
+        """Return parameters that hold this ``table``, (N, columns)."""
         made = cls.__new__(cls)
         made._names, made.table = tuple(names), table
         return made
@@ -54,7 +55,7 @@ class Parameters(Mapping[str, Float64Array]):
         return len(self._names)
 
     def rows(self, which: Any) -> Parameters:
-        """Return the parameters of some samples, given by an index array, a slice or a mask."""
+        """Return the parameters of some samples. ``which`` is an index array, a slice or a mask."""
         return Parameters.of_table(self._names, self.table[which])
 
     def __repr__(self) -> str:
@@ -63,21 +64,21 @@ class Parameters(Mapping[str, Float64Array]):
 
 # ---- arguments, checked ----------------------------------------------------------------------------
 
-# The value outside an image: one number, or one per channel; None is 0.
+# The value outside an image: one number, or one number per channel. None means 0.
 Fill = float | tuple[float, ...] | None
 
 
 def probability(value: float, name: str = "p") -> float:
-    """Return a probability, or raise an error."""
-    if not 0.0 <= value <= 1.0:  # NaN neither
+    """Return ``value`` as a float, or raise an error if it is not a probability."""
+    if not 0.0 <= value <= 1.0:  # false for NaN
         raise AugmentError(f"{name} must be a probability from 0 to 1, got {value!r}")
     return float(value)
 
 
 def increasing(value: Any, name: str, most: float = np.inf) -> tuple[float, float]:
-    """Return two numbers above 0 that increase, or raise an error."""
+    """Return ``value`` as two increasing numbers above 0, or raise an error."""
     low, high = two_numbers(value)
-    if not 0 < low <= high <= most:  # NaN neither
+    if not 0 < low <= high <= most:  # false for NaN
         raise AugmentError(
             f"{name} must be two positive numbers in increasing order, at most {most}, got {value!r}"
         )
@@ -87,8 +88,11 @@ def increasing(value: Any, name: str, most: float = np.inf) -> tuple[float, floa
 def limits_of(
     value: Any, name: str, least: float = -np.inf, most: float = np.inf, about: float | None = None
 ) -> tuple[float, float]:
-    """Return two increasing numbers, or raise an error.  A single number gives the range that extends by it
-    on both sides of ``about``; if ``about`` is None, it is both limits."""
+    """Return ``value`` as two increasing numbers, or raise an error.
+
+    A single number gives the range from ``about`` minus the number to ``about`` plus the number.  If
+    ``about`` is None, both limits are the number.
+    """
     given = plain(value)
     if isinstance(given, Sequence):
         low, high = two_numbers(given)
@@ -96,7 +100,7 @@ def limits_of(
         low, high = two_numbers((given, given))
     else:
         low, high = max(least, about - given) if about else -given, about + given
-    if not (least <= low <= high <= most and np.isfinite((low, high)).all()):  # NaN neither
+    if not (least <= low <= high <= most and np.isfinite((low, high)).all()):  # false for NaN
         within = f" within {least:g} and {most:g}," if np.isfinite(most) else ""
         raise AugmentError(
             f"{name} must be a number of at least {max(least, 0):g}, or two in increasing order,{within} got "
@@ -106,12 +110,12 @@ def limits_of(
 
 
 def plain(value: Any) -> Any:
-    """Return an argument, with a NumPy array or scalar converted to a list or a number."""
+    """Return an argument, with a NumPy array converted to a list and a NumPy scalar to a number."""
     return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
 
 
 def two_numbers(value: Any) -> tuple[float, float]:
-    """Return two numbers as floats; NaN if they are something else."""
+    """Return two numbers as floats; NaN if ``value`` is not two numbers."""
     try:
         first, second = map(float, value)
     except (TypeError, ValueError):
@@ -120,9 +124,9 @@ def two_numbers(value: Any) -> tuple[float, float]:
 
 
 def interpolation_of(value: Any, allowed: Sequence[str]) -> str:
-    """Return the name of an interpolation; torchvision's and Pillow's enumerations are accepted, too."""
+    """Return the name of an interpolation. torchvision's and Pillow's enumerations are accepted."""
     name = getattr(value, "value", value)
-    if isinstance(name, int):  # Pillow's numbers, which torchvision takes, too
+    if isinstance(name, int):  # Pillow's numbers, which torchvision accepts as well
         name = {0: "nearest", 2: "bilinear", 3: "bicubic"}.get(name, name)
     if name not in allowed:
         raise AugmentError(f"interpolation must be one of {', '.join(map(repr, allowed))}, got {value!r}")
@@ -130,7 +134,7 @@ def interpolation_of(value: Any, allowed: Sequence[str]) -> str:
 
 
 def filling_of(fill: Any, name: str = "fill") -> Fill:
-    """Return a fill as one float or one per channel, or raise an error."""
+    """Return a fill as one float or as one float per channel, or raise an error."""
     if fill is None:
         return None
     try:
@@ -140,13 +144,13 @@ def filling_of(fill: Any, name: str = "fill") -> Fill:
 
 
 def check_fill(numbers: Fill, channels: int, name: str = "fill") -> None:
-    """Raise an error if a fill has another number of channels than the images."""
+    """Raise an error if a fill and the images have different numbers of channels."""
     if isinstance(numbers, tuple) and len(numbers) not in (1, channels):
         raise AugmentError(f"{name}= has {len(numbers)} numbers for images of {channels} channels")
 
 
 def fill_numbers(fill: Fill) -> tuple[float, ...]:
-    """Return the numbers of a fill; () for None."""
+    """Return the numbers of a fill; () if the fill is None."""
     if fill is None:
         return ()
     return fill if isinstance(fill, tuple) else (fill,)
@@ -154,14 +158,15 @@ def fill_numbers(fill: Fill) -> tuple[float, ...]:
 
 # ---- random numbers --------------------------------------------------------------------------------
 
-# With the same key, batches draw from another stream than a dataset's transform does for samples.
+# With the same key, a batch's random numbers differ from the random numbers of the dataset's transform.
 _STREAM = 0x6175676D656E74
 
 
 def uniform_rows(count: int, columns: int, generator: Any = None, key: Key | None = None) -> Float64Array:
-    """Return uniform numbers in [0, 1), (count, columns), one row per sample of a batch.
+    """Return uniform random numbers in [0, 1), (count, columns), with one row per sample of a batch.
 
-    They depend on the key, or else on one number from the given ``torch.Generator`` or torch's global one.
+    The random numbers depend on ``key`` if it is given.  Otherwise they depend on one number that is drawn
+    from ``generator`` or from torch's global generator.
     """
     if key is not None:
         if generator is not None:

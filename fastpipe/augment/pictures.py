@@ -1,4 +1,4 @@
-"""A picture of the effect of augmentations on a batch, drawn by Pillow."""
+"""A picture that shows the effect of augmentations on a batch, drawn with Pillow."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _LARGE, _SMALL = 14, 12  # font sizes
 _LARGE_LINE, _SMALL_LINE = 19, 16
 _MARGIN, _GAP, _ROW_GAP = 18, 10, 20
 _LEAST_COLUMN = 104  # wide enough for most captions
-_FEW_PIXELS = 3  # enlarged this much, pixels are shown as squares
-# Evenly spaced colours of matplotlib's viridis.
+_FEW_PIXELS = 3  # at this factor of enlargement and above, pixels are shown as squares
+# Evenly spaced colours of matplotlib's colour map viridis.
 _HEAT = (
     (68, 1, 84), (71, 45, 123), (59, 82, 139), (44, 114, 142), (33, 145, 140), (40, 174, 128),
     (94, 201, 98), (173, 220, 48), (253, 231, 37),
@@ -45,7 +45,8 @@ _GREY = ((0, 0, 0), (255, 255, 255))
 
 
 class GridRow(NamedTuple):
-    """A row of a grid: lines of text at its left, the first a name, and pictures with text below each."""
+    """A row of a grid: title lines at the left, the first a name, and pictures with a caption below each
+    picture."""
 
     title: Sequence[str]
     pictures: Sequence[Pixels]
@@ -55,7 +56,7 @@ class GridRow(NamedTuple):
 def heat(
     values: npt.NDArray[np.float32], low: float, high: float, colours: Sequence[Sequence[int]] = _HEAT
 ) -> Pixels:
-    """Return colours for numbers (H, W), from dark to bright; numbers outside the range are clipped."""
+    """Return colours for numbers (H, W), from dark to bright. Numbers outside the range are clipped."""
     span = high - low if high > low else 1.0
     place = np.nan_to_num((values - low) / span, nan=0.0, posinf=1.0, neginf=0.0).clip(0, 1)
     ends = np.linspace(0, 1, len(colours))
@@ -64,13 +65,13 @@ def heat(
 
 
 def fitted(pixels: Pixels, width: int, height: int, keeps_shape: bool = True) -> Pixels:
-    """Return a picture resized to fit a tile, in its own proportions."""
+    """Return a picture resized to fit ``width`` and ``height``; ``keeps_shape`` keeps its proportions."""
     image = require("PIL.Image", extra="image")
     across, down = width / pixels.shape[1], height / pixels.shape[0]
     if keeps_shape:
         across = down = min(across, down)
     size = (max(1, round(pixels.shape[1] * across)), max(1, round(pixels.shape[0] * down)))
-    # When it enlarges, a box filter repeats pixels.
+    # A box filter repeats pixels when it enlarges a picture.
     is_smooth = keeps_shape and across < _FEW_PIXELS
     filters = image.Resampling.LANCZOS if is_smooth else image.Resampling.BOX
     return np.asarray(image.fromarray(pixels).resize(size, filters))
@@ -107,7 +108,7 @@ def draw_grid(headings: Sequence[str], rows: Sequence[GridRow], note: str = "") 
         if row is not rows[0]:
             canvas.line([(_MARGIN, y - _ROW_GAP // 2), (width - _MARGIN, y - _ROW_GAP // 2)], LINE)
         for at, line in enumerate(row.title):
-            # The last of several lines refers to the others.
+            # The last of several title lines is a comment on the other lines.
             form = (_LARGE, INK) if at == 0 or at < len(row.title) - 1 else (_SMALL, MUTED)
             write((_MARGIN, y + at * _LARGE_LINE), line, left, *form)
         for x, pixels, caption in zip(columns, row.pictures, row.captions, strict=True):
@@ -128,16 +129,16 @@ def _width(text: str, size: int) -> int:
     return int(_font(size).getlength(text)) + 1
 
 
-# ---- captions: what was drawn for a sample, in few words ---------------------------------------------
+# ---- captions: the parameters of a sample, in a few words -------------------------------------------
 #
-# Texts use ASCII, ``°`` and ``±`` only: Pillow's own font has little else.
+# Texts contain only ASCII, ``°`` and ``±``, because Pillow's own font has few other characters.
 
 Row = Mapping[str, float]
 NOTHING = "-"
 
 
 def title(op: Any) -> list[str]:
-    """Return lines with an augmentation's name and the fraction of the samples that it changes."""
+    """Return lines with an augmentation's name and the fraction of the samples that are changed."""
     kind = type(op).__name__
     if kind == "RandomApply":
         return [*(line for inner in op.ops for line in title(inner)), f"p = {op.p:g}"]
@@ -148,9 +149,9 @@ def title(op: Any) -> list[str]:
 
 
 def caption(op: Any, row: Row, before: str = "") -> list[str]:
-    """Return lines that describe a sample's draws; for a user's own augmentation, its parameters.
+    """Return lines that describe a sample's parameters; a user's own augmentation shows all parameters.
 
-    ``before`` is the name of the sample before this one, with which mixing augmentations mix it.
+    ``before`` is the name of the previous sample, with which mixing augmentations mix the sample.
     """
     kinds = [kind.__name__ for kind in type(op).__mro__]
     if "RandomApply" in kinds:
@@ -170,7 +171,7 @@ def _without(prefix: str, row: Row) -> Row:
 
 
 def _box(height: float, width: float) -> list[str]:
-    """Return a line with a box's size, width first; no line if the box has no area."""
+    """Return a line with a box's size, width first. Return no line if the box has no area."""
     return [f"{width:.0f} x {height:.0f}"] if height and width else []
 
 
@@ -179,7 +180,7 @@ def _placed_box(op: Any, row: Row) -> list[str]:
 
 
 def _jitter(op: Any, row: Row) -> list[str]:
-    """Return the changes in the order in which they are made, without unused ones."""
+    """Return the changes in the order in which they are made, without changes that do nothing."""
     kinds = ("brightness", "contrast", "saturation", "hue")
     order = [kinds[int(row[place])] for place in ("first", "second", "third", "fourth")]
     still = {kind for kind in kinds if getattr(op, kind) == ((0, 0) if kind == "hue" else (1, 1))}
@@ -205,7 +206,7 @@ def _affine(op: Any, row: Row) -> list[str]:
 
 
 def _signed(number: float) -> str:
-    """Return a number with one decimal, but never -0.0."""
+    """Return a number with a sign and one decimal, but never -0.0."""
     return f"{round(number, 1) + 0.0:+.1f}"
 
 
@@ -234,7 +235,8 @@ def _affine_3d(op: Any, row: Row) -> list[str]:
 
 
 def _of_channels(words: Callable[[Row], str]) -> Callable[[Any, Row], list[str]]:
-    """Return a text for each changed channel, with its number if there are several channels."""
+    """Return a function that returns a text for each changed channel, with a channel number if there are
+    several."""
 
     def found(op: Any, row: Row) -> list[str]:
         flag, channels = op.of_channel[0], len(row) // len(op.of_channel)
@@ -252,7 +254,7 @@ def _sigmas(row: Row) -> str:
     return "sigma " + ", ".join(f"{row[name]:.1f}" for name in ("sigma_depth", "sigma_height", "sigma_width"))
 
 
-# In the order of the policies' ``change`` numbers.
+# Texts in the order of the policies' ``change`` numbers.
 _CHANGES: tuple[Callable[[float], str], ...] = (
     lambda by: "Identity",
     lambda by: f"ShearX {by:+.2f}",
@@ -301,9 +303,9 @@ _WORDS: dict[str, Callable[[Any, Row], list[str]]] = {
 
 # ---- the preview -----------------------------------------------------------------------------------
 
-_TILE = (32, 1024)  # least and greatest
-_WIDER = 1.5  # spectrograms than images
-# Bicubic resampling exceeds the range slightly.
+_TILE = (32, 1024)  # the smallest and the greatest value of ``tile``
+_WIDER = 1.5  # pictures of spectrograms are wider than pictures of images by this factor
+# The values of an image that may be shown. Bicubic resampling exceeds [0, 1] slightly.
 _RANGE = (-0.25, 1.25)
 
 
@@ -321,33 +323,36 @@ def preview(
     std: Sequence[float] | None = None,
     tile: int = 160,
 ) -> Image:
-    """Draw a picture of a batch: the originals, and below them the images after each augmentation.
+    """Draw a picture of a batch: the original images, and below them the images after each augmentation.
 
-    Below each image are the parameters drawn for its sample.  ``Normalize`` is undone for the picture.
-    Spectrograms are heat maps, low frequencies at the bottom; volumes are shown by the plane in the middle of
-    their depth, in greys.  Both use the range of values of each sample's original.
+    The text below each image shows the parameters of the image.  ``Normalize`` is undone for the picture.
+    Spectrograms are shown as heat maps with low frequencies at the bottom.  Volumes are shown in greys, by
+    the plane in the middle of their depth.  Spectrograms and volumes are shown with the range of values of
+    each sample's original.
 
     Args:
-        ops: the augmentations: a ``Compose``, a single one, or a sequence.
-        images: a batch, as the augmentations take it: (N, C, H, W) of 3 channels or 1, uint8 or floats in
-            [0, 1]; or spectrograms, floats (N, F, T) or (N, C, F, T); or volumes, (N, D, H, W) or
+        ops: the augmentations: a ``Compose``, a single augmentation, or a sequence of augmentations.
+        images: a batch, as the augmentations take it. Images are (N, C, H, W) with 1 or 3 channels, uint8 or
+            floats in [0, 1]. Spectrograms are floats (N, F, T) or (N, C, F, T). Volumes are (N, D, H, W) or
             (N, C, D, H, W).
-        path: a PNG file, written atomically; its folder is created if it is missing.
-        draws: show this many results of the whole chain instead of its steps.
+        path: a PNG file, which is written atomically. Its folder is created if the folder is missing.
+        draws: the number of results of the whole chain to show, each with new random parameters. If ``draws``
+            is None, the picture shows each step of the chain instead.
         count: the greatest number of samples to show, from the start of the batch.
-        names: one label per sample, such as its class, shown beside its number.
-        generator, key: sources of the parameters, as in a call of the augmentations; with ``draws=`` each
-            draw uses the key's next epoch.  Default: torch's global generator, whose state is restored.
-        mean, std: the values with which the images were normalised before.
-        tile: length of an image's longer side in the picture, in pixels.
+        names: one label per sample, such as the sample's class, shown next to the sample's number.
+        generator, key: the source of the random parameters, as in a call of the augmentations. With
+            ``draws=``, each result uses the key's next epoch.  Default: torch's global generator, whose state
+            is restored.
+        mean, std: the values with which the given images were normalised.
+        tile: the length of an image's longer side in the picture, in pixels.
 
     Returns:
         The picture, a ``PIL.Image.Image``, which notebooks display.
 
     Raises:
-        AugmentError: the augmentations do not take the images, the images cannot be shown, or an argument is
-            invalid.
-        OptionError: ``key`` has another number of samples.
+        AugmentError: the augmentations do not accept the images, the images cannot be shown, or an argument
+            is invalid.
+        OptionError: ``key`` has a different number of samples than the batch.
 
     >>> from fastpipe import augment
     >>> views = augment.Compose([augment.RandomResizedCrop(32), augment.RandomHorizontalFlip()])
@@ -373,7 +378,7 @@ def preview(
     show = _Pictures(chain, images.detach(), count, tile, _given(mean, std, images))
     rows = [GridRow(["original"], show.after((), ()), [()] * count)]
     seen = [at for at, op in enumerate(chain.ops) if not isinstance(op, (Normalize, ToDtype))]
-    if draws is None:  # a row for each augmentation with a visible effect, after all before it
+    if draws is None:  # one row for each augmentation with a visible effect, after all previous ones
         steps = [(title(chain.ops[at]), at + 1, tables[0], [at]) for at in seen]
     else:
         steps = [([f"draw {number + 1}"], len(chain.ops), table, seen) for number, table in enumerate(tables)]
@@ -393,12 +398,12 @@ def preview(
 
 
 class _Pictures:
-    """The samples to show, and how to draw them."""
+    """The samples to show, and the methods that make their pictures."""
 
     def __init__(
         self, chain: Compose, images: Tensor, count: int, tile: int, given: Normalize | None
     ) -> None:
-        # Mixing operations mix the first sample with the batch's last.
+        # Mixing operations mix the first sample with the batch's last sample.
         is_whole = any(op.mixes for op in chain.ops)
         self.fuse = chain.fuse
         self.images = images if is_whole else images[:count]
@@ -414,12 +419,12 @@ class _Pictures:
             _check_colours(original, images)
 
     def after(self, ops: Sequence[Augmentation], parameters: Sequence[Parameters]) -> list[Pixels]:
-        """Return the samples after some of the augmentations."""
+        """Return pictures of the samples after some of the augmentations."""
         rows = [one.rows(slice(len(self.images))) for one in parameters]
         images = Compose(ops, fuse=self.fuse).apply(self.images, rows) if ops else self.images
         values = self._values(images, ops)
         if self.is_heat or self.is_plane:
-            # Channels are stacked vertically.
+            # The channels of a sample are stacked vertically.
             rows, colours = (values, _GREY) if self.is_plane else (values[..., ::-1, :], _HEAT)
             flat = rows.reshape(len(values), -1, values.shape[-1])
             found = [heat(one, *limits, colours) for one, limits in zip(flat, self.ranges, strict=True)]
@@ -430,7 +435,7 @@ class _Pictures:
         return [fitted(one, *self.tile, keeps_shape=not self.is_heat) for one in found]
 
     def _values(self, images: Tensor, ops: Sequence[Augmentation]) -> Any:
-        """Return the values as float32 with normalisation undone; bytes become fractions of their range."""
+        """Return the values as float32 without normalisation. Bytes become fractions of their range."""
         values = images[: self.count]
         if self.is_plane:
             return values[..., values.shape[-3] // 2, :, :].float().cpu().numpy()
@@ -506,14 +511,14 @@ def _png(path: str | os.PathLike[str]) -> Path:
 
 
 def _check_colours(values: Any, images: Tensor) -> None:
-    """Raise an error if values, (N, C, H, W), are not colours."""
+    """Raise an error if ``values``, (N, C, H, W), are not colours."""
     if values.shape[1] not in (1, 3):
         raise AugmentError(
             f"preview shows images of 3 channels or 1, got shape {tuple(images.shape)}: images[:, :1] is the "
             "first channel alone"
         )
     low, high = float(values.min()), float(values.max())
-    if not (_RANGE[0] <= low and high <= _RANGE[1]):  # NaN neither
+    if not (_RANGE[0] <= low and high <= _RANGE[1]):  # false for NaN
         raise AugmentError(
             f"preview shows floats in [0, 1], got {images.dtype} from {low:.4g} to {high:.4g}: where images "
             "have been normalised, give mean= and std=; else divide them by their greatest value"

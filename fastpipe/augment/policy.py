@@ -1,4 +1,4 @@
-"""Policies: changes drawn from a list for each image, with a fixed (RandAugment) or drawn magnitude."""
+"""Policies: each image's changes are drawn from a list. Magnitudes are fixed (RandAugment) or drawn."""
 
 from __future__ import annotations
 
@@ -28,28 +28,29 @@ from fastpipe.augment.parameters import (
 from fastpipe.augment.steps import Step
 from fastpipe.errors import AugmentError
 
-# torchvision's list, in its order; the parameter ``change`` is an index into it.
+# torchvision's list, in its order. The parameter ``change`` is an index into this list.
 _CHANGES = (
     "Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast",
     "Sharpness", "Posterize", "Solarize", "AutoContrast", "Equalize",
 )  # fmt: skip
 _AT = {name: at for at, name in enumerate(_CHANGES)}
 _GEOMETRY = range(_AT["ShearX"], _AT["Rotate"] + 1)
-_BLENDED = {_AT["Brightness"]: 0, _AT["Contrast"]: 1, _AT["Color"]: 2}  # kinds of ``blended``
+_BLENDED = {_AT["Brightness"]: 0, _AT["Contrast"]: 1, _AT["Color"]: 2}  # the kinds that ``blended`` takes
 _FACTORS = ("Brightness", "Color", "Contrast", "Sharpness")
 _SIGNED = range(_AT["ShearX"], _AT["Sharpness"] + 1)
 _OF_CHANGE = ("change", "magnitude", *MATRIX)
 
 
 class _Policy(BatchTransform):
-    """The base class of policies: changes are drawn for each image; subclasses define the magnitudes.
+    """The base class of policies. Changes are drawn for each image, and subclasses define the magnitudes.
 
-    ``prefixes`` has one entry for each change of an image: the prefix of its parameters' names.
+    ``prefixes`` has one entry for each change of an image: the prefix of the names of the change's
+    parameters.
     """
 
     channels: tuple[int, ...] = (3, 1)
-    # The greatest magnitudes: tangents, degrees, fractions of the size (None: 32 pixels), differences of
-    # factors from 1, and bits that "Posterize" removes.
+    # The greatest magnitudes: shears as tangents, angles in degrees, shifts as fractions of the size (None:
+    # 32 pixels), differences of factors from 1, and the bits that "Posterize" removes.
     _shear: float
     _angle: float
     _shift: float | None = None
@@ -84,7 +85,7 @@ class _Policy(BatchTransform):
         found = np.empty((len(u), 2 * self.num_ops))
         for at in range(self.num_ops):
             change = integers(u[:, 2 * at], len(_CHANGES))
-            # Signed magnitudes are negative in half of the images.
+            # Signed magnitudes are negative for half of the images.
             is_negative = (u[:, 2 * at + 1] <= 0.5) & np.isin(change, _SIGNED)
             sizes = magnitudes[bins, change.astype(np.int64)]
             found[:, 2 * at], found[:, 2 * at + 1] = change, np.where(is_negative, -sizes, sizes)
@@ -92,13 +93,14 @@ class _Policy(BatchTransform):
 
     @abstractmethod
     def _bins(self, u: Float64Array) -> Any:
-        """Return the index of the magnitude of each image's changes: one for all images, or (N,)."""
+        """Return the index of the magnitude of each image's changes: one index for all images, or (N,)."""
 
     def _magnitudes(self, height: int, width: int) -> Float64Array:
         """Return all magnitudes of all changes, (bins, changes).
 
-        Factors are given as their difference from 1, shears as tangents, shifts in pixels, angles in degrees,
-        posterising as bits that are kept, and solarising as a threshold, a fraction of the range.
+        Factors are given as their difference from 1, shears as tangents, shifts in pixels and angles in
+        degrees.  The magnitude of "Posterize" is the number of bits that are kept.  The magnitude of
+        "Solarize" is a threshold, as a fraction of the range.
         """
         count, first, last = self.num_magnitude_bins, np.zeros(len(_CHANGES)), np.zeros(len(_CHANGES))
         across, down = (32.0, 32.0) if self._shift is None else (self._shift * width, self._shift * height)
@@ -128,7 +130,7 @@ class _Policy(BatchTransform):
         return Moves(found, np.any(np.isin(table[:, ::2], _GEOMETRY), axis=1))
 
     def for_masks(self) -> BatchTransform:
-        # The matrices of other changes are identities.
+        # The matrices of changes that are not geometric are identities.
         return MaskWarp(self, self.fill, [2 + at * len(_OF_CHANGE) for at in range(self.num_ops)])
 
     def steps(self, column: int, shape: Shape) -> list[Step]:
@@ -144,7 +146,8 @@ class _Policy(BatchTransform):
         return images
 
     def _changed(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
-        """Make all changes of all images and select one for each: the host does not know the choice."""
+        """Make all changes of all images, then select one for each image, because the host does not know the
+        choice."""
         change, magnitude = (columns[name].view(-1, 1, 1, 1) for name in ("change", "magnitude"))
         factor, bound = 1.0 + magnitude, 255.0 if of_bytes else 1.0
         found = images
@@ -166,24 +169,26 @@ class _Policy(BatchTransform):
 
 
 class RandAugment(_Policy):
-    """Apply changes drawn from fourteen to each image (E. D. Cubuk et al., 2019, arXiv:1909.13719).
+    """Apply changes drawn from a list of fourteen to each image (E. D. Cubuk et al., 2019, arXiv:1909.13719).
 
     Args:
         num_ops: the number of changes of each image.
         magnitude: the magnitude of all changes, from 0 to ``num_magnitude_bins`` - 1.
         num_magnitude_bins: the number of magnitudes, at least 2.
-        interpolation: for geometry: ``"nearest"`` or ``"bilinear"``, or torchvision's enumeration.
-        fill: the value outside the image, one number or one per channel; None is 0.
+        interpolation: the interpolation of geometric changes: ``"nearest"`` or ``"bilinear"``, or
+            torchvision's enumeration.
+        fill: the value outside the image, one number or one number per channel; None means 0.
 
-    Arguments and results are those of ``torchvision.transforms.v2.RandAugment``; masks, boxes and keypoints
-    move along as well.  Images have 3 channels or 1; floats are in [0, 1].
+    Arguments and results match ``torchvision.transforms.v2.RandAugment``. In addition, masks, boxes and
+    keypoints move as the images move.  Images have 1 or 3 channels. Floats are in [0, 1].
 
     >>> RandAugment()(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape
     torch.Size([2, 3, 32, 32])
     """
 
     _shear, _angle, _shift, _factor, _most_bits = 0.3, 30.0, 150.0 / 331.0, 0.9, 4
-    # A seed keeps its parameters, though the last bit of some magnitudes differs from torchvision's.
+    # Keep float32, so that a seed keeps its parameters, although the last bit of some magnitudes differs from
+    # torchvision's.
     _precision = np.float32
 
     def __init__(
@@ -206,16 +211,18 @@ class RandAugment(_Policy):
 
 
 class TrivialAugmentWide(_Policy):
-    """Apply one change, drawn from fourteen, with a drawn magnitude to each image (S. G. Müller and
-    F. Hutter, 2021, arXiv:2103.10158).
+    """Apply one change from a list of fourteen, with a drawn magnitude, to each image.
+
+    The policy is by S. G. Müller and F. Hutter, 2021, arXiv:2103.10158.
 
     Args:
-        num_magnitude_bins: the number of magnitudes, at least 2; all are equally likely.
-        interpolation: for geometry: ``"nearest"`` or ``"bilinear"``, or torchvision's enumeration.
-        fill: the value outside the image, one number or one per channel; None is 0.
+        num_magnitude_bins: the number of magnitudes, at least 2. All magnitudes are equally likely.
+        interpolation: the interpolation of geometric changes: ``"nearest"`` or ``"bilinear"``, or
+            torchvision's enumeration.
+        fill: the value outside the image, one number or one number per channel; None means 0.
 
-    Arguments and results are those of ``torchvision.transforms.v2.TrivialAugmentWide``; masks, boxes and
-    keypoints move along as well.  Images have 3 channels or 1; floats are in [0, 1].
+    Arguments and results match ``torchvision.transforms.v2.TrivialAugmentWide``. In addition, masks, boxes
+    and keypoints move as the images move.  Images have 1 or 3 channels. Floats are in [0, 1].
 
     >>> TrivialAugmentWide()(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape
     torch.Size([2, 3, 32, 32])
@@ -239,8 +246,8 @@ class TrivialAugmentWide(_Policy):
 def _spaced(
     first: Float64Array, last: Float64Array, count: int, precision: type[np.floating[Any]]
 ) -> Float64Array:
-    """Return ``torch.linspace(first, last, count)`` in columns, with products in this precision."""
-    # torch rounds its sums once, as ``numpy.float64`` does.
+    """Return ``torch.linspace(first, last, count)`` in columns, with products in the dtype ``precision``."""
+    # torch rounds each sum once, as ``numpy.float64`` does.
     begin, end = first.astype(np.float32), last.astype(np.float32)
     step = ((end - begin) / np.float32(count - 1)).astype(precision)
     at = np.arange(count)[:, None].astype(precision)
@@ -251,7 +258,8 @@ def _spaced(
 def _affine_of(
     change: Float64Array, magnitude: Float64Array, height: int, width: int
 ) -> tuple[Float64Array, Float64Array, Float64Array, Float64Array, Float64Array]:
-    """Return the arguments of ``matrices``, relative to the centre; other changes get those of identity."""
+    """Return the arguments of ``matrices``, relative to the centre; the identity's if a change is not
+    geometric."""
     count, none = len(change), np.zeros(len(change))
     of = {name: np.where(change == _AT[name], magnitude, none) for name in _CHANGES[1:6]}
     shear = np.degrees(np.arctan(np.stack([of["ShearX"], of["ShearY"]], axis=1)))
@@ -261,7 +269,7 @@ def _affine_of(
     return -of["Rotate"], translate, np.ones(count), shear, centre
 
 
-# ---- colours, of whole batches -------------------------------------------------------------------
+# ---- colour changes of whole batches -------------------------------------------------------------
 
 
 def _sharpened(images: Tensor, factor: Tensor, of_bytes: bool) -> Tensor:

@@ -1,6 +1,6 @@
 """The reference: torchvision's own functions, applied to one image at a time with the same parameters.
 
-It is slow and serves for comparison: ``op.reference(images, parameters)`` with ``op.apply``.
+The reference is slow.  ``op.reference(images, parameters)`` is used to test ``op.apply``.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ Changes = Mapping[str, Callable[[Any, Any, Row], Any]]  # by an operation's name
 def chain_reference(
     ops: Sequence[Any], images: Tensor, parameters: Sequence[Parameters], changes: Changes | None = None
 ) -> Tensor:
-    """Change images as torchvision does, or with ``changes``, one operation after the other."""
+    """Change images as torchvision does, one operation after the other. ``changes`` replaces torchvision's
+    functions."""
     for op, one in zip(ops, parameters, strict=True):
         images = _reference(op, images, one, _CHANGES if changes is None else changes)
     return images
 
 
 def _reference(op: Any, images: Tensor, parameters: Parameters, changes: Changes) -> Tensor:
-    """Change images by one operation; 16-bit floats are computed as float32 and rounded once."""
+    """Change images with one operation. 16-bit floats are computed as float32 and rounded once."""
     dtype, values = op.dtype_after(images.dtype), images
     is_float = op.kind == "volumes" and dtype == torch.float32
     if is_float or dtype in (torch.float16, torch.bfloat16):
@@ -44,7 +45,7 @@ def _reference(op: Any, images: Tensor, parameters: Parameters, changes: Changes
 
 
 def changed_sample(op: Any, image: Any, p: Row, changes: Changes) -> Any:
-    """Change a sample by one operation, including operations nested in it."""
+    """Change a sample with one operation, including operations nested in the operation."""
     if any(kind.__name__ == "RandomApply" for kind in type(op).__mro__):
         for at, inner in enumerate(op.ops if p["is_applied"] else ()):
             own = {name: p[f"{at}.{name}"] for name in inner.names_for(len(image))}
@@ -101,7 +102,7 @@ def _normalized(op: Any, image: Tensor, p: Row) -> Any:
 
 def _erased(op: Any, image: Tensor, p: Row) -> Any:
     top, left, height, width = (int(p[name]) for name in ("top", "left", "height", "width"))
-    if op.value is None:  # noise differs for each pixel; torchvision would draw it again
+    if op.value is None:  # noise differs for each pixel, and torchvision would draw new noise
         noise = op.noise(image[None], torch.tensor([p["noise"]]))[0]
         value = noise[:, top : top + height, left : left + width]
     else:
@@ -121,7 +122,7 @@ def _policy(op: Any, image: Tensor, p: Row) -> Any:
     return image
 
 
-# ---- spectrograms: torchaudio's formulas, as its functions draw their own numbers ------------------
+# ---- spectrograms: torchaudio's formulas, because its functions draw their own random numbers -------
 
 
 def _masked(op: Any, image: Tensor, p: Row) -> Any:
@@ -152,7 +153,7 @@ def _shifted(op: Any, image: Tensor, p: Row) -> Any:
 
 def _mixed(op: Any, images: Tensor, parameters: Parameters) -> Tensor:
     mix = require("torchvision.transforms.v2", extra="torch").MixUp(num_classes=1)
-    mixed: dict[float, Tensor] = {}  # one for the batch, or one per sample
+    mixed: dict[float, Tensor] = {}  # one result for the batch, or one result per sample
     rows = []
     for at, lam in enumerate(parameters["kept"].tolist()):
         if lam not in mixed:

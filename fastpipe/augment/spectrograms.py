@@ -34,12 +34,13 @@ class SpecAugment(_OfSpectrograms):
 
     Args:
         n_time_masks, n_freq_masks: the number of masks of each sample.
-        time_mask_param, freq_mask_param: upper limits of a mask's width, in frames or bins; exclusive.
-        p: the greatest fraction of the frames, or bins, that one mask may cover.
-        zero_masking: fill with 0 instead of the sample's mean.
+        time_mask_param, freq_mask_param: the upper limits of a mask's width, in frames or bins; exclusive.
+        p: the greatest fraction of the frames, or of the bins, that one mask may cover.
+        zero_masking: whether to fill with 0 instead of the sample's mean.
 
-    Arguments and results are those of ``torchaudio.transforms.SpecAugment`` for each sample: a mask's width
-    is uniform below ``mask_param``, then its start in the rest.  All channels have the same masks.
+    Arguments and results match ``torchaudio.transforms.SpecAugment`` for each sample. A mask's width is drawn
+    uniformly below ``mask_param``. Then the mask's start is drawn uniformly from the starts that fit.  All
+    channels have the same masks.
 
     >>> SpecAugment(2, 30, 2, 20, zero_masking=True)(torch.ones(8, 80, 400)).shape
     torch.Size([8, 80, 400])
@@ -104,8 +105,9 @@ class RandomGain(_OfSpectrograms):
     """Make each sample louder or quieter.
 
     Args:
-        gain_db: gains in decibels are drawn from [-gain_db, gain_db], or between the two numbers given.
-        scale: the unit of values: ``"amplitude"``, ``"power"``, or ``"decibel"``, to which gains are added.
+        gain_db: gains in decibels are drawn from [-gain_db, gain_db], or between the two given numbers.
+        scale: the unit of the values: ``"amplitude"``, ``"power"`` or ``"decibel"``. Gains are added to
+            decibels.
 
     Amplitudes are multiplied by ``10 ** (dB / 20)``, as in ``torchaudio.functional.gain``.
 
@@ -145,11 +147,13 @@ class TimeShift(_OfSpectrograms):
     """Shift each sample in time.
 
     Args:
-        most: the greatest shift: frames if it is an int, else a fraction of the sample's frames, 0 to 1.
-        rolls: frames that leave at one end enter at the other; if false, ``fill`` enters.
-        fill: the value that enters if ``rolls`` is false.
+        most: the greatest shift. An int is a number of frames, and a float is a fraction of the sample's
+            frames, from 0 to 1.
+        rolls: whether frames that leave at one end enter at the other end. If ``rolls`` is False, ``fill``
+            enters.
+        fill: the value that enters if ``rolls`` is False.
 
-    Shifts are whole frames; positive ones move frames to later times, as in ``torch.roll``.
+    Shifts are whole frames. Positive shifts move frames to later times, as in ``torch.roll``.
 
     >>> TimeShift(0.25)(torch.ones(8, 80, 400)).shape
     torch.Size([8, 80, 400])

@@ -1,4 +1,4 @@
-"""Steps: augmentations in the form that the native core takes, each with its columns in a table."""
+"""Steps: augmentations in the native core's form. Each step has columns in a table of applied numbers."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from fastpipe.augment.parameters import Float64Array
 from fastpipe.core.native import native
 from fastpipe.errors import AugmentError
 
-_NO_MEMORY = 1  # of fastpipe/native/augment.h
+_NO_MEMORY = 1  # from fastpipe/native/augment.h
 
 
 class Step(NamedTuple):
     """One change of each sample.
 
     Attributes:
-        kind: its name in the native core.  ``"skip"`` skips the next ``options[0]`` steps for samples whose
-            number is 0.
-        column: the first of its columns in the table.
-        options: integers, the same for all samples.
-        numbers: floats, the same for all samples.
+        kind: the change's name in the native core.  The kind ``"skip"`` skips the next ``options[0]`` steps
+            for samples whose number in the column is 0.
+        column: the first of the step's columns in the table.
+        options: integers, which are equal for all samples.
+        numbers: floats, which are equal for all samples.
     """
 
     kind: str
@@ -33,7 +33,7 @@ class Step(NamedTuple):
 
 @lru_cache(maxsize=256)
 def plan_of(steps: tuple[Step, ...], columns: int) -> Any:
-    """Return the ``native.AugmentPlan`` of steps, for a table of this number of columns."""
+    """Return the ``native.AugmentPlan`` of steps, for a table with this number of columns."""
     return native.AugmentPlan(list(steps), columns)
 
 
@@ -45,7 +45,7 @@ def run_plan(
     elements: tuple[str, str],
     threads: int,
 ) -> None:
-    """Change a batch of images by a plan; the GIL is released meanwhile."""
+    """Change a batch of images with a plan. The GIL is released during the change."""
     try:
         batch = native.augment_batch(plan, rows, images, elements[0], out, elements[1])
     except ValueError as wrong:
@@ -55,12 +55,12 @@ def run_plan(
 
 
 def aligned(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the array, or a copy if its memory starts within an element, as in a view of a byte buffer."""
+    """Return the array, or a copy if the memory is not aligned to the elements, as in some buffer views."""
     return values.copy() if values.ctypes.data % values.itemsize else values
 
 
 def check_change(problem: int, number: int) -> None:
-    """Raise an error if the native core reports one for a changed image."""
+    """Raise an error if the native core reports a problem with a changed image."""
     if problem == _NO_MEMORY:
         raise MemoryError("there is no memory to augment images in")
     if problem:

@@ -1,11 +1,12 @@
-"""``python -m fastpipe.bench``: how much faster, on this machine and on your data.
+"""``python -m fastpipe.bench`` measures how much faster fastpipe is on this machine and on the user's data.
 
-``cli`` lists the cases, each a module with a class ``Bench``.  ``driver`` has their common parts, ``runner``
-interleaves rounds, ``check`` compares outputs first.  ``data`` and ``synthetic`` provide the data,
-``samples`` the code for other processes.  A result (``results``) becomes tables, a page and a picture
-(``report``, ``page``, ``plot``).
+A *case* is a benchmark of one kind of data; ``cli`` lists all cases.  Each case is a module with a class
+``Bench``.  ``driver`` has the common parts of the cases.  ``check`` compares outputs before a measurement,
+and ``runner`` measures all loaders in interleaved rounds.  ``data`` and ``synthetic`` provide the data, and
+``samples`` has the code for other processes.  ``results`` defines the result file.  ``report``, ``page`` and
+``plot`` make tables, a page and a picture from a result.
 
-``benchmarks/README.md`` describes the method.  Everything here uses only public names of fastpipe, so the
-benchmark measures what a user gets.  ``benchmarks/run.py`` adds what concerns only the project: other
-libraries, further data and operations, memory, first batches, a GPU, and target figures.
+``benchmarks/README.md`` describes the method.  All modules here use only public names of fastpipe, so the
+benchmark measures what a user gets.  ``benchmarks/run.py`` adds measurements that concern only the project:
+other libraries, further data and operations, memory, first batches, a GPU, and target figures.
 """

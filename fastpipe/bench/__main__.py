@@ -1,4 +1,4 @@
-"""``python -m fastpipe.bench`` is ``fastpipe bench``."""
+"""``python -m fastpipe.bench`` does the same as ``fastpipe bench``."""
 
 from __future__ import annotations
 

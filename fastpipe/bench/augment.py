@@ -1,4 +1,4 @@
-"""The case ``augment``: batches augmented sample by sample in scripts, against ``fastpipe.augment``."""
+"""The case ``augment`` compares scripts that augment sample by sample with ``fastpipe.augment``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ CLASSES = 1000
 
 @dataclass(frozen=True)
 class Batches:
-    """A batch of named photos, uint8 (N, 3, 224, 224), and of spectrograms, float32 (N, 80, 400)."""
+    """A batch of photos, uint8 (N, 3, 224, 224), and a batch of spectrograms, float32 (N, 80, 400).
+
+    ``name`` is the name of the photos in the report.
+    """
 
     name: str
     photos: npt.NDArray[np.uint8]
@@ -61,33 +64,36 @@ class Batches:
         return (photos / 255 if dtype == "float32" else photos).to(device)
 
     def labels(self, device: str) -> Any:
-        """Return class numbers, one for each sample."""
+        """Return a class number for each sample, int64 (N,)."""
         return require("torch", extra="torch").arange(len(self), device=device) % CLASSES
 
 
 def made_batches(folder: Path, name: str, count: int) -> Batches:
-    """Return photos spread evenly over a folder, scaled and cropped to one size; and made-up spectrograms."""
+    """Return ``count`` photos, spread evenly over a folder and cropped to one size, and spectrograms."""
     chosen = scan(folder, name, count).indices
     dataset = listed(folder, check_transform())
     images = [dataset[index][0].numpy() for index in chosen]
-    # NumPy would stack them in the memory layout of decoded images, which is not that of a loader's batch.
+    # Without this copy, the stack would have the memory layout of decoded images instead of a loader's batch.
     photos = np.ascontiguousarray(np.stack([images[at % len(images)] for at in range(count)]))
     return Batches(name, photos, mel_rows(np.random.default_rng(0), count, (BANDS, FRAMES)))
 
 
 # ---- Recipes of papers -----------------------------------------------------------------------------
 #
-# Arguments of ``fastpipe.augment`` are torchvision's, so one function makes both from a *kit*, the module
-# with the classes.
+# The classes of ``fastpipe.augment`` and of torchvision have the same arguments.  So one function makes the
+# augmentation of both from a *kit*, the module with the classes.
 
 Kit = Any
 BOTH = ("float32", "uint8")
-# Augmentations that choose randomly from a list of changes.
+# The augmentations that choose randomly from a list of changes.
 POLICIES = ("RandAugment", "TrivialAugmentWide")
 
 
 class SpecAugment:
-    """Masks of time and of frequency, filled with the mean, as scripts write them: torchvision has none."""
+    """Masks of time and of frequency, filled with the mean, as scripts write them.
+
+    torchvision has no such transform.
+    """
 
     def __init__(
         self, n_time_masks: int, time_mask_param: int, n_freq_masks: int, freq_mask_param: int
@@ -110,11 +116,11 @@ class Recipe:
 
     key: str
     label: str
-    ops: Callable[[Kit, str], list[Any]]  # for each sample, from a kit, for a dtype
-    mixes: Callable[[Kit], list[Any]] | None = None  # those that mix the batch with its labels
-    dtypes: Sequence[str] = BOTH
+    ops: Callable[[Kit, str], list[Any]]  # makes the operations on each sample, from a kit and a dtype
+    mixes: Callable[[Kit], list[Any]] | None = None  # makes the operations that mix samples and labels
+    dtypes: Sequence[str] = BOTH  # dtypes of the input to measure
     unit: str = "images"
-    has_policy: bool = False  # random choice from a list; some convert floats to bytes and count them
+    has_policy: bool = False  # True for a policy of `POLICIES`, which may count floats as bytes
     whose: str = "torchvision v2"  # library that scripts use
 
     @property
@@ -127,7 +133,7 @@ class Recipe:
         return augment.Compose([*self.ops(augment, dtype), *mixes], **options)
 
     def sampled(self, dtype: str) -> Callable[..., Any]:
-        """Return a function that applies it to a batch sample by sample, as scripts do."""
+        """Return a function that applies the recipe to a batch sample by sample, as scripts do."""
         torch, v2 = require("torch", extra="torch"), require("torchvision.transforms.v2", extra="torch")
         ops, mixes = self.ops(self.scripts(v2), dtype), self.mixes(v2) if self.mixes else []
 
@@ -145,7 +151,7 @@ class Recipe:
         return change
 
     def scripts(self, v2: Any) -> Kit:
-        """Return the kit of scripts: torchvision's, or their own."""
+        """Return the kit of scripts: torchvision's module ``v2``, or a script's own classes."""
         return v2
 
     def given(self, batches: Any, dtype: str, device: str) -> tuple[Any, ...]:
@@ -188,7 +194,7 @@ def _deit(kit: Kit, dtype: str) -> list[Any]:
 
 
 def _after_the_crop(name: str) -> Callable[[Kit, str], list[Any]]:
-    """Return a policy with torchvision's defaults, as it follows the crop in scripts."""
+    """Return a function that makes the operations after the crop: a flip, a policy, the normalisation."""
     return lambda kit, dtype: [kit.RandomHorizontalFlip(), getattr(kit, name)(), *_ended(kit, dtype)]
 
 
@@ -197,7 +203,7 @@ def mixed_up(kit: Kit) -> list[Any]:
 
 
 class SpectrogramRecipe(Recipe):
-    """A recipe for spectrograms, which scripts slice with torch."""
+    """A recipe for spectrograms; scripts fill slices of a tensor."""
 
     def scripts(self, v2: Any) -> Kit:
         return argparse.Namespace(SpecAugment=SpecAugment)
@@ -222,16 +228,16 @@ RECIPES = (
 
 @dataclass(frozen=True)
 class Way:
-    """A row of fastpipe's in each section of a recipe."""
+    """A way to apply a chain of augmentations: a row of fastpipe's in each section."""
 
-    kind: str  # the end of its key
+    kind: str  # the end of the row's key
     label: str
-    options: Mapping[str, Any] = field(default_factory=dict)  # of ``augment.Compose``
-    apart: float | None = None  # largest mean difference, if the computation is not torchvision's
+    options: Mapping[str, Any] = field(default_factory=dict)  # options of ``augment.Compose``
+    apart: float | None = None  # largest allowed mean difference; None if values must be torchvision's
     note: str = ""
 
 
-# To measure another way of applying a chain, add a line here.
+# Each line adds a row to all sections.
 WAYS = (
     Way("batch", "augment.Compose"),
     Way("fused", "augment.Compose, fuse=True", {"fuse": True}, 0.3, "one resampling; changes pixels"),
@@ -240,8 +246,9 @@ WAYS = (
 
 @dataclass(frozen=True)
 class Place:
-    """A recipe with its input, a batch of a dtype on ``"cpu"`` or ``"cuda"``: a section of the result, or a
-    single operation.
+    """A recipe with the dtype and the device (``"cpu"`` or ``"cuda"``) of its input.
+
+    A place is a section of the result, or a single operation.
     """
 
     recipe: Recipe
@@ -274,7 +281,7 @@ class Place:
 
 
 class AugmentRow(Contender):
-    """A `Contender` that augments one batch repeatedly, with a given number of torch threads."""
+    """A `Contender` that augments one batch repeatedly, with ``threads`` threads of torch."""
 
     def __init__(
         self,
@@ -297,7 +304,7 @@ class AugmentRow(Contender):
             start = time.perf_counter()
             for _ in range(count // self.chunk):
                 found = self._work()
-                # Reading a number waits for the device.
+                # Only on the CPU, because reading a number would wait for the device.
                 if self._device == "cpu":
                     touch(found)
             wait()
@@ -306,11 +313,14 @@ class AugmentRow(Contender):
             torch.set_num_threads(before)
 
     def close(self) -> None:
-        self._work = lambda: None  # this releases the batch
+        self._work = lambda: None  # releases the batch
 
 
 def own_rows(place: Place, batches: Batches) -> Iterator[tuple[RowInfo, AugmentRow]]:
-    """Yield the rows of a recipe in this process, the scripts' first.  Single operations have fewer."""
+    """Yield the rows of a recipe in this process, first the rows of scripts.
+
+    Single operations have fewer rows.
+    """
     recipe, dtype, given = place.recipe, place.dtype, place.given(batches)
 
     def row(
@@ -332,24 +342,26 @@ def own_rows(place: Place, batches: Batches) -> Iterator[tuple[RowInfo, AugmentR
 
 
 def ways_of(place: Place) -> tuple[Way, ...]:
-    """Return the ways to measure: single operations, and inputs other than images, cannot be fused."""
+    """Return the ways to measure; only chains of several operations on images can be fused."""
     return WAYS[:1] if place.is_single or place.recipe.unit != "images" else WAYS
 
 
 # ---- Are the images equal to those of torchvision's functions? -------------------------------------
 
-# Largest effect of rounding in another order, for numbers of 0 to 1 and for normalised ones.
+# The largest effect of rounding in another order, for numbers from 0 to 1 and for normalised numbers.
 NEAR = 2e-4
-# A policy equalises floats by their histogram as bytes: a value that falls on the other side of a step may
-# move all others by a level, here of normalised values.
+# A policy equalises floats by the histogram of their bytes.  If rounding moves a value to another byte, all
+# other values may change by a level.  This is a level after normalisation.
 LEVEL = 1.01 / 255 / min(STD)
-# Bicubic crops of floats go beyond 0 and 1, where torchvision's conversion to bytes wraps around.
+# Bicubic crops of floats have values below 0 and above 1.  torchvision's conversion to bytes wraps these
+# values around; at most this fraction of the values may then differ.
 MOST_WRAPPED = 0.05
-# A value near a step (of bytes, of a policy's thresholds) may fall on its other side.  The processor rounds
-# as torchvision does; on a device colours are computed in another order, and a policy may then invert one of
-# the two.
+# The largest fraction of values that may differ by more.  A value near a step (between two bytes, or at a
+# threshold of a policy) may fall on the other side of the step.  On the CPU, rounding is that of torchvision.
+# On a GPU, colours are computed in another order, and then a policy may invert only one of the two values.
 MOST_FAR = {"cpu": 0.01, "cuda": 0.1}
-# The batch of a single operation, of which there are many: torchvision's functions take one image at a time.
+# The number of samples for a single operation is small, because there are many operations, and torchvision's
+# functions take one image at a time.
 SINGLE_SAMPLES = 16
 
 
@@ -360,19 +372,22 @@ class ChainCheck(Outcome):
     whose = "torchvision's functions"
     told: ClassVar[tuple[str, ...]] = ("batches", "alike", "values", "far", "largest")
 
-    batches: int = 0
-    alike: int = 0  # only the averages of these were compared
-    values: int = 0
-    far: int = 0  # differ by more than rounding, or than a level if bytes are counted
-    largest: float = 0.0  # difference of the others
+    batches: int = 0  # number of batches that were compared
+    alike: int = 0  # number of batches whose mean difference was compared
+    values: int = 0  # number of values that were compared one by one
+    far: int = 0  # number of values that differ by more than rounding allows
+    largest: float = 0.0  # largest difference of all other values
     problems: tuple[str, ...] = ()
 
     def add(self, what: str, found: Any, wanted: Any, near: float, most_far: float) -> None:
-        """Compare a batch."""
+        """Compare a batch value by value.
+
+        At most the fraction ``most_far`` of the values may differ by more than ``near``.
+        """
         if not self._is_of_form(what, found, wanted):
             return
         apart = (found.float() - wanted.float()).abs()
-        # NaN differs from everything.
+        # The negation also counts NaN, which differs from every value.
         is_far = ~(apart <= near)
         far = int(is_far.sum())
         self.values, self.far = self.values + apart.numel(), self.far + far
@@ -382,7 +397,7 @@ class ChainCheck(Outcome):
             self.problems += (f"{what}: {far / apart.numel():.2%} of the values differ",)
 
     def add_like(self, what: str, found: Any, wanted: Any, most_apart: float) -> None:
-        """Compare a batch that should be similar, not equal."""
+        """Compare a batch whose values may differ by ``most_apart`` on average."""
         if not self._is_of_form(what, found, wanted):
             return
         self.alike += 1
@@ -412,7 +427,7 @@ class ChainCheck(Outcome):
 
 
 def check_chains(places: Iterable[Place], batches: Batches, say: Say = unheard) -> ChainCheck:
-    """Compare each chain with its ``reference``, in each way of applying it."""
+    """Compare each chain with its ``reference``, for each way of applying the chain."""
     torch = require("torch", extra="torch")
     check = ChainCheck()
     for place in places:
@@ -427,7 +442,7 @@ def check_chains(places: Iterable[Place], batches: Batches, say: Say = unheard) 
                 check.add_like(f"{place.label}: {way.label}", found, wanted, way.apart)
                 continue
             near, most_far = NEAR, MOST_FAR[place.device]
-            if place.recipe.has_policy and place.dtype == "float32":  # bytes are counted in this case
+            if place.recipe.has_policy and place.dtype == "float32":  # the policy counts floats as bytes
                 near, most_far = LEVEL, max(MOST_WRAPPED, most_far)
             check.add(f"{place.label}: {way.label}", found, wanted, near, most_far)
     return check

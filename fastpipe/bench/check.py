@@ -1,4 +1,7 @@
-"""The comparison before all measurements: the fast loader must return what the replaced one does."""
+"""The comparison of outputs before all measurements.
+
+The fast loader must return the same output as the loader that it replaces.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,8 @@ import numpy.typing as npt
 # The attributes of an ImageFolder that determine its samples and their order.
 INDEX = ("classes", "class_to_idx", "samples", "targets")
 
-# Resampling in other arithmetic may differ by one level of 255, and by two levels only in so few values that
-# the cause cannot be systematic.
+# Resampling in other arithmetic may change values by one level of 255.  If a larger share of the values
+# differs by two levels, the cause is systematic.
 MOST_SHARE_OF_TWO = 1e-4
 
 MOST_NAMED = 5
@@ -27,12 +30,12 @@ Arrays = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class Differing:
-    """A sample of a dataset that differs."""
+    """A sample of a dataset that differs from the expected sample."""
 
     index: int
     path: str
-    largest: float | None  # infinite if a value is NaN; None if they cannot be compared
-    note: str = ""  # the reason in that case
+    largest: float | None  # largest difference; infinite if a value is NaN, None without a comparison
+    note: str = ""  # the reason why the samples cannot be compared
 
     @property
     def badness(self) -> float:
@@ -43,8 +46,8 @@ class Outcome(ABC):
     """The result of a comparison."""
 
     problems: tuple[str, ...]  # descriptions of errors
-    whose: str  # the reference, in words
-    told: ClassVar[tuple[str, ...]]  # the fields for the JSON file
+    whose: str  # text for the reference, such as "torchvision's"
+    told: ClassVar[tuple[str, ...]]  # names of the fields for the JSON file
 
     @property
     def ok(self) -> bool:
@@ -57,7 +60,7 @@ class Outcome(ABC):
 
     @abstractmethod
     def agreement(self) -> str:
-        """Return in words what agrees."""
+        """Return a sentence that describes a comparison without problems."""
 
     def as_json(self) -> dict[str, Any]:
         figures = {name: getattr(self, name) for name in self.told}
@@ -66,15 +69,15 @@ class Outcome(ABC):
 
 @dataclass
 class Compared(Outcome):
-    """Numbers that were compared one by one."""
+    """Counts of numbers that were compared one by one."""
 
     values: int = 0
     differing: int = 0
-    over_one: int = 0  # differ by more than 1 (for uint8: of 255)
-    largest: float = 0
+    over_one: int = 0  # number of values that differ by more than 1; for uint8, by more than 1 of 255
+    largest: float = 0  # largest difference
 
     def count(self, expected: npt.NDArray[Any], got: npt.NDArray[Any]) -> float:
-        """Count arrays of the same shape; return their largest difference."""
+        """Compare arrays of the same shape and count their values; return their largest difference."""
         self.values += expected.size
         if np.array_equal(expected, got):
             return 0
@@ -95,8 +98,8 @@ class Check(Compared):
 
     photos: int = 0
     photos_differing: int = 0
-    worst: list[Differing] = field(default_factory=list)  # the worst first
-    bytes_only: bool = True  # then differences are levels of 255
+    worst: list[Differing] = field(default_factory=list)  # in order of difference, the largest first
+    bytes_only: bool = True  # True if all values are uint8, so that differences are levels of 255
     problems: tuple[str, ...] = ()
 
     def add(self, pairs: Iterable[Arrays], index: int, path: str) -> None:
@@ -114,7 +117,7 @@ class Check(Compared):
         self._name(Differing(index, path, None, note))
 
     def judge(self) -> None:
-        """Report pixels beyond the tolerance."""
+        """Add a problem if pixels differ by more than the tolerance."""
         if self.largest > 2:
             where = f", most in {self.worst[0].path!r}" if self.worst[0].path else ""
             self.problems += (f"pixels differ by up to {self.largest} of 255{where}",)
@@ -131,26 +134,26 @@ class Check(Compared):
         )
 
     def _name(self, sample: Differing) -> None:
-        """Count a sample that differs, and keep it if it is one of the worst."""
+        """Count a sample that differs, and keep the sample if it is one of the worst."""
         self.photos_differing += 1
         self.worst = sorted([*self.worst, sample], key=lambda one: -one.badness)[:MOST_NAMED]
 
 
 def _gap(expected: npt.NDArray[Any], got: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the distances of numbers; infinite if only one of the two is NaN."""
-    if expected.dtype.kind == "u":  # in the dtype itself, as photographs are large
+    """Return the distance of each pair of numbers; infinite if only one number of the pair is NaN."""
+    if expected.dtype.kind == "u":  # compute in this dtype to save memory, because photographs are large
         unsigned: npt.NDArray[Any] = np.maximum(expected, got) - np.minimum(expected, got)
         return unsigned
     wide = np.promote_types(expected.dtype, np.float64)
     with np.errstate(invalid="ignore"):
         gap = np.abs(expected.astype(wide) - got.astype(wide))
     same = (expected == got) | ((expected != expected) & (got != got))
-    # Integers above 2**53 may differ and have no difference in float64.
+    # Different integers above 2**53 may be equal in float64: their distance must not be 0.
     return np.where(same, 0.0, np.where(np.isnan(gap), np.inf, np.maximum(gap, np.finfo(np.float64).tiny)))
 
 
 def index_problems(expected: Any, got: Any) -> dict[str, str]:
-    """Return how a ``FastImageFolder``'s index differs from an ``ImageFolder``'s: attribute → sentence."""
+    """Return a sentence for each attribute of a ``FastImageFolder`` that differs from an ``ImageFolder``."""
     return {
         name: f"FastImageFolder.{name} is not that of ImageFolder: {_first_difference(*pair)}"
         for name in INDEX
@@ -172,7 +175,10 @@ def compare(
     on_batch: Callable[[int], None] = lambda images: None,
     photos: Sequence[tuple[int, str]] = (),
 ) -> Check:
-    """Compare two loaders' batches of ``(uint8 tensor (N, C, H, W), int64 labels (N,))``."""
+    """Compare two loaders' batches of ``(uint8 tensor (N, C, H, W), int64 labels (N,))``.
+
+    ``photos`` has the index and the path of each photo.
+    """
     check = Check()
     wrong: list[str] = []
     for number, (left, right) in enumerate(zip(expected, got, strict=True)):
@@ -195,7 +201,7 @@ def compare(
 
 @dataclass
 class RowCheck(Outcome):
-    """The comparison of loaders' epochs with the data read by other means."""
+    """The comparison of loaders' epochs with the data that another library reads."""
 
     told: ClassVar[tuple[str, ...]] = ("epochs", "samples")
 
@@ -228,9 +234,9 @@ class RowCheck(Outcome):
 
 
 def digests_of_samples(*parts: Any) -> Iterator[bytes]:
-    """Yield digests of a batch's samples, each over all its parts; a part may be None.
+    """Yield the digest of each sample of a batch, over all ``parts`` of the batch; a part may be None.
 
-    Labels, an integer for each sample, count by value, regardless of dtype.
+    The dtype of labels, that is of one integer for each sample, does not count.
     """
     arrays = [
         np.ascontiguousarray(part, np.int64 if part.ndim == 1 and part.dtype.kind in "iu" else None)

@@ -16,7 +16,7 @@ from fastpipe.console import Progress
 from fastpipe.errors import OptionError
 
 DEFAULT_CASE = "all"
-# Cases that need test servers, or are only for the project.
+# Cases that need a test server or are only for the project; `benchmarks/run.py` measures them.
 ELSEWHERE = ("gpu", "s3")
 _CHECKOUT = "in a clone of fastpipe's repository: python benchmarks/run.py"
 
@@ -27,13 +27,13 @@ CASES: dict[str, type[Driver]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add ``bench CASE …`` and ``bench table FILE``."""
+    """Add the commands ``bench CASE …`` and ``bench table FILE`` to the parser."""
     more = f"More cases, and comparisons with other libraries, {_CHECKOUT}"
     parser.epilog = f"Without a case: {DEFAULT_CASE}.  {more}."
     cases = parser.add_subparsers(dest="what", required=True, metavar="CASE")
     for name, case in CASES.items():
         case.add_arguments(cases.add_parser(name, help=case.about, description=case.about))
-    for name in ELSEWHERE:  # with any options, `run` says where it is
+    for name in ELSEWHERE:  # accept any options, so that `run` can report where the case is measured
         cases.add_parser(name, add_help=False, prefix_chars="\0").add_argument("rest", nargs="*")
     table = cases.add_parser("table", help="print a result file as a Markdown table")
     table.add_argument("--short", action="store_true", help="only fastpipe's rows beside what they replace")
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def prepare(arguments: list[str]) -> list[str]:
-    """Return the command's arguments, with the default case if they name none.
+    """Return ``arguments``, with the default case in front if they name no case.
 
     >>> prepare(["--quick"])
     ['all', '--quick']
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     """Run a case, or print a table; return the exit code.
 
     Raises:
-        OptionError: the case or peers are not in the package.
+        OptionError: only a clone of fastpipe's repository can measure the case, the job or other libraries.
     """
     if args.what == "table":
         make = short_markdown if args.short else markdown

@@ -24,13 +24,13 @@ Say = Callable[[str], None]
 CLASSES, PER_CLASS = 8, 50
 LARGE_CLASSES, LARGE_PER_CLASS, LARGE_SIZE = 2, 16, (3024, 4032)
 
-# All data must stay in the page cache, or the disk is measured.
+# The limits keep all data in the page cache; otherwise the benchmark would measure the disk.
 MOST_PHOTOS = 2000
 MOST_BYTES = 512 * 2**20
 
 
 def unheard(text: str) -> None:
-    """Ignore a message."""
+    """Discard a message; the default for functions that report their progress."""
 
 
 @dataclass(frozen=True)
@@ -39,22 +39,22 @@ class Photos:
 
     folder: Path
     name: str  # the folder's name in the report
-    classes: int
-    total: int  # photos in the folder
-    indices: tuple[int, ...]  # of the samples that are used
-    files: tuple[str, ...]
-    labels: tuple[int, ...]
-    bytes: int
-    pixels: int = 0  # median of a few photos
+    classes: int  # number of classes
+    total: int  # number of photos in the folder
+    indices: tuple[int, ...]  # indices in the folder of the photos that are used
+    files: tuple[str, ...]  # paths of these photos
+    labels: tuple[int, ...]  # class numbers of these photos
+    bytes: int  # total size of these photos
+    pixels: int = 0  # median number of pixels of a few photos
 
     def warm(self) -> None:
-        """Read every file once, so that the page cache has them all."""
+        """Read every file once, so that all files are in the page cache."""
         for file in self.files:
             Path(file).read_bytes()
 
 
 def folder_to_use(given: Path | None, say: Say = unheard, *, large: bool = False) -> tuple[Path, str, bool]:
-    """Return the folder named by the user or by ``$FASTPIPE_PHOTOS``, or one of generated photos.
+    """Return the folder that the user or ``$FASTPIPE_PHOTOS`` names, otherwise a folder of generated photos.
 
     Returns:
         The folder, its name for the report, and True if the photos are generated.
@@ -71,7 +71,7 @@ def folder_to_use(given: Path | None, say: Say = unheard, *, large: bool = False
 
 
 def existing_folder(named: str | Path, source: str = "") -> Path:
-    """Return the folder with a name; raise an OptionError if there is none."""
+    """Return the path of a folder; raise an OptionError if the folder does not exist."""
     folder = Path(named).expanduser()
     if not folder.is_dir():
         raise OptionError(f"{source}{str(folder)!r} is not a folder; give one with a sub-folder per class")
@@ -96,8 +96,9 @@ def made_once(
 ) -> Path:
     """Return a folder of generated data, created once in the user's cache folder.
 
-    It is created in a folder beside the final one and moved when complete, so an interrupted run leaves
-    nothing incomplete, and two runs at once do not disturb each other.
+    ``fill`` makes the data in a temporary folder next to the final folder.  The temporary folder is renamed
+    when the data is complete.  So an interrupted run leaves no incomplete data, and two runs may make the
+    same data at the same time.
     """
     parent = cache or user_cache_folder() / "bench"
     final = parent / name
@@ -111,7 +112,7 @@ def made_once(
         try:
             os.rename(unfinished / "made", final)
         except OSError:
-            if not _is_own(final):  # otherwise another run was first, with the same data
+            if not _is_own(final):  # if it exists now, another run has made the same data
                 raise
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -119,7 +120,7 @@ def made_once(
 
 
 def _is_own(folder: Path) -> bool:
-    """Return True if a folder of this user exists; raise an OptionError if it belongs to another user."""
+    """Return True if a folder of this user exists; raise an OptionError if another user owns the folder."""
     try:
         status = os.lstat(folder)
     except FileNotFoundError:
@@ -143,7 +144,7 @@ def listed(folder: Path, transform: Any = None) -> Any:
     """Return torchvision's ``ImageFolder`` of a folder.
 
     Raises:
-        OptionError: there are no class folders, or classes without an image.
+        OptionError: the folder has no class folders, or a class has no images.
     """
     class_folders(folder)
     try:
@@ -153,10 +154,10 @@ def listed(folder: Path, transform: Any = None) -> Any:
 
 
 def scan(folder: Path, name: str, most_photos: int = MOST_PHOTOS, most_bytes: int = MOST_BYTES) -> Photos:
-    """List the photos of an image folder as ``torchvision`` does, and choose those to read.
+    """List the photos of an image folder as ``torchvision`` does, and choose the photos to read.
 
     Raises:
-        OptionError: there are no class folders, or classes without an image.
+        OptionError: the folder has no class folders, or a class has no images.
     """
     dataset = listed(folder)
     samples: list[tuple[str, int]] = dataset.samples
@@ -173,7 +174,7 @@ def scan(folder: Path, name: str, most_photos: int = MOST_PHOTOS, most_bytes: in
 
 
 def size_of(path: str | Path, kind: str = "") -> tuple[int, int]:
-    """Return width and height of an image, of type ``kind`` if given; 0 and 0 if it is not one."""
+    """Return the width and height of an image; (0, 0) if the file is no image, or not of format ``kind``."""
     image = require("PIL.Image", extra="image")
     try:
         with image.open(path) as opened:

@@ -1,4 +1,4 @@
-"""The common parts of all cases: their options, their rounds, and their output."""
+"""The common parts of all cases: options, rounds, and output."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from fastpipe.core.machine import available_cpus
 from fastpipe.errors import MissingDependencyError
 
 _ROUNDS = 7
-_GROUPS = ("replaced", "stock")  # the best rows of these are named in a result without sections
+_GROUPS = ("replaced", "stock")  # a result without sections names the best row of each of these groups
 DATA_HELP = " (default: $FASTPIPE_PHOTOS, else photograph-like JPEGs made once into the user's cache folder)"
 
 Row = TypeVar("Row", bound=Contender)
-# A row, and the function that builds it.
+# For each row of a result: its description, and the function that builds the row.
 Rows = Iterable[tuple[RowInfo, Callable[[], Row]]]
 
 
@@ -68,7 +68,7 @@ def add_run_arguments(
 
 
 def add_file_arguments(parser: argparse.ArgumentParser, **usual: str) -> None:
-    """Add the options that name files; files in ``usual`` are written by default."""
+    """Add the options that name files; ``usual`` has the default files of some options."""
     for name, kind, what in (
         ("json", "FILE", "write every sample, the medians and the machine to FILE"),
         ("html", "FILE", "write a page with pictures to FILE"),
@@ -85,21 +85,21 @@ def add_file_arguments(parser: argparse.ArgumentParser, **usual: str) -> None:
 class Driver(ABC):
     """One run of a case."""
 
-    case: ClassVar[str]
+    case: ClassVar[str]  # name of the case
     about: ClassVar[str]  # one line of help
-    program: ClassVar[str] = "python -m fastpipe.bench"  # start of its command
+    program: ClassVar[str] = "python -m fastpipe.bench"  # start of the command
     quick_s: ClassVar[float] = 0.2  # duration of a measurement with --quick
     usual_rounds: ClassVar[int] = _ROUNDS
-    main: str = ""  # key of the row of the verdict
+    main: str = ""  # key of the main row, which the verdict is about
 
     def __init__(self, args: argparse.Namespace, progress: Progress) -> None:
         self.args, self.progress, self.cores = args, progress, available_cpus()
         self.stack = ExitStack()  # closes rows and their data after all measurements
-        self.infos: dict[str, RowInfo] = {}  # the rows, by key
+        self.infos: dict[str, RowInfo] = {}  # descriptions of the rows, by key
         self.missing: list[dict[str, str]] = []  # rows that are not measured, with the reasons
         self.warnings: list[str] = []
-        self.busy: float | None = None  # the load at the start
-        self.stages: dict[str, Any] = {"seconds": {}, "images": 0}  # time of the main row by stage
+        self.busy: float | None = None  # load of the machine at the start
+        self.stages: dict[str, Any] = {"seconds": {}, "images": 0}  # time of the main row in each stage
 
     @classmethod
     @abstractmethod
@@ -108,10 +108,10 @@ class Driver(ABC):
 
     @abstractmethod
     def result(self) -> dict[str, Any] | None:
-        """Check, measure, and return the file's content; ``None`` if the check fails."""
+        """Check outputs, measure, and return the content of the result file; None if the check fails."""
 
     def studies(self, session: Session) -> dict[str, Any]:
-        """Return further fields of the result, which a subclass measures in addition to rates."""
+        """Return further fields of the result, which a subclass measures."""
         return {}
 
     def lines(self, result: Mapping[str, Any]) -> list[str]:
@@ -120,12 +120,12 @@ class Driver(ABC):
     def run(self, console: Console) -> int:
         """Measure, report, and write the requested files; return the exit code.
 
-        It is 1 if outputs differ from the replaced loader's, or if figures are worse than those of the result
-        to compare with.
+        The exit code is 1 if outputs differ from those of the replaced loader, or if a row is slower than in
+        the file of ``--compare``.
 
         Raises:
             OptionError: a file cannot be written or compared with, or there is nothing to measure.
-            MissingDependencyError: a package that the case, or a picture, needs is not installed.
+            MissingDependencyError: a package is not installed that the case or the picture needs.
         """
         args = self.args
         self._check_files()
@@ -146,12 +146,12 @@ class Driver(ABC):
             self.warnings.append("--quick checks that the benchmark runs; its figures are not measurements")
 
     def passed(self, check: Outcome) -> bool:
-        """Report a comparison; return True if it passed and figures may be measured."""
+        """Report a comparison of outputs; return True if the outputs agree."""
         self.progress.done(f"check: {check.sentence()}")
         return check.ok
 
     def open(self, info: RowInfo, make: Callable[[], Row]) -> Row | None:
-        """Build a row and complete its description; record a row that cannot be built."""
+        """Build a row and add it to the run; if that fails, record the row as missing and return None."""
         try:
             row = make()
         except ContenderError as error:
@@ -160,7 +160,7 @@ class Driver(ABC):
         return self.added(getattr(row, "info", info), row)
 
     def added(self, info: RowInfo, row: Row) -> Row:
-        """Add a row to the run, which closes it."""
+        """Add a row to the run; the run closes the row at the end."""
         self.stack.callback(row.close)
         self.infos[info.key] = info
         return row
@@ -173,9 +173,9 @@ class Driver(ABC):
         self.progress.done(f"not measured: {label}: {why}")
 
     def measure(self, contenders: Sequence[Contender]) -> Session:
-        """Warm up, and measure all rounds."""
+        """Warm all contenders up, and measure all rounds."""
         counts: dict[str, int] = {}
-        # Every loader supports forking first and starting threads later.
+        # Loaders that fork processes come first, because forking after threads have started is unsafe.
         for contender in sorted(contenders, key=lambda one: -one.workers):
             label = self.label_of(contender.key)
             self.progress.step(f"warming up: {label}")
@@ -190,7 +190,7 @@ class Driver(ABC):
             unit, label = self.infos[contender.key].unit or UNIT, self.label_of(contender.key)
             self.progress.step(f"round {sample.round + 1}: {label}: {sample.rate:,.0f} {unit}/s")
 
-        # Garbage is collected before each measurement, but not among the objects of imported modules.
+        # Garbage is collected before each measurement; the objects of imported modules are excluded.
         gc.collect()
         gc.freeze()
         try:
@@ -207,7 +207,7 @@ class Driver(ABC):
         return session
 
     def warmed(self, contender: Contender) -> int:
-        """Warm a row up; return the number of samples for a measurement."""
+        """Warm a contender up; return the number of samples for a measurement."""
         return calibrate(contender, self.plan().seconds)
 
     def label_of(self, key: str) -> str:
@@ -221,7 +221,7 @@ class Driver(ABC):
         return Plan(rounds=self.args.rounds or self.usual_rounds)
 
     def content(self, session: Session, check: Outcome, **fields: Any) -> dict[str, Any]:
-        """Return the file's content; ``fields`` are the case's own, and replace default ones."""
+        """Return the content of the result file; ``fields`` are those of the case, and replace defaults."""
         sections = fields.get("sections")
         infos = [one for one in self.infos.values() if sections is None or one.section in sections]
         rows = entries(infos, session)
@@ -264,7 +264,7 @@ class Driver(ABC):
         return vars(parser.parse_args([]))
 
     def _command(self) -> str:
-        """The command line, with names instead of paths."""
+        """Return the command line, in which paths are replaced by the names of files and folders."""
         words = [self.program, self.case]
         for name, value in vars(self.args).items():
             if name == "job":  # the only positional argument
@@ -275,7 +275,7 @@ class Driver(ABC):
         return " ".join(words)
 
     def _check_files(self) -> None:
-        """Raise errors of output files at the beginning instead of at the end."""
+        """Raise an error now if an output file could not be written at the end."""
         args = self.args
         for name in ("json", "html", "plot"):
             if (path := getattr(args, name)) is not None:
@@ -308,22 +308,22 @@ class Case(Driver):
 
     @abstractmethod
     def prepare(self) -> None:
-        """Generate or find the data, and read it once, so that the page cache has it."""
+        """Generate or find the data, and read all files once, so that they are in the page cache."""
 
     @abstractmethod
     def rows(self) -> Sequence[Contender]:
-        """Build the rows."""
+        """Build the rows whose output is compared."""
 
     def others(self) -> Sequence[Contender]:
         return []
 
     @abstractmethod
     def compared(self, rows: Sequence[Any]) -> Outcome:
-        """Compare the output of fastpipe's rows with the expected one."""
+        """Compare the output of fastpipe's rows with the expected output."""
 
     @abstractmethod
     def described(self, session: Session) -> dict[str, Any]:
-        """Return ``data`` and ``job`` of the result, and further fields."""
+        """Return the fields ``data`` and ``job`` of the result, and perhaps further fields."""
 
     def result(self) -> dict[str, Any] | None:
         self.begin()
@@ -333,7 +333,7 @@ class Case(Driver):
             if not self.passed(check := self.compared(rows)):
                 return None
             others = self.others()
-            # Tables show the rows of a section together.
+            # The rows of a section are put together, as tables show them.
             sections = list(dict.fromkeys(info.section for info in self.infos.values()))
             self.infos = dict(sorted(self.infos.items(), key=lambda pair: sections.index(pair[1].section)))
             session = self.measure([*rows, *others])
@@ -342,7 +342,7 @@ class Case(Driver):
 
 
 def _word(value: Any) -> str:
-    """Return the value of an option as in a command line.
+    """Return the value of an option as text for the command line.
 
     >>> _word(Path("/data/photos")), _word((1, 2)), _word(30.0)
     ('photos', '1,2', '30')

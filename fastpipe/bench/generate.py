@@ -1,4 +1,4 @@
-"""The case ``generate``: stored rows of a function: a script's loop against ``fastpipe.generate``."""
+"""The case ``generate`` compares a script's loop with ``fastpipe.generate``; both store a function's rows."""
 
 from __future__ import annotations
 
@@ -28,20 +28,19 @@ from fastpipe.errors import OptionError
 
 Columns = dict[str, npt.NDArray[Any]]
 
-_AT_ONCE = 1 << 20  # bytes written at a time
 _FAST = "fastpipe.generate"
 
 
 @dataclass(frozen=True)
 class Section:
-    """A function whose rows are made."""
+    """A function whose rows are made, as a section of the result."""
 
     key: str
     label: str
     function: Function
-    row_s: float  # approximate duration of a row
-    chunk: int  # rows are made in multiples of this
-    checked: int  # number of rows compared before all measurements
+    row_s: float  # approximate seconds to make a row
+    chunk: int  # the number of rows is a multiple of this number
+    checked: int  # number of rows that are compared before all measurements
 
 
 SECTIONS = (
@@ -53,20 +52,20 @@ SECTIONS = (
 
 @dataclass(frozen=True)
 class Spec(RowInfo):
-    """One way to make rows."""
+    """The description of one way to make rows."""
 
     unit: str = "rows"
-    workers: int = 0  # number of rows made at a time; 0: in this thread
+    workers: int = 0  # number of workers; 0 makes the rows in this thread
     executor: Literal["processes", "threads"] = "processes"
     function: Function = slow
-    of: Section = SECTIONS[0]
+    of: Section = SECTIONS[0]  # the section of the row
 
 
 def spec_of(
     of: Section, kind: str, label: str, group: str, workers: int = 0, function: Function | None = None,
     **more: Any,
 ) -> Spec:  # fmt: skip
-    """Return a way to make a section's rows, with its function by default."""
+    """Return a way to make the rows of section ``of``; ``function`` is by default that of the section."""
     return Spec(
         f"{of.key}-{kind}", label, group, section=of.key, workers=workers, of=of,
         function=function or of.function, **more,
@@ -76,8 +75,9 @@ def spec_of(
 class MadeRow(Contender):
     """A `Contender` that makes rows and stores them.
 
-    A measurement lasts from the call until the file is closed.  It includes the start of threads and
-    processes, but their end only if it comes before the file is closed, and never the removal of the file.
+    A measurement lasts from the call until the file is closed.  The start of threads and processes is
+    included.  Their end is included only if it comes before the file is closed.  The removal of the file is
+    not included.
     """
 
     def __init__(self, spec: Spec, folder: Path) -> None:
@@ -87,7 +87,7 @@ class MadeRow(Contender):
 
     @abstractmethod
     def make(self, count: int, out: Path, later: ExitStack) -> None:
-        """Make and store rows; ``later`` receives what is to be done after the clock has stopped."""
+        """Make and store rows; ``later`` receives callbacks that run after the clock has stopped."""
 
     def read(self, out: Path) -> Columns:
         with require("h5py", extra="generation").File(out, "r") as file:
@@ -111,7 +111,7 @@ class MadeRow(Contender):
 
 
 class LoopRow(MadeRow):
-    """A script's loop: lists, ``np.stack``, and a file at the end."""
+    """A script's loop, which collects rows in lists, stacks the lists, and writes a file at the end."""
 
     def make(self, count: int, out: Path, later: ExitStack) -> None:
         lists: dict[str, list[Any]] = {}
@@ -150,7 +150,7 @@ def specs(section: Section, cores: int) -> list[Spec]:
 
 @dataclass
 class StoredCheck(Outcome):
-    """The number of rows that were compared, and of their files."""
+    """The comparison of stored rows with the results of the function."""
 
     whose = "what the function returns"
     told: ClassVar[tuple[str, ...]] = ("files", "rows")
@@ -167,7 +167,7 @@ class StoredCheck(Outcome):
 
 
 def check_stored(rows: Sequence[MadeRow], say: Say = unheard) -> StoredCheck:
-    """Make some rows in each way, read them, and compare them with the function's results here."""
+    """Make some rows in each way, read them, and compare them with the results of the function."""
     check = StoredCheck()
     for row in rows:
         what = f"{row.spec.section}: {row.spec.label}"
@@ -198,7 +198,7 @@ def difference(expected: Columns, found: Columns) -> str | None:
     return None
 
 
-# Long, so that starting processes is a small part: with two cores 9 s of work.
+# So long that the start of processes is a small part of it.  With two cores it is 9 s of work.
 MEASURED_S = 4.5
 
 

@@ -1,4 +1,4 @@
-"""The case ``hdf5``: rows of HDF5 files, read one by one in scripts, against ``FastHDF5Dataset``."""
+"""The case ``hdf5`` compares scripts that read an HDF5 file row by row with ``FastHDF5Dataset``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ROWS, QUICK_ROWS = 16_384, 256
 ROWS_IN_CHUNK = 16
 _AT_ONCE = 1024
 
-# Section → its name, the compression of its chunks (None: uncompressed), and True if it has chunks.
+# For each section: its label, the compression of the chunks or None, and True if the dataset has chunks.
 LAYOUTS: dict[str, tuple[str, str | None, bool]] = {
     "gzip": ("gzip(4) + shuffle", "gzip", True),
     "lzf": ("LZF + shuffle", "lzf", True),
@@ -47,17 +47,17 @@ LAYOUTS: dict[str, tuple[str, str | None, bool]] = {
 
 @dataclass(frozen=True)
 class Table:
-    key: str  # the section of the result
+    key: str  # name of the section in the result
     label: str
     path: Path
-    dataset: str  # its path in the file
+    dataset: str  # path of the dataset in the file
     shape: tuple[int, ...]
     dtype: str
-    chunk: tuple[int, ...] | None  # None if contiguous
+    chunk: tuple[int, ...] | None  # None if the dataset is contiguous
     is_packed: bool  # True if chunks must be decoded
-    sample_dims: int = 1  # number of dimensions that count samples
-    labels: str | None = None  # another dataset, with a number for each sample
-    bytes: int = 0  # in the file
+    sample_dims: int = 1  # number of leading dimensions that index samples
+    labels: str | None = None  # path of another dataset, with a number for each sample
+    bytes: int = 0  # size of the dataset in the file
 
     @property
     def samples(self) -> int:
@@ -65,7 +65,7 @@ class Table:
 
     @property
     def group(self) -> int:
-        """Number of samples of a chunk along the first dimension, or as many as a chunk would have."""
+        """Rows of a chunk along the first dimension; ``ROWS_IN_CHUNK`` if the dataset has no chunks."""
         return self.chunk[0] if self.chunk else ROWS_IN_CHUNK
 
     @property
@@ -73,13 +73,13 @@ class Table:
         return math.prod(self.shape[self.sample_dims :]) * np.dtype(self.dtype).itemsize
 
     def opened(self, **options: Any) -> Any:
-        """Return the file, opened by h5py with these options, and with the filters that it needs."""
+        """Open the file by h5py with ``options`` and return it; load hdf5plugin's filters if installed."""
         if importlib.util.find_spec("hdf5plugin"):
             importlib.import_module("hdf5plugin")
         return require("h5py", extra="hdf5").File(self.path, "r", **options)
 
     def warm(self) -> None:
-        """Read the file once, so that the page cache has it."""
+        """Read the file once, so that it is in the page cache."""
         with open(self.path, "rb") as file:
             while file.read(1 << 24):
                 pass
@@ -93,7 +93,7 @@ class Table:
 def look(
     path: Path, dataset: str, key: str, label: str = "", *, sample_dims: int = 1, labels: str | None = None
 ) -> Table:
-    """Return a dataset of an existing file; raise an OptionError if it is missing or has no samples."""
+    """Return the table of a dataset in a file; raise an OptionError if it is missing or has no samples."""
     h5py = require("h5py", extra="hdf5")
     try:
         with h5py.File(path, "r") as file:
@@ -124,7 +124,7 @@ def made_tables(
     say: Say = unheard,
     layouts: Mapping[str, tuple[str, str | None, bool]] = LAYOUTS,
 ) -> list[Table]:
-    """Return tables of ``rows`` log-mel rows, one in each layout, created once."""
+    """Return a table of ``rows`` log-mel rows in each layout; the files are made on the first call."""
     shape = (rows, *SHAPE)
 
     def parts() -> Iterator[npt.NDArray[np.float32]]:
@@ -149,7 +149,7 @@ def made_tables(
 
 
 class RowByRow:
-    """The replaced dataset: each worker opens the file at its first read, and reads rows by number."""
+    """The dataset that fastpipe's replaces: each worker opens the file at its first read, and reads rows."""
 
     def __init__(self, table: Table, **options: Any) -> None:
         self._table, self._options = table, options
@@ -179,42 +179,43 @@ class RowByRow:
 
 # ---- Rows ------------------------------------------------------------------------------------------
 
-# Number of chunks whose rows are mixed, in all rows that mix some at a time.
+# Number of chunks whose rows are mixed at a time, by loaders that mix only the rows of some chunks.
 WINDOW = 64
 
 Kind = Literal["rows", "named", "ordered", "stock", "window", "uniform", "ram"]
 MakeLoader = Callable[["TableSpec", Table, "Draws | None"], Any]
 _FAST = "FastHDF5Dataset + FastLoader"
-_WORKERS = 4  # processes
+_WORKERS = 4  # number of worker processes
 
 
 @dataclass(frozen=True)
 class TableSpec(RowInfo):
-    """One loader to measure.
+    """The description of one loader to measure.
 
-    ``"rows"`` reads row by row; ``"named"`` also looks up the dataset for each row; ``"ordered"`` reads chunk
-    by chunk.  The others are fastpipe's: ``"stock"`` in torch's loader and ``"window"`` mix the rows of some
-    chunks at a time; ``"uniform"`` and ``"ram"`` mix all rows, the latter with all chunks in memory.
+    The kind ``"rows"`` reads row by row.  ``"named"`` also looks up the dataset for each row.  ``"ordered"``
+    reads chunk by chunk.  All other kinds read fastpipe's dataset.  ``"stock"``, in torch's loader, and
+    ``"window"`` mix the rows of some chunks at a time.  ``"uniform"`` and ``"ram"`` mix all rows; ``"ram"``
+    keeps all chunks in memory.
     """
 
     num_workers: int = 0
     kind: Kind = "rows"
     batch_size: int = 1
     threads: int | Literal["auto"] = "auto"
-    make: MakeLoader | None = None  # its loader if not from `loader_of`
+    make: MakeLoader | None = None  # function that builds the loader; None for `loader_of`
 
 
 def spec_of(
     table: Table, kind: Kind, label: str, group: str, batch_size: int, name: str = "", **more: Any
 ) -> TableSpec:
-    """Return a loader of a table; ``name`` ends its key, by default the kind."""
+    """Return the description of a loader of a table; its key ends with ``name``, by default with ``kind``."""
     usual: dict[str, Any] = {"section": table.key, "unit": "samples", "output": table.dtype}
     key = f"{table.key}-{name or kind}"
     return TableSpec(key, label, group, kind=kind, batch_size=batch_size, **usual, **more)
 
 
 def specs_of(table: Table, batch_size: int) -> list[TableSpec]:
-    """Return the loaders measured on a table; those of scripts without fastpipe come first."""
+    """Return the loaders to measure on a table; the replaced loader comes first."""
     made: Callable[..., TableSpec] = partial(spec_of, table, batch_size=batch_size)
     has_windows = table.is_packed and table.group > 1
     note, cold, stock = f"{WINDOW} chunks mixed at a time", 'cache="off"', "FastHDF5Dataset + DataLoader"
@@ -248,7 +249,7 @@ def loader_of(spec: TableSpec, table: Table, draws: Draws | None = None) -> Any:
     window = fastpipe.Shuffle(WINDOW, "group")
     if spec.kind == "rows":
         return data.DataLoader(RowByRow(table), spec.batch_size, sampler=draws, **workers)
-    everything = 5 * table.samples * (table.sample_bytes + 64)  # all five layouts share one store
+    everything = 5 * table.samples * (table.sample_bytes + 64)  # the tables of all layouts share one cache
     cache = fastpipe.Cache("ram", max_bytes=everything) if spec.kind == "ram" else "off"
     dataset = table_dataset(table, cache, spec.threads)
     if spec.kind == "stock":
@@ -261,7 +262,8 @@ def loader_of(spec: TableSpec, table: Table, draws: Draws | None = None) -> Any:
 class TableRow(DrawnRow):
     """A `Contender` that iterates over a table.
 
-    Loaders that read row by row draw as many rows as a measurement needs; all others iterate whole epochs.
+    A loader that reads row by row reads as many random rows as a measurement needs.  All other loaders
+    iterate whole epochs.
     """
 
     def __init__(self, spec: TableSpec, table: Table) -> None:
@@ -279,8 +281,8 @@ class TableRow(DrawnRow):
         with quiet():
             batches = chain.from_iterable(repeat(self.batches(count), epochs))
             seconds = consume(batches, count, any_number=True)
-        # Within a process the HDF5 library has one cache of chunks for a file, with the size that its first
-        # opener requested: rows that want their own cache must not have the file open at the same time.
+        # In a process, the HDF5 library has one cache of chunks for each file, with the size that the first
+        # opening requested.  So the file is closed, for rows that open the file with another size.
         if isinstance(self.loader.dataset, RowByRow):
             self.loader.dataset.close()
         return seconds
@@ -288,7 +290,7 @@ class TableRow(DrawnRow):
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress warnings about problems that some rows are meant to show."""
+    """Suppress warnings about slow settings that some rows measure on purpose."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*samples are compressed together")
         warnings.filterwarnings("ignore", message="This DataLoader will create")
@@ -298,7 +300,7 @@ def quiet() -> Iterator[None]:
 def best_workers(
     spec: TableSpec, table: Table, counts: Sequence[int], seconds: float, say: Say = unheard
 ) -> TableSpec:
-    """Return the row with the number of workers that a short measurement found fastest."""
+    """Return ``spec`` with the number of workers of ``counts`` that is fastest in a short measurement."""
     rates = {}
     for count in counts:
         row = TableRow(replace(spec, num_workers=count), table)
@@ -321,7 +323,7 @@ def best_workers(
 
 
 def check_rows(pairs: Iterable[tuple[Table, TableSpec]], say: Say = unheard) -> RowCheck:
-    """Compare an epoch of each row, two if chunks are cached, with h5py's values."""
+    """Compare an epoch of each loader with h5py's values; two epochs if chunks are cached."""
     check = RowCheck()
     expected: tuple[str, Counter[bytes]] = "", Counter()
     for table, spec in pairs:
@@ -336,7 +338,7 @@ def check_rows(pairs: Iterable[tuple[Table, TableSpec]], say: Say = unheard) -> 
 
 
 def digests_of(table: Table) -> Counter[bytes]:
-    """Return the digests of the samples as h5py reads them, with their counts."""
+    """Return the digests of the samples that h5py reads, with their counts."""
     found: Counter[bytes] = Counter()
     with table.opened() as file:
         for first in range(0, table.shape[0], _AT_ONCE):
@@ -399,11 +401,11 @@ class Bench(Case):
                 yield table, spec
 
     def worker_counts(self) -> tuple[Sequence[int], float]:
-        """Return the numbers of workers to try for a script's own loader, and the seconds for each."""
+        """Return the numbers of workers to try for a script's own loader, and the seconds for each number."""
         return ((0, 1), 0.05) if self.args.quick else (WORKER_COUNTS, _CHOICE_S)
 
     def _chosen(self, table: Table, spec: TableSpec) -> TableSpec:
-        """Return a script's own loader with its best number of workers."""
+        """Return ``spec``; for a script's own loader, with the fastest number of workers."""
         if spec.group not in ("replaced", "peer"):
             return spec
         return best_workers(spec, table, *self.worker_counts(), self.progress.done)

@@ -1,4 +1,4 @@
-"""The case ``images``: an image folder, augmented and batched as for training on ImageNet."""
+"""The case ``images``: images of a folder, augmented and batched as for training on ImageNet."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ _AS_USUAL = fastpipe.Decode()
 
 @dataclass(frozen=True)
 class LoaderSpec(RowInfo):
-    """One loader to measure.
+    """The description of one loader to measure.
 
-    The group ``"replaced"`` is torchvision's dataset in torch's loader, ``"stock"`` fastpipe's dataset in
-    torch's loader, ``"fastpipe"`` both from fastpipe.
+    In the group ``"replaced"``, torch's loader reads torchvision's dataset.  In ``"stock"``, torch's loader
+    reads fastpipe's dataset.  In ``"fastpipe"``, loader and dataset are fastpipe's.
     """
 
     num_workers: int = 0
-    is_accelerated: bool = False  # the replaced loader is passed to ``accelerate``
-    cache: Literal["off", "ram", "disk"] = "off"  # all images are decoded before the clock starts
+    is_accelerated: bool = False  # True if the replaced loader is passed to ``accelerate``
+    cache: Literal["off", "ram", "disk"] = "off"  # cached images are decoded before the clock starts
     decode: fastpipe.Decode = _AS_USUAL
-    augment: Literal["auto", "split"] | None = None  # of ``fastpipe.FastLoader``
+    augment: Literal["auto", "split"] | None = None  # the argument of ``fastpipe.FastLoader``
     device: str | None = None  # device of the batches; torch's loader pins memory for a GPU
-    threads: int | Literal["auto"] = "auto"  # of ``fastpipe.FastImageFolder``
+    threads: int | Literal["auto"] = "auto"  # the argument of ``fastpipe.FastImageFolder``
 
 
-# For a back end: its name, its module, and the extra of fastpipe that installs it.
+# For each back end of ``Decode``: its name, its module, and the extra of fastpipe that installs the module.
 _PACKAGES = {
     "nvimgcodec": ("nvImageCodec", "nvidia.nvimgcodec", "image"),
     "dali": ("DALI", "nvidia.dali", "dali"),
@@ -50,19 +50,25 @@ _PACKAGES = {
 
 
 def why_not_installed(spec: LoaderSpec) -> str:
-    """Return what the row's back end lacks, with the remedy; empty if nothing.  Import nothing."""
+    """Return which package of a row's back end is missing, and the remedy; empty if none is missing.
+
+    The package is not imported.
+    """
     if spec.decode.backend not in _PACKAGES:
         return ""
     name, module, extra = _PACKAGES[spec.decode.backend]
     try:
         is_there = find_spec(module) is not None
-    except ModuleNotFoundError:  # even its parent package is missing
+    except ModuleNotFoundError:  # the parent package is missing, too
         is_there = False
     return "" if is_there else f"{name} is not installed; pip install 'fastpipe[{extra}]'"
 
 
 def train_transform(output: str, side: int = SIDE) -> Any:
-    """Return the job: a square crop as for training on ImageNet, a random flip, and a tensor of it."""
+    """Return the transform to measure: a random square crop, a random flip, and the conversion to a tensor.
+
+    With ``output="uint8"`` the tensor is not normalised.
+    """
     transforms = require("torchvision", extra="torch").transforms
     crop = [transforms.RandomResizedCrop(side), transforms.RandomHorizontalFlip()]
     if output == "uint8":
@@ -71,14 +77,14 @@ def train_transform(output: str, side: int = SIDE) -> Any:
 
 
 def check_transform() -> Any:
-    """Return a transform without randomness that uses every step of the job."""
+    """Return a transform like that of ``train_transform``, but without randomness."""
     transforms = require("torchvision", extra="torch").transforms
     steps = [transforms.Resize(256), transforms.CenterCrop(SIDE), transforms.PILToTensor()]
     return transforms.Compose(steps)
 
 
 def make_dataset(spec: LoaderSpec, folder: Path, transform: Any, kept: Path | None = None) -> Any:
-    """Return torchvision's dataset for the group ``"replaced"``, fastpipe's for the others."""
+    """Return torchvision's dataset for replaced and accelerated loaders, and fastpipe's for all others."""
     if spec.group == "replaced" or spec.is_accelerated:
         return require("torchvision", extra="torch").datasets.ImageFolder(str(folder), transform)
     cache = fastpipe.Cache(spec.cache, dir=kept if spec.cache == "disk" else None)
@@ -88,7 +94,7 @@ def make_dataset(spec: LoaderSpec, folder: Path, transform: Any, kept: Path | No
 
 
 def build(spec: LoaderSpec, dataset: Any, batch_size: int, sampler: Any) -> Any:
-    """Return the loader of a row; its workers, if any, are persistent."""
+    """Return the loader of a row; its worker processes are persistent."""
     workers = spec.num_workers
     options: dict[str, Any] = {"num_workers": workers, "persistent_workers": workers > 0}
     if spec.group == "fastpipe" and not spec.is_accelerated:
@@ -103,7 +109,7 @@ def build(spec: LoaderSpec, dataset: Any, batch_size: int, sampler: Any) -> Any:
 
 
 class LoaderRow(DrawnRow):
-    """A `Contender` that iterates one epoch of a loader."""
+    """A `Contender` that iterates epochs of a loader of images."""
 
     def __init__(
         self, spec: LoaderSpec, folder: Path, indices: Sequence[int], batch_size: int, transform: Any = None
@@ -118,7 +124,7 @@ class LoaderRow(DrawnRow):
         self.loader = build(spec, self.dataset, batch_size, self.draws)
 
     def measure(self, count: int) -> float:
-        if self._to_fill:  # only after others have started their workers
+        if self._to_fill:  # fill the cache now, after other rows have started their worker processes
             to_fill, self._to_fill = self._to_fill, 0
             self.measure(to_fill)
         return super().measure(count)
@@ -131,7 +137,7 @@ class LoaderRow(DrawnRow):
 
 
 def run_check(photos: Photos, workers: int, say: Say = unheard) -> Check:
-    """Compare ``FastImageFolder`` + ``FastLoader`` with torchvision's and torch's."""
+    """Compare ``FastImageFolder`` + ``FastLoader`` with torchvision's dataset and torch's loader."""
     specs = [LoaderSpec("check", "check", "replaced", workers), LoaderSpec("check", "check", "fastpipe")]
     datasets = [make_dataset(spec, photos.folder, check_transform()) for spec in specs]
     if problems := index_problems(*datasets):
@@ -149,7 +155,7 @@ def run_check(photos: Photos, workers: int, say: Say = unheard) -> Check:
 
 
 SHORT_SIDE = 256
-# Pixels of a photo that at half its width and height is still larger than the job's output.
+# A photo with this number of pixels is larger than the output even at half its width and height.
 LARGE = 2_000_000
 
 
@@ -192,7 +198,7 @@ def loader_specs(cores: int, quick: bool = False, is_large: bool = False) -> lis
         LoaderSpec("accelerated", f"accelerate(ImageFolder + DataLoader(num_workers={most}))", "fastpipe",
                    most, note="a script's own loader", is_accelerated=True),
         *([scaled] if is_large else []),
-        # Every image has been decoded before.
+        # With a cache, every image has been decoded before the measurement.
         own("cached-ram", ', cache="ram"', second, cache="ram"),
         own("cached-ram-256", ', cache="ram", short_side=256', smaller, cache="ram", decode=small),
         own("cached-ram-256-uint8", ', cache="ram", short_side=256, uint8', smaller, "uint8", cache="ram",
@@ -242,7 +248,7 @@ class Bench(Case):
 
 
 def photos_to_use(driver: Driver, *, large: bool = False) -> Photos:
-    """Return the photos of a run, read once; record if they are generated."""
+    """Return the photos of a run, and read them once; add a warning if they are generated."""
     folder, name, is_made_up = folder_to_use(driver.args.data, driver.progress.done, large=large)
     photos = scan(folder, name)
     photos.warm()

@@ -1,6 +1,6 @@
-"""The conditions of a measurement: the machine, the packages, the revision.
+"""The conditions of a measurement: the machine, the packages, and the revision of fastpipe.
 
-Nothing here identifies a person or a host: there are no host names and no paths.
+The descriptions contain no host names and no paths, so that they identify no person and no host.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PACKAGES = (
 
 
 def memory_bytes(groups: ControlGroups | None = None) -> int | None:
-    """Return the memory that this process may use, in bytes; ``None`` if unknown."""
+    """Return the memory that this process may use, in bytes; ``None`` if it is unknown."""
     try:
         installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
@@ -48,14 +48,14 @@ def describe() -> dict[str, Any]:
 
 
 def load() -> float | None:
-    """Return the mean number of runnable processes in the last minute; None if unknown."""
+    """Return the mean number of runnable processes in the last minute; None if it is unknown."""
     with suppress(AttributeError, OSError):
         return round(os.getloadavg()[0], 2)
     return None
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of fastpipe and of all involved packages that are installed."""
+    """Return the versions of fastpipe and of the installed packages in ``PACKAGES``."""
     found = {"fastpipe": fastpipe.__version__}
     for package in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
@@ -64,13 +64,14 @@ def versions() -> dict[str, str]:
 
 
 def revision() -> dict[str, Any] | None:
-    """Return the ``commit`` from which fastpipe runs, and if files are ``modified``; ``None`` outside a
-    checkout of fastpipe.
+    """Return the ``commit`` of the checkout from which fastpipe runs, and True if files are ``modified``.
+
+    Return ``None`` if fastpipe does not run from a checkout.
     """
     source = Path(fastpipe.__file__)
     git = ["git", "--no-optional-locks", "-C", str(source.parent)]
     try:
-        # Tracked files only: an installation inside another repository is not a checkout.
+        # The file must be tracked: an installation inside another repository is not a checkout.
         _output(*git, "ls-files", "--error-unmatch", source.name)
         changes = _output(*git, "status", "--porcelain", "--untracked-files=no")
         return {"commit": _output(*git, "rev-parse", "HEAD"), "modified": bool(changes)}

@@ -1,4 +1,4 @@
-"""A result as a page, and the common parts of all report pages."""
+"""HTML pages of results, and the common parts of all report pages."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ svg { width: 100%; height: auto; display: block } svg text { fill: currentColor 
 
 
 def escape(text: str) -> str:
-    """Return text as HTML, printable, for a page or for an attribute within quotes."""
+    """Return text as printable HTML, for the body of a page or for an attribute in quotes."""
     return html.escape(printable(text))
 
 
 def document(title: str, parts: Iterable[str], style: str = "") -> str:
-    """Return a whole page, for light and dark screens, wide and narrow."""
+    """Return a whole HTML page, which suits light, dark, wide and narrow screens."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        # Nothing is loaded, not even an icon.
+        # The page loads nothing, not even an icon.
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
         "img-src data:; style-src 'unsafe-inline'\">"
         f'<link rel="icon" href="data:,"><title>{escape(title)}</title>\n'
@@ -56,7 +56,7 @@ def document(title: str, parts: Iterable[str], style: str = "") -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table that scrolls on its own if it is wider than the page.
+    """Return an HTML table, which scrolls if it is wider than the page.
 
     >>> table(["a<b"], [["1"]])
     '<div class="wide"><table><tr><th>a&lt;b</th></tr><tr><td>1</td></tr></table></div>'
@@ -93,12 +93,12 @@ td { vertical-align: top; font-variant-numeric: tabular-nums }
 .figures td:last-child, .figures th:last-child { text-align: left }
 code { font-size: .93em }
 """
-_SHARE = 100.0  # of a picture's width
-_TALL, _LOW = 24, 10  # pixels for waiting and working, distinguishable without colours
+_SHARE = 100.0  # the width of a picture, in percent
+_TALL, _LOW = 24, 10  # heights in pixels for waiting and working, which differ also without colours
 
 
 def page(result: Mapping[str, Any], more: Sequence[str] = ()) -> str:
-    """Return a page of a result, for any case; ``more`` contains lines about other measurements."""
+    """Return the page of a result of any case; ``more`` has lines about other measurements."""
     method = result["method"]
     rounds = f"{method['rounds']} interleaved rounds, {result['date'][:10]}"
     about = (f"{result['job']['text']}: {data_line(result)}", machine_line(result), rounds)
@@ -130,7 +130,7 @@ def _section(result: Mapping[str, Any], key: str | None) -> Iterator[str]:
 
 
 def _bar(result: Mapping[str, Any], entry: Mapping[str, Any], top: float) -> Iterator[str]:
-    """Yield a row's median, the range of its rounds, and its ratio to the reference."""
+    """Yield a bar with the median of a row, the range of the rounds, and the ratio to the reference."""
     rate, scale = rate_of(entry), _SHARE / top
     is_reference = entry["group"] == "replaced" and entry["key"] == reference_of(result, entry)
     ratio = "1×" if is_reference else times_and_range(entry["ratio"])
@@ -149,7 +149,7 @@ def _bar(result: Mapping[str, Any], entry: Mapping[str, Any], top: float) -> Ite
 
 
 def _steps(told: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the sequence of steps of the replaced loader and of its replacement, on one time scale."""
+    """Yield pictures of the steps with the replaced loader and with fastpipe's, on one time scale."""
     longest = max(one["total_s"] for one in told["rows"])
     steps = len(told["rows"][0]["wait_s"])
     yield f"<h3>{steps} steps that keep a device busy for {1000 * told['busy_s']:g} ms each</h3>"

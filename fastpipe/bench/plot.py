@@ -1,4 +1,4 @@
-"""A result as a picture: a bar for each loader, or curves over the number of threads."""
+"""Pictures of results: a bar for each loader, or curves over the number of threads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
     """
     require("matplotlib.backends.backend_agg", extra="bench")
     figure = require("matplotlib.figure", extra="bench").Figure(dpi=160, layout="constrained")
-    # A "$" in a label is literal, and starts no formula.
+    # A "$" in a label must not start a formula.
     with require("matplotlib", extra="bench").rc_context({"text.parse_math": False}):
         (_draw_curves if "scaling" in result else _draw_bars)(figure, result)
         write_file(path, lambda file: figure.savefig(file, format="png", facecolor="white"))
@@ -36,12 +36,12 @@ def _title(result: Mapping[str, Any]) -> str:
 
 
 def _range_of(rate: Mapping[str, float]) -> tuple[float, float]:
-    """Return how far a bar's range extends below and above the median."""
+    """Return the distances of the lowest and of the highest rate from the median."""
     return rate["median"] - rate["low"], rate["high"] - rate["median"]
 
 
 def _finish(axes: Any, axis: Any, hidden: tuple[str, ...]) -> None:
-    """Draw figures along one axis, and remove everything that carries no information."""
+    """Format the numbers along one axis, and hide some lines around the picture."""
     axes.tick_params(axis=axis.axis_name, labelsize=8.5, colors=MUTED)
     axis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.spines[list(hidden)].set_visible(False)
@@ -52,7 +52,7 @@ _LINES = {
     "floor": ("", "#6a717b", "--"),
     "fastpipe": (", threads", "#0b8a6f", "-"),
 }
-_NUMBER = re.compile(r"\(\w+=\d+\)|, \d+ threads?$")  # of threads or workers, in a row's label
+_NUMBER = re.compile(r"\(\w+=\d+\)|, \d+ threads?$")  # the number of threads or workers in a row's label
 
 
 def _draw_curves(figure: Any, result: Mapping[str, Any]) -> None:
@@ -102,7 +102,7 @@ COLOURS = {"replaced": "#9a9fa6", "stock": "#7cc5b4", "fastpipe": "#0b8a6f", "pe
 
 
 def _draw_bars(figure: Any, result: Mapping[str, Any]) -> None:
-    """Draw the bars of each section, from below."""
+    """Draw the bars of each section."""
     parts = []
     for key, about in (result.get("sections") or {None: None}).items():
         rows = [
@@ -118,7 +118,7 @@ def _draw_bars(figure: Any, result: Mapping[str, Any]) -> None:
     figure.set_size_inches(9.6, 1.75 + 0.52 * sum(counts) + 0.35 * (len(parts) - 1))
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)
     all_axes = figure.subplots(len(parts), 1, squeeze=False, height_ratios=counts)[:, 0]
-    # Row → the required ratio to the replaced loader.
+    # The key of a row -> the ratio to the replaced loader that is the goal.
     asked = {one["row"]: one["asked"] for one in result.get("targets", ()) if one.get("row")}
     for axes, (label, rows) in zip(all_axes, parts, strict=True):
         _bars(axes, rows, asked)
@@ -149,7 +149,7 @@ def _bars(axes: Any, rows: list[dict[str, Any]], asked: Mapping[str, float]) -> 
         )  # fmt: skip
         text = "1×" if group == "replaced" else times(entry["ratio"]["median"])
         text += f" (goal: {asked[entry['key']]:g}×)" if entry["key"] in asked else ""
-        # A figure that does not fit into its bar, before the range, goes before the ratio.
+        # If the rate does not fit into the bar, left of the range, it is written in front of the ratio.
         is_short = rate["low"] < 0.1 * top
         number = f"{rate['median']:,.0f}"
         axes.annotate(
@@ -166,9 +166,9 @@ def _bars(axes: Any, rows: list[dict[str, Any]], asked: Mapping[str, float]) -> 
 
 
 def _make_room(figure: Any, all_axes: Any) -> None:
-    """Move the ends of the axes so that the figures at the ends of the bars fit."""
+    """Extend the axes so that the texts at the ends of the bars fit."""
     least = [axes.get_xlim()[1] for axes in all_axes]
-    for axes in all_axes:  # axes without a letter outside are not moved
+    for axes in all_axes:  # wide enough for all texts, because texts outside would change the layout
         axes.set_xlim(0, 2 * axes.get_xlim()[1])
     figure.draw_without_rendering()
     for axes, right in zip(all_axes, least, strict=True):
@@ -179,7 +179,7 @@ def _make_room(figure: Any, all_axes: Any) -> None:
 
 
 def _floor(axes: Any, result: Mapping[str, Any], rows: list[dict[str, Any]]) -> bool:
-    """Draw a dashed line at the highest possible rate of a section's loaders; return True if there is one."""
+    """Draw a dashed line at the highest possible rate of a section's loaders; return False if unknown."""
     section = rows[0].get("section")
     floors = [one for one in result["rows"] if one["group"] == "floor" and one.get("section") == section]
     if not floors:
@@ -208,7 +208,7 @@ def _labels(axes: Any, rows: list[dict[str, Any]]) -> None:
 
 
 def _name(entry: Mapping[str, Any]) -> str:
-    """Return a row's label, on short lines, and how its photos were prepared.
+    """Return a row's label in short lines, and the size of photos that were converted for the row.
 
     >>> _name({"label": "A + B"}), _name({"label": "A, raw", "prepared_size": 2.4321})
     ('A\\n+ B', 'A, raw\\n(photos converted, 2.4× the bytes)')
@@ -219,7 +219,7 @@ def _name(entry: Mapping[str, Any]) -> str:
 
 
 def _short_cpu(name: str) -> str:
-    """Return a processor's name without meaningless words.
+    """Return the name of a processor without words such as "(R)" and "CPU".
 
     >>> _short_cpu("Intel(R) Xeon(R) Platinum 8581C CPU @ 2.10GHz")
     'Intel Xeon Platinum 8581C'

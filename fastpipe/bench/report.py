@@ -1,4 +1,4 @@
-"""Readable output: the table in the terminal, its sentences, changes since an older run, and Markdown."""
+"""Results as text: the table and the sentences in the terminal, changes since an older run, and Markdown."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from fastpipe.console import PlainTable, plain, print_line
 from fastpipe.core.text import counted, printable, printable_lines
 from fastpipe.errors import OptionError
 
-# ---- Figures of some cases only --------------------------------------------------------------------
+# ---- Figures that only some cases have -------------------------------------------------------------
 
 
 def more_lines(result: Mapping[str, Any]) -> list[str]:
-    """Return lines about the waits of steps, and the rates by threads, if the case measured them."""
+    """Return lines about the waits of steps and about the rates by threads, if the case measured them."""
     lines = []
     for section, told in result.get("timelines", {}).items():
         before, after = told["rows"]
@@ -41,7 +41,7 @@ def more_lines(result: Mapping[str, Any]) -> list[str]:
 
 
 def scaling_lines(result: Mapping[str, Any]) -> list[str]:
-    """Return lines about FastLoader's rate by number of threads."""
+    """Return a line about FastLoader's rate for each number of threads."""
     lines = []
     for one in result.get("scaling", {}).get("rows", ()):
         times = one["times_best"]
@@ -65,7 +65,7 @@ def scaling_lines(result: Mapping[str, Any]) -> list[str]:
 
 STYLES = {"replaced": "dim", "stock": "green", "fastpipe": "bold green", "peer": "", "floor": "italic cyan"}
 
-# Packages whose versions are shown below a table, by case.
+# For each case, the packages whose versions are shown below a table.
 _PACKAGES = {
     "images": "torch torchvision pillow",
     "scaling": "torch torchvision pillow h5py zarr",
@@ -80,7 +80,7 @@ _PACKAGES = {
     "all": "torch torchvision tensorflow tensorflow-cpu h5py zarr pillow",
 }
 
-# In a narrower terminal the notes would be columns of single words.
+# The least width of a terminal for notes.  In a narrower terminal each line of a note would be a single word.
 WIDTH_FOR_NOTES = 130
 
 
@@ -108,7 +108,7 @@ def data_line(result: Mapping[str, Any]) -> str:
 
 
 def print_result(result: Mapping[str, Any], console: Console, more: Sequence[str] = ()) -> None:
-    """Print the table and its notes; ``more`` contains lines about other measurements."""
+    """Print the table of a result and lines about it; ``more`` has lines about other measurements."""
     sections = result.get("sections", {})
     table = PlainTable(result["job"]["text"], title_style="bold")
     table.add_column(replaced_thing(result), min_width=28)
@@ -164,7 +164,7 @@ def _lines(result: Mapping[str, Any], more: Sequence[str]) -> list[str]:
 
 
 def _stage_line(result: Mapping[str, Any]) -> str:
-    """Return where FastLoader's time went, if measured."""
+    """Return a line with the time of each of FastLoader's stages; empty if stages were not measured."""
     seconds, images = result["stages"]["seconds"], result["stages"]["images"]
     if not images:
         return ""
@@ -175,8 +175,9 @@ def _stage_line(result: Mapping[str, Any]) -> str:
 
 
 def markdown(result: Mapping[str, Any], table: Sequence[str] = (), more: Sequence[str] = ()) -> str:
-    """Return a result as a Markdown table with its conditions below; a second ``table`` and ``more`` lines
-    about other measurements come between.
+    """Return a result as a Markdown table, with the conditions of the measurement below.
+
+    The lines of a second ``table``, and the lines ``more`` about other measurements, come between.
     """
     sections, has_first = result.get("sections", {}), _has_first(result)
     lines = [] if sections else _head("loader", UNIT, "loader", has_first)
@@ -213,8 +214,7 @@ def markdown(result: Mapping[str, Any], table: Sequence[str] = (), more: Sequenc
 
 
 def short_markdown(result: Mapping[str, Any]) -> str:
-    """Return fastpipe's rows beside the best replaced loader, as a Markdown table: for a result with many
-    sections.
+    """Return a Markdown table that compares fastpipe's rows with the best replaced loader of each section.
 
     Raises:
         OptionError: the result has no sections.
@@ -251,7 +251,10 @@ def _note(entry: Mapping[str, Any]) -> str:
 
 
 def _peers_sentence(result: Mapping[str, Any]) -> str:
-    """Return the peers' versions; for their dependencies, only versions that differ from fastpipe's."""
+    """Return a sentence with the versions of peers, that is of other libraries that were measured.
+
+    A dependency of a peer is named only if its version differs from the version that fastpipe uses.
+    """
     told = []
     for entry in result["rows"]:
         if not entry.get("versions"):
@@ -267,13 +270,13 @@ def _has_first(result: Mapping[str, Any]) -> bool:
 
 
 def _first(entry: Mapping[str, Any]) -> str:
-    """Return the start-up of a row in seconds: warm, and the very first one in brackets."""
+    """Return the seconds until a row's first batch, and in brackets the seconds of the very first start."""
     first = entry["first_batch_s"]
     return "" if first is None else f"{first['warm_s']:.2f} ({first['cold_s']:.2f})"
 
 
 def _floor_sentence(result: Mapping[str, Any]) -> str:
-    """Return how close FastLoader is to decoding alone."""
+    """Return a sentence that compares FastLoader's rate with the rate of only decoding."""
     share = result["floor_share"]
     return "" if share is None else (
         f"FastLoader reaches {share['median']:.0%} ({share['low']:.0%}–{share['high']:.0%}) of the decode"
@@ -283,7 +286,7 @@ def _floor_sentence(result: Mapping[str, Any]) -> str:
 
 # ---- Changes since an older run --------------------------------------------------------------------
 
-# A smaller change is noise, whatever the rounds show.
+# A change by a smaller fraction counts as noise.
 LEAST = 0.05
 
 _STYLES = {"improved": "bold green", "same": "", "regressed": "bold red"}
@@ -292,11 +295,11 @@ _COMPARED = ("stock", "fastpipe")
 
 @dataclass(frozen=True)
 class Change:
-    """The change of a row of fastpipe's: its ratio to the best replaced loader, for each round."""
+    """The change of one of fastpipe's rows between two runs."""
 
     label: str
-    old: tuple[float, ...]
-    new: tuple[float, ...]
+    old: tuple[float, ...]  # ratio to the best replaced loader in each round of the old run
+    new: tuple[float, ...]  # the ratios in the new run
 
     @property
     def ratio(self) -> float:
@@ -304,16 +307,19 @@ class Change:
 
     @property
     def noise(self) -> float:
-        """Fraction by which medians may differ without a reason, at least a twentieth.
+        """Fraction by which medians may differ by chance, at least a twentieth.
 
-        For each run it is twice the median distance of a round from the median, or half of the rounds' range,
-        as two of three rounds may be close by chance.
+        The noise of a run is the larger of two figures: twice the median distance of a round from the median,
+        and half of the rounds' range.  The range counts, because two of three rounds may be close by chance.
         """
         return max(LEAST, *(_spread(figures) for figures in (self.old, self.new)))
 
     @property
     def outcome(self) -> Literal["improved", "same", "regressed"]:
-        """The change in a word; a real one exceeds the noise, and the rounds' ranges do not overlap.
+        """The kind of change.
+
+        A row has improved or regressed if the change exceeds the noise and the ranges of the rounds do not
+        overlap.
 
         >>> Change("a", (2.0, 2.1, 1.9), (3.0, 3.1, 2.9)).outcome
         'improved'
@@ -328,7 +334,10 @@ class Change:
 
 
 def old_result(path: Path, case: str) -> dict[str, Any]:
-    """Read the result to compare with; raise an OptionError if it is unreadable or another case's."""
+    """Read the result to compare with.
+
+    Raises an OptionError if the file cannot be read or belongs to another case.
+    """
     old = load(path)
     if old["case"] != case:
         raise OptionError(f"--compare: {str(path)!r} is of the case {old['case']!r}, and this is {case!r}")
@@ -338,8 +347,8 @@ def old_result(path: Path, case: str) -> dict[str, Any]:
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
     """Return the changes of fastpipe's rows that are in both results.
 
-    Ratios are compared, not rates: in each round the replaced loader, on the same machine in the same minute,
-    is the reference.
+    Ratios to the replaced loader are compared instead of rates, because the replaced loader was measured on
+    the same machine in the same minute.
     """
     rows = {entry["key"]: entry for entry in old["rows"]}
     found = [
@@ -347,13 +356,13 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
         for entry in new["rows"]
         if entry["group"] in _COMPARED
         and entry["key"] in rows
-        and entry.get("unit") == rows[entry["key"]].get("unit")  # one may count images, the other patches
+        and entry.get("unit") == rows[entry["key"]].get("unit")  # images cannot be compared with patches
     ]
     return [one for one in found if one.old and one.new]
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Return important differences of two results other than their figures, a line each."""
+    """Return a line for each important difference of two results except the figures."""
     lines = []
     for name in ("cpu", "cores", "memory_gib", "os", "python"):
         was, now = old["machine"].get(name), new["machine"].get(name)
@@ -378,7 +387,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def print_changes(old: Mapping[str, Any], new: Mapping[str, Any], name: str, console: Console) -> bool:
-    """Print the changes; return True if something is slower than it was."""
+    """Print the changes between two results; return True if a row has regressed."""
     found = changes(old, new)
     table = PlainTable(f"compared with {name} of {old['date'][:10]}", title_style="bold")
     table.add_column("row", min_width=28)
@@ -400,7 +409,7 @@ def print_changes(old: Mapping[str, Any], new: Mapping[str, Any], name: str, con
 
 
 def _ratios(result: Mapping[str, Any], entry: Mapping[str, Any]) -> tuple[float, ...]:
-    """Return the ratios of a row's rate to the best replaced one's, for each round."""
+    """Return, for each round, the ratio of a row's rate to the rate of the best replaced loader."""
     replaced: dict[int, float] = {}
     for other in result["rows"]:
         if other["group"] == "replaced" and other.get("section") == entry.get("section"):
@@ -415,7 +424,7 @@ def _rates(entry: Mapping[str, Any]) -> dict[int, float]:
 
 
 def _spread(figures: Sequence[float]) -> float:
-    """Return the spread of figures, as a fraction of their median."""
+    """Return the spread of figures around their median, as a fraction of the median."""
     median = statistics.median(figures)
     distance = statistics.median(abs(one - median) for one in figures)
     return max(2 * distance, (max(figures) - min(figures)) / 2) / median

@@ -1,4 +1,4 @@
-"""The JSON file of a run; ``benchmarks/README.md`` describes every field."""
+"""The result of a run as a JSON file; ``benchmarks/README.md`` describes every field."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from fastpipe.errors import OptionError
 
 
 def write_file(path: Path, fill: Callable[[BinaryIO], object]) -> None:
-    """Write a file, and create its folder; an interrupted write leaves the old file unchanged."""
+    """Write a file, and create its folder if needed; an interrupted write leaves an old file unchanged."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, fill)
 
 
 def check_target(path: Path, option: str) -> None:
-    """Raise an error at the beginning for a file that could not be written at the end.
+    """Check that a result file can be written.
 
     Raises:
-        OptionError: it is a folder, or there is no writable folder for it.
+        OptionError: ``path`` is a folder, or there is no writable folder for the file.
     """
     if path.is_dir():
         raise OptionError(f"{option}: {str(path)!r} is a folder; give a file's name")
@@ -44,7 +44,7 @@ Kinds = Mapping[str, type | tuple[type, ...]]
 _NUMBER = (int, float)
 _DICT_OR_NONE = (dict, type(None))
 
-# Field → type, of the file, of each row, and of the waits of steps.
+# Names and types of the fields of the file, of each row, and of each timeline of steps.
 FIELDS: Kinds = {
     "schema": int, "case": str, "command": str, "date": str, "machine": dict, "versions": dict,
     "revision": _DICT_OR_NONE, "data": dict, "job": dict, "method": dict, "check": dict, "rows": list,
@@ -57,7 +57,7 @@ ROW_FIELDS: Kinds = {
 TIMELINE_FIELDS: Kinds = {
     "key": str, "label": str, "wait_s": list, "busy_s": list, "total_s": _NUMBER, "share": _NUMBER,
 }  # fmt: skip
-# Fields of some cases and some rows only: those of peers, and of cases with sections.
+# Fields that only some cases have, and fields that only some rows have (peers, and rows in sections).
 SOME_HAVE: Kinds = {"main": str, "sections": dict, "timelines": dict, "scaling": dict}
 SOME_ROWS = ("versions", "prepared_s", "prepared_size", "section", "unit")
 UNIT = "images"
@@ -65,23 +65,23 @@ UNIT = "images"
 
 @dataclass(frozen=True)
 class RowInfo:
-    """The name and the properties of a row; cases add how they build it."""
+    """The name and the properties of a row.  Subclasses in the cases add properties to build the row."""
 
-    key: str  # its name in the file
+    key: str  # name of the row in the file
     label: str
     group: str  # one of `GROUPS`
-    num_workers: int | None = None  # if it is a DataLoader's row
-    output: str = "float32"  # dtype of its batches
+    num_workers: int | None = None  # None if the row is not a DataLoader
+    output: str = "float32"  # dtype of the batches
     note: str = ""
-    versions: Mapping[str, str] | None = None  # package → version, of a peer
-    prepared_s: float | None = None  # duration of a peer's conversion of the photos; not part of its rate
-    prepared_size: float | None = None  # size of the converted photos over the original size
-    section: str | None = None  # the part of the case within which rows are compared
-    unit: str | None = None  # what is counted, if not images
+    versions: Mapping[str, str] | None = None  # for a peer (another library): package -> version
+    prepared_s: float | None = None  # seconds in which a peer converted the photos; not part of the rate
+    prepared_size: float | None = None  # size of the converted photos divided by the original size
+    section: str | None = None  # part of the case; rows are compared within a section
+    unit: str | None = None  # word for the samples that are counted; None for "images"
 
 
 def entries(infos: Sequence[RowInfo], session: Session) -> list[dict[str, Any]]:
-    """Return the rows of the file: every sample, and the statistics."""
+    """Return the rows of the file, with all samples and their statistics."""
     measured = [info for info in infos if session.samples.get(info.key)]
     rows = []
     for info in measured:
@@ -99,14 +99,14 @@ def entries(infos: Sequence[RowInfo], session: Session) -> list[dict[str, Any]]:
 
 
 def best_of(rows: Sequence[Mapping[str, Any]], group: str) -> str:
-    """Return the key of the row of a group with the highest median."""
+    """Return the key of the row in ``group`` with the highest median rate."""
     return str(
         max((row for row in rows if row["group"] == group), key=lambda row: rate_of(row)["median"])["key"]
     )
 
 
 def best_by_section(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the key of the fastest replaced row of each section."""
+    """Return the key of the fastest replaced loader of each section."""
     ordered = sorted(rows, key=lambda row: rate_of(row)["median"])
     return {row["section"]: row["key"] for row in ordered if row["group"] == "replaced"}
 
@@ -121,7 +121,7 @@ def name_of(entry: Mapping[str, Any]) -> str:
 
 
 def times(ratio: float) -> str:
-    """Return a ratio with as many digits as needed to show on which side of 1 it is.
+    """Return a ratio as text; below 2 with two decimals, to show if the ratio is above 1.
 
     >>> times(0.976), times(3.58)
     ('0.98×', '3.6×')
@@ -130,7 +130,7 @@ def times(ratio: float) -> str:
 
 
 def times_and_range(ratio: Mapping[str, float], sign: str = "×") -> str:
-    """Return the median with its range.
+    """Return the median of a ratio with its range, as text.
 
     >>> times_and_range({"median": 2.75, "low": 2.5, "high": 3.0})
     '2.8× (2.5–3.0)'
@@ -144,14 +144,14 @@ def _digits(ratio: float) -> int:
 
 
 def main_of(result: Mapping[str, Any], section: str) -> dict[str, Any]:
-    """Return the first of fastpipe's rows in a section, which is the replacement."""
+    """Return the main row of a section: the first row of fastpipe's."""
     return next(
         entry for entry in result["rows"] if entry.get("section") == section and entry["group"] == "fastpipe"
     )
 
 
 def reference_of(result: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
-    """Return the key of the best replaced loader in the row's section."""
+    """Return the key of the best replaced loader in the section of a row."""
     return str(result["best"][entry.get("section", "replaced")])
 
 
@@ -164,7 +164,7 @@ def row(result: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def shown(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows for a table: all except those of the group ``"stock"`` that are not its best."""
+    """Return the rows for a table; of the group ``"stock"``, only the best row is kept if it is known."""
     best = result["best"].get("stock")
     return [row for row in result["rows"] if best is None or row["group"] != "stock" or row["key"] == best]
 
@@ -187,10 +187,10 @@ def verdict(result: Mapping[str, Any]) -> str:
 
 
 def validate(result: Any) -> dict[str, Any]:
-    """Check that this is the content of a result file of this version.
+    """Check that ``result`` is the content of a result file of this version.
 
     Raises:
-        OptionError: it is invalid; the message names the field.
+        OptionError: the content is invalid; the message names the field.
     """
     _check_fields(result, FIELDS, "the result", SOME_HAVE)
     if result["schema"] != SCHEMA:
@@ -212,7 +212,7 @@ def validate(result: Any) -> dict[str, Any]:
         for number, one in enumerate(told["rows"]):
             _check_fields(one, TIMELINE_FIELDS, f"{where}.rows[{number}]")
     keys = [entry["key"] for entry in result["rows"]]
-    is_empty = result["case"] == "all" and not keys  # if nothing could be measured, which it reports
+    is_empty = result["case"] == "all" and not keys  # valid: the file reports that no pipeline was measured
     for wanted in () if is_empty else (result.get("main", MAIN_ROW), *result["best"].values()):
         if wanted not in keys:
             raise OptionError(f"the result has no row {wanted!r}")
@@ -220,7 +220,7 @@ def validate(result: Any) -> dict[str, Any]:
 
 
 def _check_fields(found: Any, kinds: Kinds, where: str, some_have: Kinds | None = None) -> None:
-    """Check that every field exists and has its type, and that optional fields have theirs."""
+    """Check that all fields of ``kinds`` exist, and that these and optional fields have the right types."""
     if not isinstance(found, dict):
         raise OptionError(f"{where} must be an object, got {type(found).__name__}")
     for name in kinds:
@@ -245,7 +245,7 @@ def load(path: Path) -> dict[str, Any]:
     """Read a result file.
 
     Raises:
-        OptionError: it cannot be read, or is not a result of this version.
+        OptionError: the file cannot be read, or is not a result of this version.
     """
     try:
         return validate(json.loads(path.read_text(encoding="utf-8")))

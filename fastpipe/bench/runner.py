@@ -1,4 +1,4 @@
-"""Interleaved rounds and their statistics."""
+"""Measurements in interleaved rounds, and their statistics."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ import numpy as np
 
 # ---- Rounds ----------------------------------------------------------------------------------------
 #
-# A machine drifts: clocks, temperature, neighbours. Measuring A for a minute and then B for a minute
-# compares two states of the machine. So every round measures all contenders one after the other, each
-# round in another order, and a ratio is taken within a round.
+# The speed of a machine changes with clocks, temperature and other programs.  Measuring A for a minute and
+# then B for a minute would compare two states of the machine.  So every round measures all contenders one
+# after the other.  Each round has another order, and ratios are computed within a round.
 
 
 class ContenderError(Exception):
-    """A contender cannot continue; it leaves the run and the others stay."""
+    """A contender cannot continue.  The run goes on without this contender."""
 
 
 class Contender(ABC):
-    """An object that processes samples (or whole files of them) and can be timed."""
+    """An object to measure, which processes samples or whole files of samples."""
 
-    key: str  # its name in the results
-    chunk: int  # samples are requested in multiples of this, so that no worker idles at the end
-    workers: int = 0  # number of processes that it forks; those with more are warmed up first
+    key: str  # name of the contender in the results
+    chunk: int  # samples are requested in multiples of this number, so that no worker idles at the end
+    workers: int = 0  # number of processes that it forks; contenders with more processes are warmed up first
 
     @abstractmethod
     def measure(self, count: int) -> float:
-        """Process ``count`` samples from start to end; return the seconds it took.
+        """Process ``count`` samples from start to end; return the duration in seconds.
 
         Raises:
-            ContenderError: it cannot continue.
+            ContenderError: the contender cannot continue.
         """
 
     def stage_seconds(self) -> Mapping[str, float]:
@@ -44,7 +44,7 @@ class Contender(ABC):
         return {}
 
     def close(self) -> None:  # noqa: B027 (many have nothing to end)
-        """End every thread and process.  May be called twice."""
+        """End all threads and processes.  This method may be called twice."""
 
 
 @dataclass(frozen=True)
@@ -68,18 +68,21 @@ class Summary(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """The duration of a run: a number of rounds, or a time budget; with both, whichever ends first."""
+    """The length of a run, as a number of rounds or a time budget.
+
+    If both are given, the run ends when the first of them is reached.
+    """
 
     rounds: int | None = 7
     budget_s: float | None = None
     seconds: float = 2.5  # least duration of a measurement
     settle_s: float = 0.2  # pause before each measurement, in which the previous prefetch ends
-    least: int = 3  # least number of rounds, regardless of the budget
+    least: int = 3  # least number of rounds, even if the time budget is used up
 
 
 @dataclass
 class Session:
-    """The results of a run: samples by contender, and the reasons why contenders left."""
+    """The results of a run: the samples of each contender, and the reasons why contenders have failed."""
 
     samples: dict[str, list[Sample]] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
@@ -87,7 +90,9 @@ class Session:
 
 
 def round_order(count: int, number: int) -> list[int]:
-    """Return the order of contenders in a round: none keeps its place or its predecessor.
+    """Return the order of ``count`` contenders in round ``number``.
+
+    Each round begins with the next contender and reverses the direction, so that predecessors change.
 
     >>> [round_order(3, number) for number in range(4)]
     [[0, 1, 2], [1, 0, 2], [2, 0, 1], [0, 2, 1]]
@@ -97,16 +102,16 @@ def round_order(count: int, number: int) -> list[int]:
 
 
 def calibrate(contender: Contender, seconds: float) -> int:
-    """Warm a contender up; return the number of samples, a multiple of its chunk, for ``seconds`` of work."""
+    """Warm a contender up; return the number of samples for ``seconds`` of work, a multiple of its chunk."""
     count = contender.chunk
-    contender.measure(count)  # warm-up and compilation: not representative of the rate
+    contender.measure(count)  # the first call includes the warm-up and compilation, so it is not timed
     while True:
         took = max(contender.measure(count), 1e-9)
         chunks = math.ceil(count / took * seconds * 1.05 / contender.chunk)
         wanted = max(1, chunks) * contender.chunk
         if took >= seconds / 2:
             return wanted
-        # Short measurements mislead: follow them only up to a factor.
+        # Short measurements are inexact: let the count grow by a factor from 2 to 8 only.
         count = min(max(wanted, 2 * count), 8 * count)
 
 
@@ -119,9 +124,9 @@ def interleave(
     now: Callable[[], float] = time.perf_counter,
     pause: Callable[[float], None] = time.sleep,
 ) -> Session:
-    """Measure all contenders, round after round; one that raises ``ContenderError`` leaves the run.
+    """Measure all contenders, round after round; a contender that raises ``ContenderError`` is removed.
 
-    ``counts`` has the number of samples for a measurement, by key (from `calibrate`).
+    ``counts`` has the number of samples in a measurement of each contender, by key (from `calibrate`).
     """
     session = Session(samples={contender.key: [] for contender in contenders})
     alive = list(contenders)
@@ -161,7 +166,7 @@ def rates_by_round(samples: Iterable[Sample]) -> dict[int, float]:
 
 
 def ratios(samples: Mapping[str, Sequence[Sample]], key: str, reference: Iterable[str]) -> list[float]:
-    """Return the rate of ``key`` over the fastest of ``reference``, round by round.
+    """Return, for each round, the rate of ``key`` divided by the highest rate of ``reference``.
 
     >>> base = [Sample(0, 100, 1.0), Sample(1, 100, 2.0)]
     >>> fast = [Sample(0, 300, 1.0), Sample(1, 100, 1.0)]
@@ -183,10 +188,11 @@ def _enough(rounds: int, elapsed: float, plan: Plan) -> bool:
 
 
 class Draws:
-    """A sampler over a few samples, whose length is arbitrary and may be changed between epochs.
+    """A sampler over a few samples, with any length, which may be changed between epochs.
 
-    It yields the samples in random order, then again in another one, until ``length`` are drawn: every photo
-    appears equally often, and a small folder makes a long epoch.
+    The sampler yields all samples in random order, then all samples in another random order, and so on, until
+    ``length`` samples have been yielded.  So a small folder makes a long epoch, in which each photo appears
+    about equally often.
     """
 
     def __init__(self, indices: Sequence[int], length: int) -> None:
@@ -205,16 +211,19 @@ class Draws:
 
 
 def touch(batch: Any, *, any_number: bool = False) -> int:
-    """Read the first and the last number of a batch, as the cheapest consumer would; return its length."""
+    """Read the first and the last number of a batch, which is little work; return the length of the batch.
+
+    Raises a ValueError for a NaN, unless ``any_number`` is true.
+    """
     values = batch[0] if isinstance(batch, (list, tuple)) else batch
-    first, last = values[(0,) * values.ndim], values[(-1,) * values.ndim]  # in any layout, without a copy
+    first, last = values[(0,) * values.ndim], values[(-1,) * values.ndim]  # no copy in any memory layout
     if (first != first or last != last) and not any_number:
         raise ValueError("a batch holds a value that is not a number")
     return len(values)
 
 
 def consume(batches: Iterable[Any], count: int, *, any_number: bool = False) -> float:
-    """Iterate batches with ``count`` samples in all; return the seconds it took."""
+    """Iterate batches with ``count`` samples in all; return the duration in seconds."""
     seen = 0
     start = time.perf_counter()
     for batch in batches:
@@ -226,10 +235,10 @@ def consume(batches: Iterable[Any], count: int, *, any_number: bool = False) -> 
 
 
 class DrawnRow(Contender):
-    """A `Contender` that iterates an epoch of a loader, whose length `Draws` sets.
+    """A `Contender` that iterates an epoch of a loader; `Draws` sets the length of the epoch.
 
-    The clock runs from the request for an iterator until the end of the iteration: nothing is prefetched
-    before it starts, and nothing is left when it stops.
+    The clock runs from the request for an iterator until the end of the iteration.  No batch is prefetched
+    before the clock starts, and no batch is left when the clock stops.
     """
 
     loader: Any
@@ -247,24 +256,24 @@ class DrawnRow(Contender):
 
     def close(self) -> None:
         self.loader = None
-        gc.collect()  # this ends workers and threads
+        gc.collect()  # ends worker processes and threads
 
 
 class Timeline(NamedTuple):
-    """The steps of an epoch, or of its beginning, in seconds."""
+    """The durations of the steps of an epoch, or of its first steps, in seconds."""
 
-    wait_s: tuple[float, ...]  # of each step, for its batch
-    busy_s: tuple[float, ...]  # of each step
-    end_s: float = 0.0  # wait for the epoch's end after the last step
+    wait_s: tuple[float, ...]  # time for which each step waits for its batch
+    busy_s: tuple[float, ...]  # busy time of each step
+    end_s: float = 0.0  # wait for the end of the epoch after the last step
 
     @property
     def total_s(self) -> float:
-        """Seconds since the request for an iterator."""
+        """Seconds from the request for an iterator to the end of the last step or of the epoch."""
         return sum(self.wait_s) + sum(self.busy_s) + self.end_s
 
     @property
     def share(self) -> float:
-        """Fraction of the time that was idle."""
+        """Fraction of the time that was spent waiting."""
         return (sum(self.wait_s) + self.end_s) / self.total_s
 
     def as_json(self) -> dict[str, Any]:
@@ -274,7 +283,7 @@ class Timeline(NamedTuple):
 
 
 def timeline_of(batches: Iterable[Any], busy_s: Callable[[Any], float], steps: int | None = None) -> Timeline:
-    """Iterate ``steps`` batches, or an epoch, and sleep for a step's busy time after each."""
+    """Iterate ``steps`` batches or, if None, an epoch; sleep for ``busy_s(batch)`` seconds after a batch."""
     waits, busy, end = list[float](), list[float](), 0.0
     asked = time.perf_counter()
     iterator = iter(batches)

@@ -1,4 +1,4 @@
-"""Samples that other processes make or read with only NumPy: patches, and rows of functions."""
+"""Samples that other processes make or read: patches of arrays, and rows of functions."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-# ---- Places of patches -----------------------------------------------------------------------------
+# ---- Positions of patches --------------------------------------------------------------------------
 
 _SEED = 7
 
 
 def start_of(shape: Sequence[int], patch: Sequence[int], index: int) -> npt.NDArray[np.int64]:
-    """Return the start of a patch: int64 (D,), uniform over all places at which it fits.
+    """Return a random start of a patch, int64 (D,), uniform over all positions inside ``shape``.
 
     >>> start_of((5, 5), (5, 5), 3).tolist()
     [0, 0]
@@ -26,7 +26,7 @@ def start_of(shape: Sequence[int], patch: Sequence[int], index: int) -> npt.NDAr
 
 
 def box_at(start: Sequence[int] | npt.NDArray[np.int64], patch: Sequence[int]) -> tuple[slice, ...]:
-    """Return the slices of a patch.
+    """Return the slices of the patch that begins at ``start``.
 
     >>> box_at((1, 0), (2, 2))
     (slice(1, 3, None), slice(0, 2, None))
@@ -35,8 +35,9 @@ def box_at(start: Sequence[int] | npt.NDArray[np.int64], patch: Sequence[int]) -
 
 
 class ZarrPatches:
-    """The dataset that the case replaces: each process opens the arrays on its first read, and a sample is
-    the same slice of each of them.
+    """The dataset that fastpipe's dataset replaces: a sample is a slice of each of several Zarr arrays.
+
+    Each process opens the arrays on its first read.
     """
 
     def __init__(self, paths: Sequence[str], shape: Sequence[int], patch: Sequence[int], count: int) -> None:
@@ -55,12 +56,13 @@ class ZarrPatches:
         return tuple(array[box] for array in self._arrays)
 
 
-# ---- Functions that make rows.  Worker processes import this module, so it needs only NumPy ---------
+# ---- Functions that make rows -----------------------------------------------------------------------
 #
-# Row ``i`` is ``function(i, np.random.default_rng([SEED, i]))``.
+# Worker processes import this module, so the module imports only NumPy.  Row ``i`` is
+# ``function(i, np.random.default_rng([SEED, i]))``.
 
 SEED = 7
-BATCH_ROWS = 256  # of a call of ``batch``, as `fastpipe.generate` calls it for small rows
+BATCH_ROWS = 256  # number of rows in a call of ``batch`` by `fastpipe.generate`, if rows are small
 
 Row = dict[str, Any]
 Function = Callable[[int, np.random.Generator], Row]
@@ -69,22 +71,22 @@ _POINTS, _SINES = np.arange(256) / 256, 8
 
 
 def slow(index: int, rng: np.random.Generator) -> Row:
-    """Return a row that takes 5 ms, 4 kB."""
+    """Return a row of 4 kB after 5 ms of work."""
     return busy(rng, 5e-3, 1 << 10)
 
 
 def quick(index: int, rng: np.random.Generator) -> Row:
-    """Return a row that takes 100 µs, 4 kB."""
+    """Return a row of 4 kB after 100 µs of work."""
     return busy(rng, 1e-4, 1 << 10)
 
 
 def waves(index: int, rng: np.random.Generator) -> Row:
-    """Return a sum of sines; ``waves.batch`` makes many at once."""
+    """Return a row with a sum of sines; ``waves.batch`` makes many rows at once."""
     return {"wave": _waves(rng)}
 
 
 def waves_alone(index: int, rng: np.random.Generator) -> Row:
-    """Return the same rows, from a function without ``batch``."""
+    """Return the same row as ``waves``; this function has no attribute ``batch``."""
     return {"wave": _waves(rng)}
 
 
@@ -97,16 +99,16 @@ def generator(index: int) -> np.random.Generator:
 
 
 def rows_of(function: Function, count: int) -> Row:
-    """Return the first rows, stacked: for each name (count, …)."""
+    """Return the first ``count`` rows, stacked: an array (count, …) for each name."""
     rows = [made(function, index) for index in range(count)]
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 
 def busy(rng: np.random.Generator, seconds: float, numbers: int) -> Row:
-    """Draw numbers, and keep the processor busy for ``seconds`` in all.
+    """Return a row with random numbers, after ``seconds`` of work in all.
 
-    The thread's own processor time counts: by wall time, two threads or processes that wait for the same core
-    would each be done as early as one alone.
+    The processor time of the thread counts instead of wall time.  Otherwise two threads that share a core
+    would finish as early as a thread with its own core.
     """
     begun = time.thread_time()
     values, number = rng.random(numbers, np.float32), rng.integers(1000)
@@ -116,7 +118,7 @@ def busy(rng: np.random.Generator, seconds: float, numbers: int) -> Row:
 
 
 def _waves(rng: Any) -> npt.NDArray[np.float32]:
-    """Return one wave (256,), or (B, 256) for row generators: the same operations in the same order."""
+    """Return one wave, (256,); if ``rng`` has the generators of B rows, return B waves, (B, 256)."""
     rates, phases = rng.uniform(1, 50, size=_SINES), rng.uniform(0, 2 * np.pi, size=_SINES)
     found = np.zeros((*rates.shape[:-1], len(_POINTS)))
     for sine in range(_SINES):

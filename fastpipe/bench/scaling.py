@@ -1,4 +1,4 @@
-"""The case ``scaling``: images by number of threads, compared with as many worker processes."""
+"""The case ``scaling``: the rate of images for each number of threads, and for as many worker processes."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ def thread_counts(cores: int) -> tuple[int, ...]:
 
 
 class Bench(images.Bench):
-    """One run of the case: random crops of the photos of a folder.
+    """One run of the case, for random crops of the photos of a folder.
 
-    The rows of n threads have the keys ``replaced-n``, ``threads-n`` and, with a floor, ``floor-n``.
+    The rows of n threads have the keys ``replaced-n`` and ``threads-n``.  If a floor, that is the rate of
+    only reading and decoding, is measured, its key is ``floor-n``.
     """
 
     case = "scaling"
@@ -67,7 +68,7 @@ class Bench(images.Bench):
         return [row for count in self.counts for row in self.opened(self.rows_of(count))]
 
     def rows_of(self, n: int) -> Rows[Contender]:
-        """Return the rows of n threads, or n worker processes, with the functions that build them."""
+        """Return the row with n worker processes and the row with n threads, each with its build function."""
         more: dict[str, Any] = {"section": str(n), "unit": "images"}
         fast, photos = f"FastImageFolder(threads={n}) + FastLoader", self.photos
         specs = (
@@ -90,14 +91,16 @@ class Bench(images.Bench):
         return images.facts_of(self.photos, self.size)
 
     def label_of(self, key: str) -> str:
-        return self.infos[key].label  # it contains the number of threads
+        return self.infos[key].label  # the label contains the number of threads
 
 
 def scaling_of(counts: Sequence[int], samples: Mapping[str, Sequence[Sample]]) -> dict[str, Any]:
-    """Return how rates grow with the number of threads, by ratios within rounds.
+    """Return ratios, computed within rounds, that show how rates grow with the number of threads.
 
-    ``times_best`` is FastLoader's rate over the best replaced loader's with any number of workers; ``linear``
-    its rate per thread over that with the fewest threads; ``floor_share`` its rate over the floor's.
+    - ``times_best`` is FastLoader's rate divided by the best rate of the replaced loader with any workers.
+    - ``linear`` is FastLoader's rate per thread divided by its rate per thread with the fewest threads.
+    - ``floor_share`` is FastLoader's rate divided by the floor's rate.
+    - ``floor_linear`` is like ``linear``, for the floor.
     """
     replaced = [f"replaced-{count}" for count in counts if samples.get(f"replaced-{count}")]
     rows = []
@@ -118,13 +121,13 @@ def scaling_of(counts: Sequence[int], samples: Mapping[str, Sequence[Sample]]) -
 
 
 def _linear(samples: Mapping[str, Sequence[Sample]], key: str, first: str, times: float) -> list[float]:
-    """Return, round by round, the rate over ``times`` that of another row."""
+    """Return, for each round, the rate of row ``key`` divided by ``times`` the rate of row ``first``."""
     base = rates_by_round(samples[first])
     return [rate / (times * base[number]) for number, rate in rates_by_round(samples[key]).items()]
 
 
 def _counts(text: str) -> tuple[int, ...]:
-    """Parse numbers of at least 1, separated by commas, as an argparse type.
+    """Convert numbers of at least 1, separated by commas, to a sorted tuple; an argparse type.
 
     >>> _counts("4,1,2")
     (1, 2, 4)

@@ -13,23 +13,24 @@ from fastpipe.core.extras import require
 
 # ---- Photographs -----------------------------------------------------------------------------------
 #
-# A photograph's spectrum falls roughly as 1/frequency, it has edges between regions, and its fine texture is
-# strong in some regions and absent in others.  JPEG files of plain noise or of gradients are several times
-# larger or smaller than photographs of the same size, which changes the balance between reading, decoding and
-# resizing that benchmarks measure.
+# The spectrum of a photograph falls roughly as 1/frequency.  A photograph has edges between regions, and its
+# fine texture is strong in some regions and absent in others.  JPEG files of plain noise or of gradients are
+# several times larger or smaller than photographs of the same size.  With such files, benchmarks would
+# measure another balance between reading, decoding and resizing.
 
 Floats = npt.NDArray[np.float32]
 
-# Heights and widths seen most often in photo collections shrunk to 500 pixels.
+# The most frequent heights and widths in collections of photos that were scaled to 500 pixels.
 _COMMON_SIZES = ((375, 500), (333, 500), (500, 375), (500, 333), (500, 500), (334, 500), (400, 300))
 _COMMON_SHARE = (0.42, 0.24, 0.14, 0.08, 0.05, 0.05, 0.02)
 
 
 def photograph(rng: np.random.Generator, size: tuple[int, int]) -> npt.NDArray[np.uint8]:
-    """Make a photograph-like image of a height and a width: uint8 (H, W, 3), RGB.
+    """Make an image like a photograph: uint8 (H, W, 3), RGB; ``size`` is (H, W).
 
-    The same state of ``rng`` and size give the same image.  As a JPEG of quality 90 with 4:2:0 chroma, images
-    of a few hundred pixels a side take about 2 bits a pixel (mean over many images).
+    The image depends only on the state of ``rng`` and on ``size``.  If images of a few hundred pixels a side
+    are stored as JPEG of quality 90 with 4:2:0 chroma, the files take about 2 bits per pixel (mean over many
+    images).
 
     >>> photograph(np.random.default_rng(0), (30, 40)).shape
     (30, 40, 3)
@@ -50,10 +51,11 @@ def photograph(rng: np.random.Generator, size: tuple[int, int]) -> npt.NDArray[n
 
 
 def imagenet_size(rng: np.random.Generator) -> tuple[int, int]:
-    """Height and width drawn like those of ImageNet's files: mean about 390 by 470 pixels.
+    """Return a random height and width, distributed like those of ImageNet's files.
 
-    Four in five have one of a few common sizes (500 pixels on the longer side), the others
-    any size from thumbnails to 1000 pixels, aspects between 1:2 and 2:1.
+    The mean is about 390 by 470 pixels.  Four in five images have one of a few common sizes, mostly with 500
+    pixels on the longer side.  The remaining sizes go from thumbnails to 1000 pixels, with aspects between
+    1:2 and 2:1.
 
     >>> height, width = imagenet_size(np.random.default_rng(0))
     """
@@ -69,9 +71,9 @@ def photo_tree(
 ) -> Path:
     """Write class folders of JPEG files, as ``ImageFolder`` reads them; return ``root``.
 
-    The files are ``root/class_000/0000.jpg`` and so on, with 4:2:0 chroma.  Each depends on ``seed``,
-    its class and its number only, so a larger tree contains the smaller one.  ``sizes`` are the height and
-    width of every file, or are drawn with `imagenet_size`.
+    The files are ``root/class_000/0000.jpg`` and so on, with 4:2:0 chroma.  A file depends only on ``seed``,
+    its class and its number, so a larger tree contains the files of a smaller tree.  ``sizes`` is the height
+    and width of every file; None takes random sizes from `imagenet_size`.
 
     >>> import tempfile
     >>> root = photo_tree(Path(tempfile.mkdtemp()), classes=2, per_class=1, sizes=(32, 48))
@@ -89,11 +91,14 @@ def photo_tree(
 
 
 def _clouds(rng: np.random.Generator, size: tuple[int, int], *, finest: float) -> Floats:
-    """Return smooth noise with a 1/frequency spectrum and a deviation near 1, down to ``finest`` pixels."""
+    """Return smooth noise with a 1/frequency spectrum and a standard deviation near 1.
+
+    The finest details have a size of about ``finest`` pixels.
+    """
     cell = max(size) / 2
     total, power, weight = _noise(rng, size, cell), 1.0, 1.0
     while cell / 2 >= finest:
-        # Twice as fine at each step: enlarging the present array is cheap until the last step.
+        # Each step halves the cell.  Enlarging the array is cheap, except in the last step.
         cell, weight = cell / 2, weight * 0.55
         detail = _noise(rng, size, cell)
         total = _enlarged(total, (detail.shape[0], detail.shape[1])) + np.float32(weight) * detail
@@ -102,7 +107,7 @@ def _clouds(rng: np.random.Generator, size: tuple[int, int], *, finest: float) -
 
 
 def _region(rng: np.random.Generator, size: tuple[int, int]) -> Floats:
-    """Return the mask of one object, 0 to 1: an ellipse or a polygon with shading and a crisp edge."""
+    """Return the mask of one object, values from 0 to 1: a shaded ellipse or polygon with a crisp edge."""
     height, width = size
     pil = _pil()
     canvas = pil.new("L", (width // 2 + 1, height // 2 + 1))
@@ -116,7 +121,7 @@ def _region(rng: np.random.Generator, size: tuple[int, int]) -> Floats:
         angles = np.sort(rng.random(int(rng.integers(3, 8)))) * 2 * np.pi
         corners = centre + radius * np.stack([np.cos(angles), np.sin(angles)], axis=1)
         draw.polygon([(float(x), float(y)) for x, y in corners], fill=255)
-    # Drawn at half the size, so that enlarging makes the edge two pixels soft.
+    # The shape is drawn at half the size, so that enlarging it gives an edge of two pixels.
     soft = canvas.resize((width, height), pil.Resampling.BILINEAR)
     slope = np.linspace(rng.uniform(0.4, 1), rng.uniform(0.4, 1), width, dtype=np.float32)
     return np.asarray(soft, dtype=np.float32) * (slope / np.float32(255))
@@ -132,7 +137,7 @@ def _texture(rng: np.random.Generator, size: tuple[int, int]) -> Floats:
 
 
 def _noise(rng: np.random.Generator, size: tuple[int, int], cell: float) -> Floats:
-    """Return independent values, deviation 1, on a grid with one node for each ``cell`` pixels."""
+    """Return independent random values, standard deviation 1, on a grid with a node every ``cell`` pixels."""
     shape = [max(2, round(side / cell) + 1) for side in size]
     return (rng.random(shape, dtype=np.float32) - np.float32(0.5)) * np.float32(12**0.5)
 
@@ -149,15 +154,16 @@ def _pil() -> Any:
 
 # ---- Log-mels --------------------------------------------------------------------------------------
 
-# Power below this is silence.
+# Power below this value is silence.
 _FLOOR = 1e-6
-# With this step gzip and shuffle shrink float32 rows 1.3 times, and LZF 1.2 times, as they do real speech.
+# Values are rounded to multiples of this step.  Then gzip with shuffle compresses float32 rows 1.3 times, and
+# LZF 1.2 times, like real speech.
 _STEP = np.float32(2.0**-20)
 _MADE_AT_ONCE = 256
 
 
 def mel_rows(rng: np.random.Generator, count: int, shape: tuple[int, int] = (64, 128)) -> Floats:
-    """Make arrays like log-mel spectrograms, smooth with noise above it: float32 (count, bands, frames).
+    """Make arrays like log-mel spectrograms, float32 (count, bands, frames): smooth values plus noise.
 
     >>> mel_rows(np.random.default_rng(0), 3, (8, 10)).shape
     (3, 8, 10)
@@ -188,11 +194,11 @@ def write_table(
     compression: str | None = None,
     labels: npt.NDArray[Any] | None = None,
 ) -> Path:
-    """Write an HDF5 file with a dataset of float32, and perhaps one named ``labels``; return ``path``.
+    """Write an HDF5 file with a float32 dataset ``key`` and an optional dataset ``labels``; return ``path``.
 
-    ``parts`` are concatenated along the first dimension.  Without a ``chunk`` the dataset is contiguous.
-    ``compression`` is ``"gzip"`` (level 4) or ``"lzf"``, after shuffling bytes, or ``"bitshuffle"``, with
-    LZ4.  ``labels`` have the leading dimensions of ``shape``.
+    ``parts`` are concatenated along the first dimension.  If ``chunk`` is None, the dataset is contiguous.
+    ``compression`` is ``"gzip"`` (level 4, with shuffled bytes), ``"lzf"`` (with shuffled bytes) or
+    ``"bitshuffle"`` (with LZ4).  ``labels`` has the leading dimensions of ``shape``.
     """
     h5py = require("h5py", extra="hdf5")
     options: dict[str, Any] = {} if chunk is None else {"chunks": tuple(chunk)}
@@ -213,7 +219,7 @@ def write_table(
 
 
 def _between(count: int, nodes: int) -> Floats:
-    """Return a matrix (count, nodes) that interpolates smoothly between values at equally spaced nodes."""
+    """Return a matrix (count, nodes) that interpolates smoothly between values of equally spaced nodes."""
     place = np.linspace(0, nodes - 1, count)
     left = np.minimum(place.astype(int), nodes - 2)
     share = place - left
@@ -227,20 +233,22 @@ def _between(count: int, nodes: int) -> Floats:
 # ---- Volumes ---------------------------------------------------------------------------------------
 
 _PITCH = 18.0  # voxels between sheets
-_LEVEL_STEP = 32  # resolution of such detectors, in levels of 16 bits
+_LEVEL_STEP = 32  # resolution of detectors for such volumes, in levels of 16 bits
 _NOISE = 900.0
-# If the sine across a sheet is above this, there is ink or papyrus.
+# A voxel belongs to a sheet if the sine across the sheets is above this value.
 _SHEET = 0.6
 
 
 def scroll_slabs(
     shape: Sequence[int], thickness: int = 64, seed: int = 0
 ) -> Iterator[tuple[npt.NDArray[np.uint16], npt.NDArray[np.uint8]]]:
-    """Yield a rolled scroll, ``thickness`` planes at a time: sheets of a spiral whose axis bends, smooth
-    changes of density, and the noise of a sensor in levels of 32.
+    """Yield a volume like a rolled scroll, ``thickness`` planes at a time.
+
+    The sheets of the scroll form a spiral whose axis bends.  The density changes smoothly.  The noise is that
+    of a sensor with steps of 32 levels.
 
     Yields:
-        uint16 (planes, height, width) of densities, and uint8 of the same shape: 1 within sheets, 0 between.
+        Densities, uint16 (planes, height, width), and labels, uint8 of this shape: 1 in sheets, otherwise 0.
 
     >>> [(values.shape, int(labels.max())) for values, labels in scroll_slabs((5, 30, 40), 3)]
     [((3, 30, 40), 1), ((2, 30, 40), 1)]
@@ -270,9 +278,10 @@ def write_zarr(
     *,
     compressed: bool = True,
 ) -> Path:
-    """Write a Zarr array of version 3, compressed by zstd (level 5) in blosc after shuffling bytes.
+    """Write a Zarr array of version 3, and return ``path``.
 
-    ``parts`` are concatenated along the first dimension.  Return ``path``.
+    ``parts`` are concatenated along the first dimension.  If ``compressed`` is true, bytes are shuffled and
+    compressed by blosc with zstd (level 5).
     """
     tensorstore = require("tensorstore", extra="volume")
     array, first = None, 0

@@ -1,4 +1,4 @@
-"""The case ``tf``: pipelines of ``tf.data``, as in scripts and Keras, against ``fastpipe.tf``."""
+"""The case ``tf`` compares ``tf.data`` pipelines of scripts and of Keras with ``fastpipe.tf``."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from fastpipe.errors import CacheError, FastpipeError, OptionError
 
 
 def tensorflow() -> Any:
-    """Import TensorFlow, without its messages unless the user has set their level."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # read on import
+    """Import TensorFlow; suppress its log messages, unless the user has set their level."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow reads this variable on import
     return require("tensorflow", extra="tf")
 
 
@@ -48,20 +48,21 @@ def tensorflow() -> Any:
 Kept = Literal["off", "ram", "disk"]
 
 SIDE = 128
-# Names of a sample's images, and of the numbers beside them.
+# The names of the images of a sample with one image, and of a sample with several images.  NUMBERS is the
+# name of further numbers of a sample.
 ALONE = ("image",)
 MODALITIES = ("photo", "depth", "thermal", "mask")
 NUMBERS = "numbers"
 
-# Least and largest fraction of an image's area for a box.
+# The least and the largest fraction of an image's area that a box covers.
 LEAST_AREA, MOST_AREA = 0.3, 0.6
-# JPEGs only: scripts that decode boxes with TensorFlow's operations support nothing else.
+# Only JPEGs, because scripts that decode boxes with TensorFlow's operations support only JPEGs.
 _ENDINGS = (".jpg", ".jpeg")
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Samples of an epoch in each section; for batches in memory, the number of batches."""
+    """Number of samples in an epoch of each section; for batches in memory, the number of batches."""
 
     crops: int
     folder: int
@@ -69,8 +70,8 @@ class Lengths:
     batches: int
 
 
-# Epochs as long as those of small data sets, as their beginning and end have a cost; fewer of larger samples,
-# so that an epoch takes as long.
+# Epochs are as long as those of small data sets, because the beginning and the end of an epoch take time.
+# Sections with larger samples have fewer samples, so that an epoch takes about as long.
 FULL = Lengths(2048, 512, 512, 32)
 QUICK = Lengths(40, 24, 24, 4)
 
@@ -81,14 +82,14 @@ class Photos:
 
     name: str  # the folder's name in the report
     files: tuple[str, ...]
-    labels: npt.NDArray[np.int32]  # (N,): numbers of their classes, all of which occur
-    classes: tuple[str, ...]
+    labels: npt.NDArray[np.int32]  # (N,): class numbers; every class occurs
+    classes: tuple[str, ...]  # names of the classes
     sizes: npt.NDArray[np.int64]  # (N, 2): width and height
-    total: int  # JPEGs in the folder
+    total: int  # number of JPEGs in the folder
 
     @classmethod
     def of(cls, folder: Path, name: str, most: int) -> Photos:
-        """Return at most ``most`` photos, spread evenly over a folder; an OptionError if there are none."""
+        """Return at most ``most`` photos, spread evenly over a folder; an OptionError if it has no JPEGs."""
         every = (path for one in class_folders(folder) for path in sorted(one.rglob("*")))
         files = [path for path in every if path.suffix.lower() in _ENDINGS and path.is_file()]
         count = min(len(files), most)
@@ -115,14 +116,14 @@ class Photos:
         return f"{count:,}{part} photos in {classes} classes, {each} ({self.name})"
 
     def table(self, count: int, names: tuple[str, ...] = ALONE) -> Table:
-        """Return rows of ``count`` samples: photos repeated, each time with other boxes."""
+        """Return a table of ``count`` samples; photos are repeated, each time with other random boxes."""
         at = np.arange(count) % len(self.files)
         boxes = {name: _boxes(self.sizes[at], seed) for seed, name in enumerate(names)}
         numbers = np.random.default_rng(len(names)).random((count, 2)).astype(np.float32)
         return Table(tuple(self.files[i] for i in at), self.labels[at], boxes, numbers)
 
     def copied(self, folder: Path, count: int) -> Path:
-        """Return a folder with copies of ``count`` photos: a cache recognises one file in two places."""
+        """Fill ``folder`` with ``count`` copies of photos; links to one file would be cached only once."""
         for number in range(count):
             at = number % len(self.files)
             target = folder / self.classes[self.labels[at]] / f"{number:06d}.jpg"
@@ -133,12 +134,12 @@ class Photos:
 
 @dataclass(frozen=True)
 class Table:
-    """The content of a script's data frame."""
+    """The samples of an epoch, like the content of a script's data frame."""
 
     files: tuple[str, ...]
     labels: npt.NDArray[np.int32]  # (N,)
-    boxes: Mapping[str, npt.NDArray[np.int32]]  # name of an image → (N, 4): left, top, right, bottom
-    numbers: npt.NDArray[np.float32]  # (N, 2): further inputs of tables with several images
+    boxes: Mapping[str, npt.NDArray[np.int32]]  # name of an image -> (N, 4): left, top, right, bottom
+    numbers: npt.NDArray[np.float32]  # (N, 2): further inputs, for samples with several images
 
     def __len__(self) -> int:
         return len(self.files)
@@ -154,7 +155,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Setting:
-    """The inputs of datasets; ``scratch`` is a folder for files written during measurements."""
+    """The inputs of the datasets to measure; ``scratch`` is a folder for temporary files."""
 
     photos: Photos
     lengths: Lengths
@@ -170,7 +171,7 @@ class Setting:
         return self.photos.table(self.lengths.modalities, MODALITIES)
 
     def cache(self, where: Kept) -> fastpipe.Cache:
-        """Return the cache for samples: the same one for an option while a dataset uses it."""
+        """Return the cache for samples; datasets with equal options share their stored samples."""
         return fastpipe.Cache(where, dir=self.scratch / "kept" if where == "disk" else None)
 
     @cached_property
@@ -179,21 +180,21 @@ class Setting:
 
 
 def _boxes(sizes: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.int32]:
-    """Return a random box in each image, of any shape and at any place."""
+    """Return a random box in each image, int32 (N, 4), with random shape and position."""
     rng, count = np.random.default_rng(seed), len(sizes)
     area = rng.uniform(LEAST_AREA, MOST_AREA, count)
-    wide = area ** rng.uniform(0, 1, count)  # from the full width to the full height
+    wide = area ** rng.uniform(0, 1, count)  # from a box of full width to a box of full height
     parts = np.stack([wide, area / wide], axis=1)
     spans = np.clip(np.rint(parts * sizes), 1, sizes)
     start = np.floor(rng.uniform(0, 1, (count, 2)) * (sizes - spans + 1))
     return np.hstack([start, start + spans]).astype(np.int32)
 
 
-# ---- As in scripts ---------------------------------------------------------------------------------
+# ---- Datasets of scripts ---------------------------------------------------------------------------
 
 
 def by_pillow(table: Table, batch_size: int, *, is_shuffled: bool, kept: str | None = None) -> Any:
-    """Return Pillow in ``tf.py_function``: one call for each image of a sample."""
+    """Return a dataset that calls Pillow by ``tf.py_function`` for each image of a sample."""
     tf, image_of = tensorflow(), require("PIL.Image", extra="image")
 
     def load(path: Any, box: Any) -> npt.NDArray[np.float32]:
@@ -215,7 +216,7 @@ def by_pillow(table: Table, batch_size: int, *, is_shuffled: bool, kept: str | N
 
 
 def from_directory(setting: Setting, *, is_shuffled: bool) -> Any:
-    """Return Keras's loader with its defaults."""
+    """Return the dataset of Keras's ``image_dataset_from_directory`` with its defaults."""
     tensorflow()
     keras = require("keras", extra="tf")
     return keras.utils.image_dataset_from_directory(
@@ -226,7 +227,7 @@ def from_directory(setting: Setting, *, is_shuffled: bool) -> Any:
 def batches_of(
     table: Table, sample: Callable[[Any], Any], batch_size: int, is_shuffled: bool, kept: str | None = None
 ) -> Any:
-    """Return a dataset of batches, in which a function makes each row."""
+    """Return a dataset of batches; ``sample`` makes a sample from a row of ``table``."""
     tf = tensorflow()
     made = tf.data.Dataset.from_tensor_slices(table.columns)
     if is_shuffled and kept is None:
@@ -256,25 +257,25 @@ def by_keras(setting: Setting) -> Any:
         layers.RandomFlip("horizontal", seed=0),
         layers.RandomRotation(DEGREES / 360, fill_mode="constant", seed=0),
         layers.RandomBrightness(PART, seed=0),
-        layers.RandomContrast((PART, PART), seed=0),  # with one number, factors are 1 to 1 + PART
+        layers.RandomContrast((PART, PART), seed=0),  # a single number would give factors from 1 to 1 + PART
     ])  # fmt: skip
     return _batchwise(setting, lambda images: model(images, training=True))
 
 
 def _batchwise(setting: Setting, change: Callable[[Any], Any]) -> Any:
-    """Return a batch, repeated, and changed as a whole."""
+    """Return a dataset that repeats one batch; ``change`` is applied to the whole batch."""
     tf = tensorflow()
     made = tf.data.Dataset.from_tensors(images_of(setting)).repeat(setting.lengths.batches)
     return made.map(change, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
 
 
 def images_of(setting: Setting) -> Any:
-    """Return a full batch of crops, float32 (N, 128, 128, 3) from 0 to 255."""
+    """Return a batch of crops, float32 (N, 128, 128, 3), with values from 0 to 255."""
     table = setting.photos.table(setting.batch_size)
     return next(iter(by_pillow(table, setting.batch_size, is_shuffled=False)))[0]
 
 
-# ---- fastpipe's ------------------------------------------------------------------------------------
+# ---- Datasets of fastpipe --------------------------------------------------------------------------
 
 
 def crops(
@@ -311,7 +312,7 @@ def folder(setting: Setting, *, is_shuffled: bool, cache: Kept = "off") -> Any:
 
 # ---- Rows ------------------------------------------------------------------------------------------
 
-# Section → its name in tables.
+# The name of a section -> its label in tables.
 SECTIONS = {
     "crop": "a box of each photo at 128×128",
     "folder": "a folder of photos at 256×256",
@@ -322,19 +323,19 @@ _KEPT = "from the second epoch on"
 
 
 class Make(Protocol):
-    """A function from a setting to a dataset, in sample order or reshuffled in each epoch."""
+    """A function that makes a dataset from a setting, in sample order or reshuffled in each epoch."""
 
     def __call__(self, setting: Setting, *, is_shuffled: bool) -> Any: ...
 
 
 @dataclass(frozen=True)
 class Spec(RowInfo):
-    """One dataset to measure."""
+    """The description of one dataset to measure."""
 
     section: str = "crop"
     make: Make = crops
-    most_apart: int | None = None  # for fastpipe's: largest difference from the replaced dataset's values
-    process: str = "scripts"  # rows without fastpipe share one with those of the same name
+    most_apart: int | None = None  # largest allowed difference from the replaced values; None: no comparison
+    process: str = "scripts"  # name of a process; rows without fastpipe run in the process of this name
 
     def samples(self, lengths: Any, batch_size: int) -> int:
         names = {"crop": "crops", "hdf5": "rows", "augment": "batches"}
@@ -346,7 +347,7 @@ UNITS = {"modalities": "samples", "hdf5": "rows", "patches": "patches"}
 
 
 def spec_of(section: str, kind: str, label: str, group: str, make: Make, note: str = "", **more: Any) -> Spec:
-    """Return a dataset of a section; fastpipe's have the replaced one's values."""
+    """Return the description of a dataset; by default fastpipe's values must equal the replaced dataset's."""
     more = {"most_apart": 0 if group == "fastpipe" and section != "augment" else None} | more
     unit = UNITS.get(section, "images")
     key = f"{section}-{kind}"
@@ -354,7 +355,7 @@ def spec_of(section: str, kind: str, label: str, group: str, make: Make, note: s
 
 
 def script_of(make: Callable[..., Any], table: str, **more: Any) -> Make:
-    """Return a script that makes a dataset of one of the setting's tables."""
+    """Return a function that makes a dataset from the setting's attribute ``table``."""
 
     def script(setting: Setting, *, is_shuffled: bool) -> Any:
         return make(getattr(setting, table), setting.batch_size, is_shuffled=is_shuffled, **more)
@@ -363,12 +364,12 @@ def script_of(make: Callable[..., Any], table: str, **more: Any) -> Make:
 
 
 def in_memory(make: Callable[[Setting], Any]) -> Make:
-    """Return a dataset of a batch in memory, which has no order."""
+    """Return a function that makes a dataset of batches in memory, which have no order."""
     return lambda setting, is_shuffled: make(setting)
 
 
 def specs() -> list[Spec]:
-    """Return the datasets to measure; that of scripts without fastpipe is first in each section."""
+    """Return the datasets to measure; the replaced dataset is first in each section."""
     fast, several, ram = "image_dataset", "image_dataset(modalities=…)", 'cache="ram"'
     return [
         spec_of("crop", "replaced", "tf.py_function + Pillow", "replaced", script_of(by_pillow, "crops")),
@@ -396,8 +397,8 @@ def specs() -> list[Spec]:
 class EpochRow(Contender):
     """A `Contender` that iterates whole epochs of a dataset.
 
-    The iterator is created while the clock runs and is exhausted when it stops: nothing is prefetched before,
-    and no thread continues afterwards.
+    The iterator is created after the clock starts, and is exhausted before the clock stops.  So no batch is
+    prefetched earlier, and no thread continues afterwards.
     """
 
     def __init__(self, spec: Spec, setting: Setting) -> None:
@@ -430,7 +431,7 @@ class EpochRow(Contender):
         return dict(self.dataset.stage_seconds)
 
     def close(self) -> None:
-        self.dataset = None  # garbage collection ends its threads and frees its memory
+        self.dataset = None  # garbage collection ends the dataset's threads and frees its memory
 
 
 def _samples(batch: Any) -> int:
@@ -446,7 +447,7 @@ _LABELS = "labels"
 
 @dataclass
 class SampleCheck(RowCheck, Compared):
-    """The comparison of samples with those of the replaced datasets."""
+    """The comparison of samples with the samples of the replaced datasets."""
 
     told: ClassVar[tuple[str, ...]] = (*RowCheck.told, "values", "differing", "over_one", "largest")
 
@@ -463,7 +464,7 @@ class SampleCheck(RowCheck, Compared):
         )
 
     def add_batch(self, what: str, wanted: Parts, found: Parts, most_apart: int) -> None:
-        """Compare a batch; record only the first problem of each part."""
+        """Compare the parts of two batches; record only the first problem of each part."""
         if list(wanted) != list(found):
             self._say(f"{what}: a batch", f" has {', '.join(found)}, expected {', '.join(wanted)}")
             return
@@ -490,8 +491,8 @@ def check_rows(
 ) -> SampleCheck:
     """Compare each row of fastpipe's with the replaced dataset of its section.
 
-    An epoch in sample order is compared number by number; a measured epoch, in any order, must have the same
-    samples.  If samples are cached, the first epoch creates them.
+    An epoch in sample order is compared number by number.  An epoch in random order, as it is measured, must
+    have the same samples.  If a row has a cache, the first epoch fills the cache.
     """
     check, errors = SampleCheck(), tensorflow().errors
     compared = [row for row in rows if row.spec.most_apart is not None]
@@ -525,7 +526,7 @@ def _check_section(check: SampleCheck, setting: Setting, replaced: Spec, rows: S
 
 
 def _parts(batch: Any) -> Parts:
-    """Return the arrays of a batch by name, in order of names, without copies; empty without a batch."""
+    """Return the arrays of a batch by name, in the order of the names; an empty dict if ``batch`` is None."""
     if batch is None:
         return {}
     inputs, labels = batch
@@ -535,27 +536,31 @@ def _parts(batch: Any) -> Parts:
 
 # ---- Datasets without fastpipe, in their own process -----------------------------------------------
 #
-# The first dataset of a Python generator in a process, as fastpipe's are, makes TensorFlow fix malloc's
-# limit above which memory is mapped for each allocation.  Scripts without a generator, which allocate for
-# each image, would be slower in the same process than they are.
+# fastpipe's datasets are TensorFlow datasets of a Python generator.  The first such dataset in a process
+# makes TensorFlow fix malloc's limit above which memory is mapped for each allocation.  Scripts without a
+# generator allocate memory for each image.  In the process of fastpipe's datasets they would be slower than
+# in their own process.
 
 
 class Apart:
-    """A process that iterates epochs of datasets on request, and is idle otherwise."""
+    """A process that iterates epochs of datasets on request, and is idle between requests."""
 
     def __init__(self, setting: Setting, specs: Callable[[], list[Spec]] = specs) -> None:
-        # Not forked: TensorFlow is in use here already, and a fork would lack its threads.
+        # The process is not forked, because a fork would lack the threads that TensorFlow has started here.
         self._pool = ProcessPoolExecutor(1, get_context("spawn"), _prepare, (setting, specs))
 
     def ask(self, key: str, count: int, busy_s: float | None = None) -> Any:
-        """Return the seconds for ``count`` samples of a row, or the timeline of ``count`` steps."""
+        """Return the seconds for ``count`` samples of a row; if ``busy_s`` is given, return the timeline.
+
+        The timeline has ``count`` steps, which are busy for ``busy_s`` seconds each.
+        """
         try:
             return self._pool.submit(_answer, key, count, busy_s).result()
         except BrokenProcessPool:
             raise ContenderError("its process ended") from None
 
     def close(self) -> None:
-        """End the process.  May be called twice."""
+        """End the process.  This method may be called twice."""
         self._pool.shutdown(cancel_futures=True)
 
 
@@ -564,7 +569,7 @@ class ApartRow(Contender):
 
     def __init__(self, spec: Spec, setting: Setting, apart: Apart) -> None:
         self.key, self.chunk = spec.key, spec.samples(setting.lengths, setting.batch_size)
-        self._apart = apart  # shared by all rows, which do not close it
+        self._apart = apart  # several rows share this process; they do not close it
 
     def measure(self, count: int) -> float:
         return float(self._apart.ask(self.key, count))
@@ -574,14 +579,14 @@ class ApartRow(Contender):
         return found
 
 
-# In that process: the inputs of datasets, their specifications, and the rows so far.
+# Used in the process of `Apart`: the setting, the descriptions of datasets, and the rows that were built.
 _served: tuple[Setting, dict[str, Spec], dict[str, EpochRow]]
 
 
 def _prepare(setting: Setting, specs: Callable[[], list[Spec]]) -> None:
     global _served
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C arrives here too, but ends only the caller
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also arrives here, but must end only the caller
     _served = setting, {spec.key: spec for spec in specs()}, {}
 
 
@@ -590,7 +595,7 @@ def _answer(key: str, count: int, busy_s: float | None) -> float | Timeline:
     if key not in rows:
         rows[key] = EpochRow(by_key[key], setting)
         gc.collect()
-        gc.freeze()  # as in the process of the other rows
+        gc.freeze()  # like `Driver.measure`, which measures the other rows
     return rows[key].measure(count) if busy_s is None else rows[key].timeline(count, busy_s)
 
 
@@ -604,7 +609,7 @@ class Bench(Case):
     about = "TensorFlow: tf.py_function + Pillow, and Keras's loader and layers against fastpipe.tf"
     quick_s = 0.05
     main = "crop-threads"
-    labels: ClassVar[Mapping[str, str]] = SECTIONS  # in tables
+    labels: ClassVar[Mapping[str, str]] = SECTIONS  # labels of sections in tables
     full: ClassVar[Lengths] = FULL
     quick: ClassVar[Lengths] = QUICK
     specs: Callable[[], list[Spec]] = staticmethod(specs)
@@ -630,7 +635,7 @@ class Bench(Case):
         self.setting = Setting(photos, lengths, size, Path(scratch))
 
     def rows(self) -> list[EpochRow]:
-        self.stack.callback(gc.collect)  # once, after all are closed: it is slow with TensorFlow
+        self.stack.callback(gc.collect)  # once, after all rows are closed, because it is slow with TensorFlow
         own = [spec for spec in self.specs() if spec.group == "fastpipe"]
         self.own = self.opened((spec, partial(EpochRow, spec, self.setting)) for spec in own)
         return self.own
@@ -640,7 +645,7 @@ class Bench(Case):
 
     def others(self) -> list[Contender]:
         """Return the rows without fastpipe, in their own processes."""
-        _ = self.setting.folder  # created before another process looks for it
+        _ = self.setting.folder  # creates the folder before other processes need it
         specs = self.specs()
         apart = {name: Apart(self.setting, self.specs) for name in sorted({spec.process for spec in specs})}
         for one in apart.values():
@@ -673,7 +678,7 @@ class Bench(Case):
         }  # fmt: skip
 
     def _require_replaced(self, session: Session) -> None:
-        """Raise an error if a section has no replaced row."""
+        """Raise an error if a section has measured rows, but no measured row of the replaced dataset."""
         for section, label in self.labels.items():
             of_it = [spec for spec in self.specs() if spec.section == section]
             replaced = [spec.key for spec in of_it if spec.group == "replaced"]

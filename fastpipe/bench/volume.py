@@ -1,4 +1,4 @@
-"""The case ``volume``: random patches of a Zarr volume, by zarr-python, against ``FastPatchDataset``."""
+"""The case ``volume`` compares zarr-python with ``FastPatchDataset``, for random patches of a Zarr volume."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from fastpipe.core.extras import require
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of the volume, its chunks and its patches: voxels along each dimension."""
+    """The sizes of the volume, its chunks and its patches, in voxels along each dimension."""
 
     shape: tuple[int, int, int]
     chunk: tuple[int, int, int]
@@ -51,7 +51,7 @@ class Scroll:
 
     @property
     def paths(self) -> tuple[str, str]:
-        """The paths of the Zarr arrays of the values, uint16, and of the labels, uint8."""
+        """The paths of two Zarr arrays: the values, uint16, and the labels, uint8."""
         return str(self.folder / "values.zarr"), str(self.folder / "labels.zarr")
 
     @property
@@ -64,7 +64,7 @@ class Scroll:
 
     @property
     def epoch(self) -> int:
-        """Number of patches that together have the volume's size; an even number."""
+        """Number of patches in an epoch: as many as together have the volume's size, rounded to even."""
         return self.nbytes // self.patch_nbytes // 2 * 2
 
     @property
@@ -73,7 +73,7 @@ class Scroll:
 
     @cached_property
     def arrays(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Both arrays in memory, read by the library that wrote them."""
+        """The values and the labels in memory, read by tensorstore, which also wrote them."""
         tensorstore = require("tensorstore", extra="volume")
         stores = [{"driver": "file", "path": path} for path in self.paths]
         opened = [tensorstore.open({"driver": "zarr3", "kvstore": store}).result() for store in stores]
@@ -98,7 +98,7 @@ class Scroll:
         }
 
     def warm(self) -> None:
-        """Read every file once, so that the page cache has them all."""
+        """Read every file once, so that all files are in the page cache."""
         for path in self.folder.rglob("*"):
             if path.is_file():
                 path.read_bytes()
@@ -110,7 +110,7 @@ def made_scroll(
     def fill(folder: Path) -> None:
         folder.mkdir()
         for place, name in enumerate(("values", "labels")):
-            # Generated twice, as both at once may not fit into memory.
+            # The slabs are generated twice, because values and labels may not fit into memory together.
             parts = (slab[place] for slab in scroll_slabs(sizes.shape, sizes.chunk[0]))
             write_zarr(folder / f"{name}.zarr", parts, sizes.shape, sizes.chunk, compressed=compressed)
 
@@ -122,7 +122,7 @@ def made_scroll(
 
 # ---- Rows ------------------------------------------------------------------------------------------
 
-QUARTER = 4  # this fraction of the volume may be remembered
+QUARTER = 4  # in the section "cold" the cache may hold the volume's size divided by this number
 COLD, WARM = "cold", "warm"
 
 Kind = Literal["zarr", "slices", "tour", "uniform"]
@@ -131,11 +131,12 @@ _FAST = "FastPatchDataset + FastLoader"
 
 @dataclass(frozen=True)
 class PatchSpec(RowInfo):
-    """One loader to measure.
+    """The description of one loader to measure.
 
-    In the section ``"cold"`` no decoded data is remembered at first, and up to a quarter later; in ``"warm"``
-    all of it.  The kinds ``"zarr"`` and ``"slices"`` slice arrays.  The others are fastpipe's: ``"tour"``
-    visits patches so that little is decoded twice, ``"uniform"`` in any order.
+    In the section ``"cold"`` the cache of decoded chunks is empty at first and may hold a quarter of the
+    volume.  In ``"warm"`` the cache holds the whole volume.  Loaders of the kinds ``"zarr"`` and ``"slices"``
+    slice arrays.  The kinds ``"tour"`` and ``"uniform"`` are fastpipe's.  ``"tour"`` orders the patches so
+    that few chunks are decoded twice, and ``"uniform"`` uses a random order.
     """
 
     num_workers: int = 0
@@ -147,7 +148,7 @@ class PatchSpec(RowInfo):
 
 
 def specs() -> list[PatchSpec]:
-    """Return the loaders to measure; that of scripts without fastpipe is first in each section."""
+    """Return the loaders to measure; the replaced loader is first in each section."""
     stock, note = "zarr-python + DataLoader(num_workers=1)", "spawned; decodes each chunk anew for each patch"
     tour, uniform = f'{_FAST}, Shuffle(unit="group")', f"{_FAST}, shuffle=True"
     anywhere, later = "all orders equally likely", "from the second epoch on"
@@ -171,16 +172,16 @@ def patch_dataset(
 
 
 def patch_loader(dataset: Any, batch_size: int, kind: str) -> Any:
-    """Return a `FastLoader` of a dataset, on a ``"tour"`` or in ``"uniform"`` order."""
+    """Return a `FastLoader` of a dataset, in the order of ``kind``: ``"tour"`` or ``"uniform"``."""
     shuffle = fastpipe.Shuffle(unit="group") if kind == "tour" else True
     return fastpipe.FastLoader(dataset, batch_size, shuffle)
 
 
 class WholeEpochs(Contender):
-    """A `Contender` of fastpipe's that iterates whole epochs.
+    """A `Contender` that iterates whole epochs of a `FastPatchDataset`.
 
-    In the section ``"cold"`` each epoch is the first of a new dataset, which is created before the clock
-    starts; its loader, which plans a tour, is created after that.
+    In the section ``"cold"`` each epoch is the first epoch of a new dataset.  The dataset is created before
+    the clock starts.  The loader, which plans the order of the patches, is created while the clock runs.
     """
 
     def __init__(self, spec: PatchSpec, scroll: Scroll, batch_size: int) -> None:
@@ -192,7 +193,7 @@ class WholeEpochs(Contender):
 
     @property
     def budget(self) -> int:
-        """Return the bytes that may be remembered: a part of the volume, or more than all of it."""
+        """The largest size of the cache in bytes: a quarter of the volume, or more than the whole volume."""
         return self._scroll.room if self.spec.section == COLD else 2 * self._scroll.nbytes
 
     def dataset(self, seed: int = 0) -> fastpipe.FastPatchDataset:
@@ -205,7 +206,7 @@ class WholeEpochs(Contender):
         return sum(self._epoch() for _ in range(count // self.chunk))
 
     def batches(self, count: int) -> Iterator[Any]:
-        """Yield the first epoch of a new dataset, which is opened and planned on the first request."""
+        """Yield the first epoch of a new dataset; the first request opens the dataset and plans the order."""
         yield from self.loader(self.dataset(seed=len(self.made_s)))
 
     def stage_seconds(self) -> Mapping[str, float]:
@@ -216,7 +217,7 @@ class WholeEpochs(Contender):
 
     def close(self) -> None:
         self._loader = None
-        gc.collect()  # this frees memory
+        gc.collect()  # frees the memory of the loader
 
     def _epoch(self) -> float:
         dataset = None
@@ -226,7 +227,7 @@ class WholeEpochs(Contender):
             dataset = self.dataset(seed=len(self.made_s))
             self.made_s.append(time.perf_counter() - start)
         start = time.perf_counter()
-        if dataset is not None:  # planning an order is a part of the epoch
+        if dataset is not None:  # the time to plan the order is a part of the epoch
             self._loader = self.loader(dataset)
         planned, before = time.perf_counter() - start, Counter(self._loader.clock.totals())
         seconds = planned + consume(self._loader, self.chunk)
@@ -235,7 +236,7 @@ class WholeEpochs(Contender):
 
 
 class SlicedRow(DrawnRow):
-    """A `Contender` that slices arrays patch by patch, in torch's ``DataLoader``."""
+    """A `Contender` with torch's ``DataLoader``, which slices arrays patch by patch."""
 
     def __init__(self, spec: PatchSpec, loader: Any) -> None:
         self.spec, self.key, self.workers = spec, spec.key, spec.num_workers
@@ -244,14 +245,14 @@ class SlicedRow(DrawnRow):
 
 
 def sliced_loader(spec: PatchSpec, scroll: Scroll, batch_size: int, source: Any = None) -> Any:
-    """Return the loader of a row that slices Zarr arrays, or a source, with a sampler of variable length."""
+    """Return a ``DataLoader`` that slices Zarr arrays or ``source``, with a sampler of variable length."""
     data = require("torch.utils.data", extra="torch")
     if source is None:
         source = ZarrPatches(scroll.paths, scroll.sizes.shape, scroll.sizes.patch, scroll.epoch)
     return data.DataLoader(
         source, batch_size, sampler=Draws(range(scroll.epoch), scroll.epoch), num_workers=spec.num_workers,
         persistent_workers=spec.num_workers > 0,
-        # Zarr has its own threads, which a forked process lacks: it would wait forever.
+        # Zarr has its own threads.  A forked process would lack these threads and wait forever.
         multiprocessing_context="spawn" if spec.num_workers else None,
     )  # fmt: skip
 
@@ -260,7 +261,10 @@ def sliced_loader(spec: PatchSpec, scroll: Scroll, batch_size: int, source: Any 
 
 
 def check_patches(scroll: Scroll, rows: Iterable[WholeEpochs | SlicedRow], say: Say = unheard) -> RowCheck:
-    """Compare each row with slices of the volume in memory: two epochs of fastpipe's rows, one of others."""
+    """Compare each row with slices of the volume in memory.
+
+    Two epochs of fastpipe's rows are compared, and one epoch of each other row.
+    """
     check = RowCheck("the source's slices")
     sizes = scroll.sizes
     drawn = [start_of(sizes.shape, sizes.patch, index) for index in range(scroll.epoch)]
@@ -280,7 +284,7 @@ def check_patches(scroll: Scroll, rows: Iterable[WholeEpochs | SlicedRow], say: 
 
 
 def expected_patches(scroll: Scroll, starts: Iterable[Any]) -> Counter[bytes]:
-    """Return the digests of patches of the arrays in memory, with their counts."""
+    """Return the digests of the patches at ``starts``, from the arrays in memory, with their counts."""
     found: Counter[bytes] = Counter()
     for start in starts:
         box = box_at(start, scroll.sizes.patch)

@@ -1,7 +1,8 @@
-"""Arrays that are expensive to compute, kept in files of a private folder.
+"""A cache for arrays that are expensive to compute, in files of a private folder.
 
-Each file is an archive of arrays as NumPy writes them, one of which holds the rest as JSON; zip's checksums
-protect all of it.  An error in a file, or in the folder, only loses the kept arrays.
+Each file is an ``.npz`` archive of NumPy.  One of its arrays contains the other data as JSON.  The checksums
+of the zip format protect all arrays.  After an error in a file or in the folder, the arrays are computed
+again.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from fastpipe.core.file_identity import is_settled
 from fastpipe.core.private_folder import PrivateFolder, user_cache_folder
 
 T = TypeVar("T")
-# Returns a one-dimensional array by its name and dtype.
+# A function that returns a one-dimensional array for the array's name and dtype.
 Arrays = Callable[[str, Any], npt.NDArray[Any]]
 
 _log = logging.getLogger("fastpipe.index")
@@ -36,9 +37,10 @@ _warned: set[tuple[Path, str]] = set()
 
 
 class KeptFiles:
-    """The files of one kind in a folder, which other kinds may share; the first write creates the folder.
+    """The cache files of one kind in a folder.
 
-    ``warning`` describes the cost of an unusable folder: logged once in each process, with the reason.
+    Several kinds of files may share the folder.  The first write creates the folder.  ``warning`` is the
+    warning about an unusable folder, which each process logs once, with the reason.
     """
 
     def __init__(self, path: Path, warning: str) -> None:
@@ -46,10 +48,10 @@ class KeptFiles:
         self._warning = warning
 
     def load(self, key: Any, read: Callable[[dict[str, Any], Arrays], T]) -> T | None:
-        """Return the result of ``read`` for the data kept under a key; None if there are none, or they are
-        damaged.
+        """Return the result of ``read`` for the data saved with ``key``.
 
-        ``read`` gets the saved ``about``, and the arrays; its errors count as damage.
+        Return None if no data are saved, or if the file is damaged.  ``read`` receives the saved ``about``
+        and a function that returns the arrays.  An error of ``read`` means that the file is damaged.
         """
         if not os.path.lexists(self.path):
             return None
@@ -67,7 +69,7 @@ class KeptFiles:
             return None
 
     def save(self, key: Any, about: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Keep one-dimensional arrays, and JSON data, and replace those of the same key."""
+        """Save one-dimensional arrays, and ``about`` as JSON.  Data saved with ``key`` are replaced."""
         text = json.dumps({"key": key, **about}, separators=(",", ":"))
         all_of_it = {"about": np.frombuffer(text.encode(), np.uint8), **arrays}
         try:
@@ -84,8 +86,10 @@ class KeptFiles:
 
 
 def default_folder() -> Path | None:
-    """Return the folder in the user's cache folder; None for a user without a home, and on systems that
-    cannot close folders to others."""
+    """Return fastpipe's index folder in the user's cache folder.
+
+    Return None for a user without a home folder, and on systems where folders cannot be private.
+    """
     if not hasattr(os, "geteuid"):
         return None
     path = user_cache_folder() / "index"
@@ -109,13 +113,13 @@ def _read(file: Any, key: Any, read: Callable[[dict[str, Any], Arrays], T]) -> T
 
             about = json.loads(array("about", np.uint8).tobytes())
             return read(about, array) if about["key"] == key else None
-    except Exception:  # a damaged file can fail in any of the ways of zipfile, json and NumPy
+    except Exception:  # a damaged file can cause any error of zipfile, json and NumPy
         _log.debug("A kept file cannot be read, and is made anew", exc_info=True)
         return None
 
 
 def _remove_unused(folder: PrivateFolder) -> None:
-    """Remove the files that were not opened for a long time."""
+    """Remove the files that no process has opened for a long time."""
     for name in folder.names():
         if not name.endswith(_SUFFIX):
             continue
@@ -127,10 +131,10 @@ def _remove_unused(folder: PrivateFolder) -> None:
 
 
 class FileArrays:
-    """A cache of arrays about files, each valid until its file changes.
+    """A cache of arrays that describe files.  The arrays of a file are valid until the file changes.
 
-    ``now`` returns nanoseconds on the clock of the files' file system.  After any error the arrays are
-    computed again, with one warning in each process.
+    ``now`` returns the time of the files' file system in nanoseconds.  After an error the arrays are computed
+    again, and each process logs one warning.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, now: Callable[[], int] = time.time_ns) -> None:
@@ -139,7 +143,7 @@ class FileArrays:
         self._files = KeptFiles(self.path, "Where chunks are is not kept, so each file is asked each time")
 
     def load(self, status: os.stat_result, about: str) -> list[npt.NDArray[Any]] | None:
-        """Return the arrays of ``about`` that were kept for a file in this state; None if there are none."""
+        """Return the arrays ``about`` that were saved for a file with ``status``; None if there are none."""
 
         def read(kept: dict[str, Any], array: Arrays) -> list[npt.NDArray[Any]] | None:
             if kept["state"] != _state(status):
@@ -149,9 +153,9 @@ class FileArrays:
         return self._files.load(_key(status, about), read)
 
     def save(self, status: os.stat_result, about: str, arrays: Sequence[npt.NDArray[Any]]) -> None:
-        """Keep one-dimensional arrays, and replace those kept for the same file before.
+        """Save one-dimensional arrays.  They replace the arrays ``about`` that were saved for the same file.
 
-        ``status`` is the file's status before they were computed.
+        ``status`` is the file's status before the arrays were computed.
         """
         if is_settled(max(status.st_mtime_ns, status.st_ctime_ns), self.now()):
             kept = {"state": _state(status), "dtypes": [array.dtype.str for array in arrays]}
@@ -165,7 +169,7 @@ def default_file_arrays() -> FileArrays | None:
 
 
 def _key(status: os.stat_result, about: str) -> list[Any]:
-    # Not the whole state, so that arrays of the file's earlier state are overwritten.
+    # The key does not include the file's state, so the arrays of a former state are overwritten.
     return ["arrays", about, status.st_dev, status.st_ino]
 
 

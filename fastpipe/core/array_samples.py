@@ -1,4 +1,4 @@
-"""Samples that are parts of arrays: their form, and how a batch of them is read."""
+"""Samples that are parts of arrays: the structure of a sample, and the interface of readers of batches."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fastpipe.core.reads import Reading
 from fastpipe.core.types import Key
 from fastpipe.errors import OptionError
 
-EpochOrder = Callable[[int], npt.NDArray[np.int64]]  # an epoch's indices, (N,), in order
+EpochOrder = Callable[[int], npt.NDArray[np.int64]]  # returns the ordered indices of an epoch, (N,)
 
 
 class Form(NamedTuple):
-    """The structure of a sample: a ``"value"``, ``"tuple"`` or ``"dict"`` (with its keys) of named
-    datasets."""
+    """The structure of a sample.  ``kind`` is ``"value"``, ``"tuple"`` or ``"dict"``.  ``fields`` are the
+    keys of a dict.  ``names`` are the names of the datasets that contain the values."""
 
     kind: str
     fields: tuple[Any, ...]
@@ -48,35 +48,35 @@ class Form(NamedTuple):
         return tuple(values) if self.kind == "tuple" else dict(zip(self.fields, values, strict=True))
 
 
-# Samples that are tried as replacements of a bad one.
+# The most samples that are tried as replacements of a bad sample.
 _MOST_REPLACEMENTS = 100
 
 
 class BatchReader(Protocol):
-    """A reader of batches of a dataset of arrays."""
+    """A reader of batches from a dataset of arrays."""
 
     @property
     def plan(self) -> Any:
-        """The plan of how data are read; its ``lines`` describe it in words."""
+        """The plan of how data are read.  The plan's ``lines`` describe the plan in words."""
 
     def follow(self, batches: Callable[[], Iterator[npt.NDArray[np.int64]]], seed: int, epoch: int) -> None:
-        """Prefetch the data that an epoch needs from arrays in stores; ``batches`` yields samples,
-        int64 (N,)."""
+        """Prefetch the data of an epoch from arrays in stores.  ``batches`` yields samples, int64 (N,)."""
 
     def _reading(
         self, indices: Any, samples: npt.NDArray[np.int64], key: Key | None, is_keyed: bool, runtime: Any,
         arrays: list[npt.NDArray[Any]], order: EpochOrder | None = None,
     ) -> Reading:  # fmt: skip
-        """Return how a batch is read into arrays.
+        """Return the settings for reading a batch into ``arrays``.
 
         Args:
-            samples: int64 (N,): positions in the dataset, in the order of the requested indices.
-            key: the key of the samples' draws; ``is_keyed``: whether a loader has set it.
-            order: the order of the key's epoch, if it is known.
+            samples: positions in the dataset, int64 (N,), in the order of the requested indices.
+            key: the key of the samples' random numbers.
+            is_keyed: whether a loader has set the key.
+            order: the order of the key's epoch, if the order is known.
         """
 
     def _running(self) -> Any:
-        """Return this process's runtime, created at its first use."""
+        """Return this process's runtime, which is created at the first use."""
 
 
 def checked_threads(threads: Any) -> Any:
@@ -88,14 +88,14 @@ def checked_threads(threads: Any) -> Any:
 def drawn_substitute(
     count: int, samples: npt.NDArray[np.int64], key: Key, row: int, attempt: int
 ) -> int | None:
-    """Return another of ``count`` samples: the ``attempt``-th, from 1, in a sequence drawn with the key of
-    the sample in ``row``; None after enough attempts."""
+    """Return another of ``count`` samples, to replace the sample in ``row``; None after enough attempts.
+    ``attempt``, from 1, selects a sample of a random sequence that depends on the row's key."""
     if attempt > min(count - 1, _MOST_REPLACEMENTS):
         return None
     seed = sample_seed(key.seed, key.epoch, int(key.draws[row]))
     drawn = uniforms(seed, 0, np.array([0]), _MOST_REPLACEMENTS)[0]
     others = count - 1
-    # If all others may be tried, each is tried once.
+    # If there are few enough samples to try all of them, try each sample once.
     few = np.argsort(drawn[:others], kind="stable") if others <= _MOST_REPLACEMENTS else None
     step = int(drawn[attempt - 1] * others) if few is None else int(few[attempt - 1])
     return (int(samples[row]) + 1 + step) % count

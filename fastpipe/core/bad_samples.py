@@ -1,4 +1,4 @@
-"""Bad samples are counted, logged and named, and never silently dropped."""
+"""Handling of bad samples (samples that cannot be read), which are counted and logged with their names."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _log = logging.getLogger("fastpipe.bad_samples")
 
 _OF_MACHINE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS}
 
-# Errors of reading and decoding that are due to an image's file.  Pillow's plugins do not catch the errors
-# that a damaged file makes Python raise in them.
+# Errors of reading and decoding that can mean that an image's file is damaged.  Pillow's plugins do not catch
+# the Python errors that a damaged file causes in them.
 _OF_FILES = (
     OSError, SyntaxError, ValueError, ArithmeticError, LookupError, EOFError, RuntimeError,
     struct.error, zlib.error,
@@ -40,14 +40,14 @@ _OF_FILES_BY_NAME = {
     "PIL.Image.DecompressionBombError",
     "tensorflow.python.framework.errors_impl.InvalidArgumentError",
 }
-# Mistakes in a program, unless the decoder itself raises them because of a damaged file.
+# These errors mean a mistake in a program, unless the decoder raises them because of a damaged file.
 _OF_PROGRAMS = (TypeError, AttributeError, AssertionError)
 _DECODERS = ("PIL.", "tensorflow.")
 
 
 @dataclass(frozen=True)
 class Item:
-    """A sample: its number in the dataset, its file, its class or None, and its table column."""
+    """A description of a sample: its index in the dataset, its file, its class or None, its table column."""
 
     index: int
     path: str
@@ -56,18 +56,21 @@ class Item:
 
 
 def is_of_machine(error: BaseException) -> bool:
-    """Return whether an error is not about a file: the next file could not be read either, or this one
-    could be at another time, or by another user.  FileNotFoundError, also from a store, is about the
-    file."""
+    """Return whether an error is about the machine or the setup, and not about a file.
+
+    After such an error, other files could not be read either, or the file could be read at another time or by
+    another user.  A FileNotFoundError, also from a store, is about the file.
+    """
     kinds = (MemoryError, ImportError, NameError, RecursionError, PermissionError)
     ours = (StoreError, StageError, CacheError, ClosedError)
     return isinstance(error, kinds + ours) or (isinstance(error, OSError) and error.errno in _OF_MACHINE)
 
 
 def means_damage(error: BaseException) -> bool:
-    """Return whether an error of reading or decoding an image means that its file is bad.
+    """Return whether an error of reading or decoding an image means that the image's file is bad.
 
-    Other errors are raised under every policy: machine errors, missing packages, warnings turned into errors.
+    Other errors are raised with every policy, such as errors of the machine, missing packages, and warnings
+    that were turned into errors.
     """
     if is_of_machine(error):
         return False
@@ -79,7 +82,8 @@ def means_damage(error: BaseException) -> bool:
 
 
 def is_of_samples(error: BaseException, damaged: type[FastpipeError]) -> bool:
-    """Return whether an error (``damaged`` if it is fastpipe's) is about some samples of a file, not all."""
+    """Return whether an error is about some samples of a file, and not about all of them.  ``damaged`` is the
+    only class of fastpipe's errors for which the result is True."""
     if isinstance(error, FastpipeError):
         return isinstance(error, damaged)
     is_of_file = isinstance(error, OSError) and not isinstance(error, (FileNotFoundError, PermissionError))
@@ -100,7 +104,7 @@ def bad_sample_error(item: Item, cause: BaseException) -> BadSampleError:
 
 
 def no_replacement(item: Item, tried: int) -> BadSampleError:
-    """Return the error for a bad sample without a replacement."""
+    """Return the error for a bad sample after ``tried`` other samples could not be read either."""
     of = "" if item.target is None else f" of class {item.target}"
     return BadSampleError(
         f"sample {item.index} ({item.path!r}) could not be read, nor could any of {tried} tried in its place"
@@ -110,7 +114,7 @@ def no_replacement(item: Item, tried: int) -> BadSampleError:
 
 
 def why_nothing_is_left(left_out: Mapping[int, BadSampleError], count: int) -> BadSampleError | None:
-    """Return the error of a batch whose ``count`` samples were all left out; None if none was requested."""
+    """Return the error of a batch whose ``count`` samples were all left out; None for an empty batch."""
     if not left_out:
         return None
     first = left_out[min(left_out)]
@@ -131,12 +135,12 @@ def _size_note(path: str) -> str:
 
 
 class BadSampleLog:
-    """A counter and log of this process's different bad samples."""
+    """A counter and log of the bad samples in this process.  A sample is counted once."""
 
     def __init__(self, options: BadSamples) -> None:
         self._options = options
         self._lock = threading.Lock()
-        # By position too: with random patches, an index is a different patch in each epoch.
+        # The path is also compared, because with random patches an index is another patch in each epoch.
         self._seen: set[tuple[int, str]] = set()
 
     @property
@@ -144,8 +148,8 @@ class BadSampleLog:
         return len(self._seen)
 
     def record(self, item: Item, error: BadSampleError) -> None:
-        """Count a bad sample that the policy accepts, log it if new, and raise an error when the budget
-        is spent."""
+        """Count and log a bad sample that the policy accepts, each sample only once.  Raise an error if there
+        are more bad samples than the option ``max_errors`` allows."""
         with self._lock:
             name = item.index, item.path
             new = name not in self._seen
@@ -153,7 +157,8 @@ class BadSampleLog:
             count = len(self._seen)
         if new:
             done = "replaced" if self._options.policy == "replace" else "left out"
-            # As text: log handlers keep records, and an exception's traceback keeps the batch.
+            # Pass the error as text: log handlers may store the record, and the exception's traceback would
+            # keep the batch alive.
             _log.warning("bad sample %s: %s", done, str(error))
             self._write(item, error)
         limit = self._options.max_errors
@@ -173,8 +178,8 @@ class BadSampleLog:
             "action": self._options.policy, "error": repr(error.__cause__),
         }  # fmt: skip
         line = json.dumps(content, default=repr)  # a target may have any type
-        # One write of one line to a file opened for appending: lines of several processes
-        # never mix.
+        # Write the line with one call to a file opened for appending, so that lines of several processes are
+        # never mixed.
         descriptor = open_output(self._options.log, appends=True)
         try:
             os.write(descriptor, line.encode() + b"\n")

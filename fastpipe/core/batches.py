@@ -1,4 +1,4 @@
-"""Batches: samples read, decoded and transformed in parallel, into one block of memory."""
+"""Make batches: read, decode and transform samples in parallel, into one block of memory."""
 
 from __future__ import annotations
 
@@ -26,17 +26,16 @@ from fastpipe.core.types import (
 )
 from fastpipe.errors import BadSampleError
 
-# The opened images of a batch: measure their decoding, and decode several of them in one call.
+# Classes for the opened images of a batch, which measure the time of decoding, and the decoding of several
+# images in one call.
 
 _T = TypeVar("_T")
 _Asked = Sequence[tuple[PartlyDecoded, Box]]
 
 
 class UnreadableError(Exception):
-    """Reading or decoding failed, as opposed to transforming; the cause is the original error.
-
-    ``item`` is the part that could not be read, if the sample has several parts.
-    """
+    """An image could not be read or decoded.  ``__cause__`` is the original error.  If the sample has several
+    parts, ``item`` is the part that could not be read."""
 
     def __init__(self, item: Item | None = None) -> None:
         super().__init__()
@@ -44,7 +43,7 @@ class UnreadableError(Exception):
 
 
 class WatchedImage:
-    """An opened image.  It measures its decoding, and raises ``UnreadableError`` if that fails."""
+    """An opened image that measures the time of decoding.  If decoding fails, it raises UnreadableError."""
 
     def __init__(self, image: EncodedImage) -> None:
         self._image = image
@@ -97,13 +96,13 @@ class _WatchedRows:
 
 
 def judged(error: Exception) -> Exception:
-    """Return ``UnreadableError`` for the error of a bad file; return any other error
-    unchanged."""
+    """Return an ``UnreadableError`` if the error means a bad file; otherwise return ``error`` unchanged."""
     return UnreadableError() if means_damage(error) else error
 
 
 def said_of(decoder: BatchDecoder) -> str:
-    """Return a plan's line about a batch decoder; it precedes the line about single-image decoders."""
+    """Return the line of a plan's description about a batch decoder.  The line about decoders of single
+    images follows this line."""
     return f"the JPEGs of a batch  →  {decoder.describe()}; those that it declines as follows"
 
 
@@ -117,12 +116,19 @@ def decoded_together(
     last: Callable[[], None] | None = None,
     width: int = 1,
 ) -> list[Job]:
-    """Begin to make samples: collect their images, decode these, make each sample; return both jobs.
+    """Start to make samples whose images are decoded in one call; return two jobs.
 
-    ``asked`` returns a sample's images that may be decoded, with the needed parts; none for a faulty sample,
-    whose error ``make`` then finds and handles.  ``took`` receives the nanoseconds of decoding, and ``last``
-    is called when all are made.  A thread opens, or makes, ``width`` samples at a time; without a pool, the
-    calling thread does everything before returning.
+    The first job opens the images, and ends with the call that decodes all of them.  The second job makes the
+    samples.  Without a pool, the calling thread runs both jobs before this function returns.
+
+    Args:
+        count: number of samples.
+        asked: returns for each of some samples the images that may be decoded, with the needed boxes.  The
+            result for a bad sample is empty; ``make`` then finds and handles the sample's error.
+        make: makes one sample.
+        took: receives the nanoseconds that decoding took.
+        last: is called when all samples are made.
+        width: the number of samples that a thread opens, or makes, at a time.
     """
     parts = [range(first, min(first + width, count)) for first in range(0, count, width)]
     found: list[Sequence[_Asked]] = [()] * len(parts)
@@ -160,14 +166,14 @@ def decoded_together(
         return [pool.submit(open_part, len(parts), go_on), second]
     first = Job(open_part, len(parts), go_on)
     first.run_here()
-    if found:  # it has failed; waiting threads get the error
+    if found:  # the first job has failed, and waiting for it raises the error
         second.cancel()
     second.run_here()
     return [first, second]
 
 
-# Samples that a thread opens, or makes, in one go if a device decodes: the remaining work is so small that
-# threads, and files read one by one, would mostly wait for the GIL.
+# Number of samples that a thread opens, or makes, at a time if a device decodes.  The remaining work for a
+# sample is so small that threads would mostly wait for the GIL if they processed samples one by one.
 _AT_A_TIME = 8
 
 
@@ -175,12 +181,15 @@ class BatchMaker:
     """A maker of batches of image samples.
 
     Args:
-        read: maps a path to the image's data: its encoded file, or more.
-        open_image: maps the data and the path to an opened image.
-        policy, bad, clock: the policy for bad samples; the collectors of bad samples and of times.
-        decoder: decodes the images of a batch at once; None lets each thread decode its own.
-        read_past, read_many_past: as ``read``, for one or many paths, bypassing the cache; the latter
-            returns None for paths that it leaves to the former.
+        read: returns the data of the image at a path (the encoded file, or a cached image).
+        open_image: returns the opened image for the data and the path.
+        policy: the policy for bad samples.
+        bad: the log of bad samples.
+        clock: the clock that collects the times of the stages.
+        decoder: decodes all images of a batch in one call; None lets each thread decode its own images.
+        read_past: reads a path as ``read`` does, but without the cache.
+        read_many_past: reads several paths without the cache.  The result for a path may be None; the path
+            is then read with ``read_past``.
     """
 
     def __init__(
@@ -213,18 +222,19 @@ class BatchMaker:
         is_batch: bool = True,
         device: BatchDevice | None = None,
     ) -> PendingBatch:
-        """Begin a batch; without a pool it is made before this returns.
+        """Start to make a batch.  Without a pool, the batch is finished when this method returns.
 
         Args:
-            parameters: float64 (N, …), a row for each sample.
-            memory: (N, …) the batch's memory, or a row of a larger one for each sample; None lets samples be
-                separate values.
-            finish: called with a sample's value and its number in the batch, in the thread that made it.
-            substitute: for the policy ``"replace"``: maps a sample's number and the attempt, from 1, to
-                another item; None if there is none left.
+            parameters: the random parameters of the samples, float64 (N, …).
+            memory: the memory of the batch, (N, …), or a list with the memory of each sample.  With None, the
+                samples are separate values.
+            finish: is called with a sample's value and number, in the thread that made the sample.  Its
+                result replaces the value.
+            substitute: returns another item for the policy ``"replace"``; its arguments are a sample's number
+                and the number of the attempt, from 1.  It returns None if no item is left.
             is_batch: whether the maker's batch decoder may be used.
-            device: the device that makes as much of the batch as possible; its plan writes bytes, to
-                ``memory`` for the rest.
+            device: the device that makes as many samples as possible.  The CPU makes the other samples, and
+                ``plan`` then writes bytes to ``memory``.
         """
         batch = PendingBatch(self, items, plan, parameters.tolist(), memory, finish, substitute, device)
         batch.begin(pool, device or (self.decoder if is_batch else None))
@@ -232,22 +242,24 @@ class BatchMaker:
 
 
 class PendingSamples(ABC):
-    """Samples that are being made in parallel.  Subclasses define how one is made."""
+    """Samples that are being made in parallel.  Subclasses define how a sample is made."""
 
     def __init__(
         self, items: Sequence[Item], policy: str, bad: BadSampleLog,
         substitute: Callable[[int, int], Item | None] | None,
     ) -> None:  # fmt: skip
         self.items = items
-        self.jobs: list[Job] = []  # the threads' jobs for it, in order
+        self.jobs: list[Job] = []  # the jobs that make the samples, in order
         self._policy, self._bad, self._substitute = policy, bad, substitute
         self._errors: dict[int, BaseException] = {}
         self._left_out: dict[int, BadSampleError] = {}
-        self._passed: dict[int, list[tuple[Item, BadSampleError]]] = {}  # until ``wait`` records them
-        self._open: dict[int, Any] = {}  # images that ``_asked`` opened before samples are made
+        # Errors that the policy accepts, by the samples' numbers.  ``wait`` records the errors.
+        self._passed: dict[int, list[tuple[Item, BadSampleError]]] = {}
+        self._open: dict[int, Any] = {}  # images that ``_asked`` opened, by the samples' numbers
 
     def begin(self, pool: ThreadPool | None, decoder: BatchDecoder | None = None) -> None:
-        """Make the samples, in the pool's threads or before returning; ``decoder`` decodes all images."""
+        """Start to make the samples in the pool's threads.  Without a pool, make them before returning.
+        ``decoder`` decodes all images in one call."""
         count = len(self.items)
         if decoder is not None:
             self.jobs = decoded_together(
@@ -261,32 +273,35 @@ class PendingSamples(ABC):
             self.jobs[0].run_here()
 
     def wait(self) -> list[int]:
-        """Wait until all are made; return the numbers of the made samples: all, except with ``"skip"``.
+        """Wait until all samples are made, and return their numbers.
+
+        With the policy ``"skip"``, the numbers of bad samples are missing in the result.
 
         Raises:
             BadSampleError: according to the policy, for the first bad sample of the batch.
-            Exception: a transform's error, for the first sample that it failed on.
+            Exception: the error of a transform, for the first sample on which a transform failed.
         """
         for job in self.jobs:
             job.wait()
         first = min(self._errors, default=len(self.items))
         passed, self._passed = self._passed, {}
-        for number in sorted(passed):  # in order, so that the budget always ends at the same sample
+        for number in sorted(passed):  # in order, so that ``max_errors`` always ends at the same sample
             for item, error in passed[number] if number <= first else ():
                 self._bad.record(item, error)
         if self._errors:
             self._errors = {first: self._errors[first]}
-            # A traceback refers to this batch, whose memory would wait for the garbage collector.
+            # An error's traceback refers to this batch.  Keeping the error here would be a reference cycle,
+            # and only the garbage collector would free the batch's memory.
             raise self._errors.pop(first)
         return [n for n in range(len(self.items)) if n not in self._left_out]
 
     @property
     def left_out(self) -> Mapping[int, BadSampleError]:
-        """The errors of the samples that the policy left out, by their numbers, after ``wait``."""
+        """The errors of the samples that the policy left out, by sample number.  Valid after ``wait``."""
         return self._left_out
 
     def cancel(self) -> None:
-        """Cancel the batch: samples that have not been begun are never made."""
+        """Cancel the batch, so that no further sample is started."""
         for job in self.jobs:
             job.cancel()
 
@@ -311,7 +326,8 @@ class PendingSamples(ABC):
             self._errors[number] = error
 
     def _pass_over(self, number: int, item: Item, unreadable: UnreadableError) -> str:
-        """Raise a bad sample's error, or keep it for ``wait`` if the policy accepts it; return its text."""
+        """Raise the error of a bad sample unless the policy accepts it.  If the policy accepts the error,
+        keep the error for ``wait`` and return its text."""
         assert unreadable.__cause__ is not None
         item = unreadable.item or item
         error = bad_sample_error(item, unreadable.__cause__)
@@ -332,34 +348,36 @@ class PendingSamples(ABC):
         for number in numbers:
             try:
                 found.append(self._asked(number))
-            except Exception:  # raised again, and handled, when the sample is made
+            except Exception:  # ``make`` raises the error again and handles it
                 found.append([])
         return found
 
     @abstractmethod
     def _asked(self, number: int) -> list[tuple[PartlyDecoded, Box]]:
-        """Return a sample's images that a batch decoder may decode, with the needed boxes; errors are left
-        to be found when the sample is made."""
+        """Return a sample's images that a batch decoder may decode, with the needed boxes.  The caller
+        ignores errors, because ``make`` finds and handles them."""
 
     def _opened_before(self, number: int, item: Item) -> Any:
-        """Return, once, what ``_asked`` opened; None for a substitute, and if nothing was decoded."""
+        """Remove and return the image that ``_asked`` opened.  Return None if ``item`` is a substitute, or if
+        ``_asked`` opened no image."""
         return self._open.pop(number, None) if item is self.items[number] else None
 
     @abstractmethod
     def _decoding(self, nanoseconds: int) -> None: ...
 
     def _made_all(self) -> None:  # noqa: B027
-        """Called when all samples are made, or have errors, if they were decoded at once."""
+        """Finish the batch when each sample is made or has an error.  This method is called only if all
+        images were decoded in one call."""
 
     @abstractmethod
     def _make_from(self, number: int, item: Item) -> None:
-        """Make a sample; raise ``UnreadableError`` if its file is bad; other errors are raised under
-        every policy."""
+        """Make a sample.  Raise ``UnreadableError`` if the sample's file is bad.  All other errors are raised
+        with every policy."""
 
 
 class PendingBatch(PendingSamples):
-    """A batch of images that is being made: into ``memory``, which samples share, or to ``values``, or on a
-    device (``there``).  Made by ``BatchMaker.start``."""
+    """A batch of images that is being made, as ``BatchMaker.start`` returns.  The samples are written to
+    ``memory``, or are separate ``values``, or are a batch ``there`` on a device."""
 
     def __init__(
         self,
@@ -375,8 +393,8 @@ class PendingBatch(PendingSamples):
         super().__init__(items, maker.policy, maker.bad, substitute)
         self.there: Any = None
         self._device = device
-        self._images: dict[int, _ImageThere] = {}  # images made on the device, by sample
-        self._read: dict[int, Any] = {}  # data read before opening, by sample
+        self._images: dict[int, _ImageThere] = {}  # images made on the device, by sample number
+        self._read: dict[int, Any] = {}  # data that were read in advance, by sample number
         self.memory = memory
         self.values: list[Any] = [None] * len(items)
         self._maker, self._plan, self._parameters = maker, plan, parameters
@@ -413,10 +431,11 @@ class PendingBatch(PendingSamples):
     def _asked(self, number: int) -> list[tuple[PartlyDecoded, Box]]:
         item, parameters = self.items[number], self._parameters[number]
         is_there = self._device is not None and self._device.takes(number)
-        # Cached images have the CPU decoder's pixels: epochs would mix these with the device's.
+        # Read without the cache for the device: cached images have the pixels of the CPU decoder, and epochs
+        # must not mix them with the device's pixels.
         read = self._read.pop(number, None)
         image = self._opened(item, self._maker.read_past if is_there else None, read)
-        if is_there and image.encoded() is None:  # no device can decode it
+        if is_there and image.encoded() is None:  # the device cannot decode this image
             image = self._opened(item)
         self._open[number] = image
         if image.encoded() is None or not (self._device is None or is_there):
@@ -447,7 +466,8 @@ class PendingBatch(PendingSamples):
     def _opened(
         self, item: Item, read: Callable[[str], Any] | None = None, found: Any = None
     ) -> WatchedImage:
-        """Read (with ``read``, else the maker's) and open an image; ``found`` was read already."""
+        """Read and open an image.  ``read`` replaces the maker's ``read``.  ``found`` is the image's data if
+        they were read already."""
         maker, start = self._maker, perf_counter_ns()
         try:
             if found is None:
@@ -459,7 +479,8 @@ class PendingBatch(PendingSamples):
 
 
 class _ImageThere:
-    """An image decoded on a device, where ``how`` resamples it; its pixels, once they exist."""
+    """An image that a device decodes and then resamples as ``how`` describes.  ``pixels`` are the decoded
+    pixels on the device, or None before decoding."""
 
     def __init__(self, image: WatchedImage, how: Any) -> None:
         self._image, self.how = image, how
@@ -473,6 +494,6 @@ class _ImageThere:
 
 
 def say_where(error: BaseException, item: Item) -> None:
-    """Add the sample to a transform's error (Python 3.11 and later show it)."""
+    """Add a note with the sample's index and path to a transform's error, in Python 3.11 and later."""
     if not isinstance(error, BadSampleError) and hasattr(error, "add_note"):
         error.add_note(f"while making sample {item.index} from {item.path!r}")

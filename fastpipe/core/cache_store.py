@@ -1,8 +1,8 @@
-"""One cache: a data file and a log of its entries' places, used by several processes at once.
+"""A cache that several processes use at the same time: a data file, and a log with the entries' offsets.
 
-Both files only grow.  An entry's bytes are written first and its record last, so a process that
-is killed in between leaves only some unused bytes.  Entries are never moved or evicted: the
-same entries are found in every epoch.
+Both files only grow.  An entry's bytes are written first and its record in the log is written last.  So a
+process that is killed in between leaves only some unused bytes.  Entries are never moved or evicted, so every
+epoch finds the entries of the epochs before it.
 """
 
 from __future__ import annotations
@@ -26,20 +26,28 @@ from fastpipe.core.locks import FileLockedError, lock_of
 from fastpipe.core.native import native
 from fastpipe.core.shared_memory import mapped
 
-# The native core has the table over the log's records (``native.EntryTable``), for its own threads.
+# The native core holds the table of the log's records (``native.EntryTable``), because its threads use it.
 
 RECORD_SIZE = 64  # bytes of a record in the log
 _ALIGNMENT = 64
 
 
 def aligned(nbytes: int) -> int:
-    """Return the bytes that an entry takes in a data file, with its note, rounded up to the alignment."""
+    """Return the bytes that an entry of ``nbytes`` (with its note) takes, rounded up to the alignment."""
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 class Entry(NamedTuple):
-    """A cached array: its number in the log; offset and size in the data file; the uint8 shape (height,
-    width, channels); flags as given to ``put``; ``native.sum_of`` its bytes; length of the note."""
+    """A cached array.
+
+    Attributes:
+        number: the entry's number in the log.
+        offset, nbytes: offset and size of the array in the data file.
+        shape: shape of the uint8 array (height, width, channels).
+        flags: the flags given to ``put``.
+        sum: the checksum ``native.sum_of`` of the array's bytes.
+        note: number of bytes of the note, which follows the array.
+    """
 
     number: int
     offset: int
@@ -58,11 +66,11 @@ class Part(NamedTuple):
 
 UInt8Array = npt.NDArray[np.uint8]
 
-_MOST_PARTS = 1024  # maximum that Linux writes at a time
+_MOST_PARTS = 1024  # maximum number of parts that Linux writes in one call
 
 
 def write_all(descriptor: int, parts: Sequence[memoryview], offset: int) -> None:
-    """Write parts one after the other."""
+    """Write ``parts`` one after another, from ``offset`` on."""
     left = deque(part for part in parts if len(part))
     while left:
         written = os.pwritev(descriptor, list(islice(left, _MOST_PARTS)), offset)
@@ -74,7 +82,7 @@ def write_all(descriptor: int, parts: Sequence[memoryview], offset: int) -> None
 
 
 def read_into(descriptor: int, array: UInt8Array, offset: int) -> None:
-    """Read an array's bytes; raise an OSError if the file is shorter than it was."""
+    """Fill ``array`` from a file; raise an OSError if the file has become too short."""
     if read_at(descriptor, array.reshape(-1), offset) < array.size:
         raise OSError(errno.EIO, "a cache's data file is shorter than it was")
 
@@ -82,27 +90,31 @@ def read_into(descriptor: int, array: UInt8Array, offset: int) -> None:
 _log = logging.getLogger("fastpipe.cache")
 
 _MAGIC = b"fastpipe cache 1\n".ljust(32, b"\0")
-_ALLOCATED = struct.Struct("<Q")  # behind the magic: where free space begins in the data file
+_ALLOCATED = struct.Struct("<Q")  # the number after the magic: where free space begins in the data file
 _HEADER = 64
 _LOOK_AFTER = 1 << 24  # bytes between two checks for free memory or disk
 _PART = 1 << 23  # maximum bytes of the data file that a process reserves at a time
-_PAUSE_S = 2.0  # pause of keeping after another process did not release the lock
+_PAUSE_S = 2.0  # no entries are added for this time after another process did not release the lock
 
 
 class DamagedStoreError(OSError):
-    """The two files do not belong together, or are not a store's."""
+    """The two files do not belong together, or are not files of a store."""
 
 
 class EntryStore:
-    """Byte arrays by the digest of their identity, in two files (data and log), which are closed with the
-    store; safe for concurrent threads and processes.
+    """A store of byte arrays by the digests of their identities.  Safe for concurrent threads and processes.
 
-    A store is optional: after an error, ``find`` finds nothing and ``put`` keeps nothing.
-    With ``verify``, this process compares an entry's bytes with their checksum at the first read.
-    ``marks`` is the number of extra bytes before the entries that ``mark`` uses; the same for all sharers of
-    the file.  ``is_in_memory``: the data file has its full size and never shrinks, so it is read through a
-    map, without a copy.  ``is_short`` is called now and then, and returns whether the machine has no room
-    left, whatever ``max_bytes`` is.
+    A store has two files, ``data`` and ``log``, which are closed with the store.  After an error, ``put``
+    stores nothing more, but ``find`` still finds the known entries.
+
+    Args:
+        max_bytes: the limit for the entries' bytes.
+        verify: whether this process compares an entry's bytes with the checksum at the first read.
+        marks: the number of bytes that ``mark`` uses.  They precede the entries.  All processes that share
+            the file have the same number.
+        is_in_memory: whether the data file always has its full size.  It is then read through a memory map,
+            without a copy.
+        is_short: is called now and then, and returns whether the machine has no room left for more entries.
     """
 
     def __init__(
@@ -125,9 +137,10 @@ class EntryStore:
         self._marks, self._is_short = marks, is_short
         self._table = native.EntryTable()
         self._lock = lock_of(log)
-        self._allocated = marks  # last known value; it only grows
+        self._allocated = marks  # last known value, which only grows
         self._part, self._part_size = Part(os.getpid(), 0, 0), 0
-        self._taken, self._look_at = 0, 0  # bytes put here so far, and when to check for room again
+        # Bytes that this process has put so far, and the number of bytes at which to check for room again.
+        self._taken, self._look_at = 0, 0
         self._not_before = 0.0
         self._why_closed, self._has_said = "", False
         close = weakref.finalize(self, self._lock.close, data, log)
@@ -150,26 +163,26 @@ class EntryStore:
         return len(self._table)
 
     def refreshed(self) -> int:
-        """Return the number of entries, including those of other processes."""
+        """Return the number of entries, including entries that other processes have added."""
         self._refresh()
         return len(self._table)
 
     def find(self, digest: bytes) -> Entry | None:
-        """Return the entry of a 16-byte digest, also if another process has just added it; else None."""
+        """Return the entry of a 16-byte digest, or None.  Entries of other processes are found at once."""
         while True:
             entry = self._known(digest)
             if entry is None and self._refresh():
                 entry = self._known(digest)
             if entry is None or not self._verify or self._verified(entry):
-                return entry  # behind a damaged one there may be another
+                return entry  # if the entry is damaged, search again: a later entry may have this digest
 
     def _known(self, digest: bytes) -> Entry | None:
         found = self._table.find(digest)
         return None if found is None else Entry(*found)
 
     def images(self, tag: bytes, *, marks: bool) -> Any:
-        """Return the ``native.KeptImages`` that finds images here, with ``tag`` as in ``identify``; with
-        ``marks``, an image is kept only from its second use on."""
+        """Return the ``native.KeptImages`` that finds images in this store.  ``tag`` is the tag of
+        ``identify``.  With ``marks``, an image is stored only at its second use."""
         return native.KeptImages(
             self._table,
             self._data,
@@ -182,14 +195,14 @@ class EntryStore:
         )
 
     def chunks(self, tag: bytes, count: int, nbytes: int, *, marks: bool) -> Any:
-        """Return the ``native.KeptChunks`` that finds ``count`` decoded chunks of ``nbytes`` each here."""
+        """Return the ``native.KeptChunks`` that finds ``count`` decoded chunks of ``nbytes`` each."""
         return native.kept_chunks(
             self._table, self._data, self.mapped, self._end, tag, self._verify, self._marks if marks else 0,
             count, nbytes, self,
         )  # fmt: skip
 
     def read(self, entry: Entry, first: int, count: int) -> UInt8Array:
-        """Return rows of an entry, uint8 (count, width, channels), read-only."""
+        """Return ``count`` rows of an entry from row ``first`` on: uint8 (count, width, channels)."""
         _, width, channels = entry.shape
         offset, nbytes = entry.offset + first * width * channels, count * width * channels
         if self.mapped is not None:
@@ -208,7 +221,8 @@ class EntryStore:
         return [Entry(*one) for one in self._table.entries()]
 
     def mark(self, digest: bytes) -> bool:
-        """Mark a digest; return whether any process marked it, or one with the same mark, before."""
+        """Mark a digest, and return whether the mark was set already by any process.  Several digests share a
+        mark."""
         place = int.from_bytes(digest[:8], "little") % self._marks
         try:
             if os.pread(self._data, 1, place) == b"\1":
@@ -219,7 +233,7 @@ class EntryStore:
         return False
 
     def has_room(self, nbytes: int) -> bool:
-        """Return whether an entry of this many bytes would fit."""
+        """Return whether an entry of ``nbytes`` would fit."""
         part = self._part
         left = self._end - (part.start if part.stop == self._allocated else self._allocated)
         left = max(left, part.stop - part.start)
@@ -231,19 +245,20 @@ class EntryStore:
         return not self._not_before or time.monotonic() >= self._not_before
 
     def put(self, digest: bytes, pixels: UInt8Array, flags: int = 0, note: bytes = b"") -> bool:
-        """Keep a C-contiguous uint8 (H, W, C) array with a note; return whether it is in the store
-        now."""
+        """Store a C-contiguous uint8 (H, W, C) array with a note.  Return whether the store has an entry for
+        ``digest`` now."""
 
         height, width, channels = pixels.shape
-        # Another process may have added it first.
+        # Another process may have added the entry first.
         is_put = self._put([digest], [pixels], (height, width, channels), flags, note) >= 0
         return is_put or self._table.find(digest) is not None
 
     def put_all(self, digests: Sequence[bytes], arrays: Sequence[UInt8Array], note: bytes = b"") -> int:
-        """Keep new arrays uint8 (N,), all of the same N, if there is room for all of them.
+        """Store new arrays of equal length, uint8 (N,), if there is room for all of them.
 
-        For small arrays, which would take longer to keep one by one than to make.  Return the first one's
-        offset; each is ``aligned(N + len(note))`` after the one before.  Return -1 if they are not kept.
+        This method is for small arrays: storing them one by one would take longer than computing them.
+        Return the offset of the first array, or -1 if the arrays are not stored.  The distance from each
+        array to the next is ``aligned(N + len(note))``.
         """
         return self._put(digests, arrays, (1, arrays[0].nbytes, 1), 0, note)
 
@@ -269,7 +284,7 @@ class EntryStore:
             )
             with self._lock.alone(self._log):
                 return offset if self._append_locked(digests, records) else -1
-        except FileLockedError:  # by a stopped process: waiting each time would stall this one
+        except FileLockedError:  # a stopped process holds the lock: do not wait for it each time
             self._not_before = time.monotonic() + _PAUSE_S
         except OSError as error:
             self._stop(error)
@@ -279,17 +294,17 @@ class EntryStore:
         with self._lock.alone(self._log):
             if os.fstat(self._log).st_size < _HEADER:
                 if os.fstat(self._data).st_size and not self.is_in_memory:
-                    # A process with a removed log may still use these bytes.
+                    # The log was removed, and a process that has it open may still use the data file.
                     raise DamagedStoreError(errno.EINVAL, "a cache's data file without its log")
                 os.ftruncate(self._log, 0)
                 self._write_log((_MAGIC + _ALLOCATED.pack(0)).ljust(_HEADER, b"\0"), 0)
             elif os.pread(self._log, len(_MAGIC), 0) != _MAGIC:
                 raise DamagedStoreError(errno.EINVAL, "this is no log of a cache")
-        with self._lock.threads:  # reading a long log takes a while: not while other processes wait
+        with self._lock.threads:  # reading a long log takes time, so other processes are not locked out
             self._refresh_locked()
 
     def _refresh(self) -> bool:
-        """Read the entries that other processes have added; return whether there are any."""
+        """Read the entries that other processes have added; return whether there are new entries."""
         known = _HEADER + len(self._table) * RECORD_SIZE
         try:
             if os.fstat(self._log).st_size < known + RECORD_SIZE:
@@ -309,7 +324,7 @@ class EntryStore:
         count = size // RECORD_SIZE
         if count:
             log = os.pread(self._log, count * RECORD_SIZE, start)
-            # The header may be older than the records, after a crash of the machine.
+            # After a crash of the machine, the header may be older than the records.
             allocated = max(allocated, self._table.extend(log[: len(log) - len(log) % RECORD_SIZE]))
         self._allocated = max(self._allocated, allocated)
         return count > 0
@@ -326,7 +341,7 @@ class EntryStore:
         return True
 
     def _room_for(self, nbytes: int) -> int | None:
-        """Return the offset of free space for this many bytes; None without room."""
+        """Return the offset of free space for ``nbytes``; None if there is no room."""
         needed = aligned(nbytes)
         with self._lock.threads:
             part = self._part
@@ -336,12 +351,12 @@ class EntryStore:
         with self._lock.alone(self._log):
             self._refresh_locked()
             start, part = aligned(self._allocated), self._part
-            if part.pid == os.getpid() and part.stop == start:  # the space after it is free
+            if part.pid == os.getpid() and part.stop == start:  # this process's part can be extended
                 start = part.start
             if start + nbytes > self._end:
                 return None
-            # Reserve more than this entry takes, so that the next ones need no lock.  Double the size each
-            # time, because the unused rest is lost when the process ends.
+            # Reserve more than this entry takes, so that the next entries need no lock.  Begin with small
+            # parts and double the size each time, because the unused rest is lost when the process ends.
             size = max(needed, min(self._part_size, self.max_bytes // 64))
             self._part_size = min(2 * size, _PART)
             stop = min(max(start + size, self._allocated), self._end)
@@ -368,7 +383,8 @@ class EntryStore:
         return is_right
 
     def _is_too_late(self, nbytes: int) -> bool:
-        """Return whether the machine has run out of room, checked now and then."""
+        """Count ``nbytes``, and return whether the store accepts no more entries.  Check now and then whether
+        the machine has run out of room."""
         if self._is_short is not None and self._taken >= self._look_at:
             self._look_at = self._taken + _LOOK_AFTER
             try:

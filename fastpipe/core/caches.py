@@ -1,4 +1,4 @@
-"""The places of a cache's files: in memory, shared by all processes of a user, or in a private folder."""
+"""Open the files of a cache, in memory that the processes of a user share, or in a private folder on disk."""
 
 from __future__ import annotations
 
@@ -29,24 +29,25 @@ from fastpipe.options import Cache
 
 _log = logging.getLogger("fastpipe.cache")
 
-AUTO_SHARE = 4  # "auto" takes 1 / AUTO_SHARE of the free bytes
-_LEFT = 1 << 28  # free bytes of memory or disk below which nothing more is kept
+AUTO_SHARE = 4  # ``max_bytes="auto"`` means 1 / AUTO_SHARE of the free bytes
+_LEFT = 1 << 28  # a cache accepts no more entries if fewer bytes of memory or disk are free
 _MARKS = 1 << 20
-_FULL, _MOST_STALE = 0.9, 0.5  # a cache that is this full and this stale is replaced
+_FULL, _MOST_STALE = 0.9, 0.5  # a cache is replaced if it is this full and this fraction of it is stale
 _LOOKED_AT = 1000  # entries that are checked for staleness
 
 
 def open_cache_store(option: Cache) -> EntryStore | None:
-    """Return the store of an option: the same one for equal options, in this process and, as far as the
-    option says, in others.  It lives as long as references to it or to the option object exist.
+    """Return the store for an option.
 
-    Return None, after a warning, if it cannot be created in a default place.
+    Equal options have the same store in this process, and they share its content with other processes.  The
+    store lives as long as a reference to the store or to the option object exists.  If the store cannot be
+    created in memory or in the default folder, log the reason and return None.
 
     Raises:
         CacheError: the folder that the option names cannot be used.
     """
     where = "disk" if option.where == "disk" else "ram"
-    # The environment may change the user's cache folder, so it is looked up now.
+    # The user's cache folder depends on the environment, which may change, so the key contains the folder.
     key = (where, option.max_bytes, str(option.dir or user_cache_folder()) if where == "disk" else "")
     failure = (option.where, *key)
     with _opening:
@@ -63,7 +64,7 @@ def open_cache_store(option: Cache) -> EntryStore | None:
                     raise CacheError(f"the cache in {option.dir!r} cannot be used: {error}") from error
                 if failure not in _failed:
                     _failed.add(failure)
-                    # A cache that was not requested needs no warning.
+                    # No warning for where="auto", because the user has not requested this cache.
                     level = logging.INFO if option.where == "auto" else logging.WARNING
                     _log.log(level, "decoded images are not kept: %s", str(error))
                 return None
@@ -72,7 +73,7 @@ def open_cache_store(option: Cache) -> EntryStore | None:
     return store
 
 
-# Stores of this process; children of a fork have copies of the same descriptors.
+# The stores of this process.  Forked children inherit the descriptors.
 _open: weakref.WeakValueDictionary[tuple[object, ...], EntryStore] = weakref.WeakValueDictionary()
 _opening = threading.Lock()
 _failed: set[tuple[object, ...]] = set()
@@ -88,7 +89,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _ram(option: Cache) -> EntryStore:
-    """Return the store in memory that processes of this user share, or a new one."""
+    """Return the store in memory that processes of this user share, or a new store."""
     store = None
     try:
         with meeting_folder() as folder:
@@ -111,7 +112,7 @@ def _new_ram(option: Cache) -> EntryStore:
         limit = free // AUTO_SHARE
     data = anonymous_file()
     try:
-        os.truncate(data, _marks(limit) + limit)  # takes no memory before something is written there
+        os.truncate(data, _marks(limit) + limit)  # memory is allocated only when it is written to
         log = anonymous_file()
     except BaseException:
         os.close(data)
@@ -124,8 +125,8 @@ def _ram_store(data: int, log: int, limit: int) -> EntryStore:
 
 
 def _marks(limit: int) -> int:
-    """Return the number of bytes for marks; a multiple of the entries' alignment."""
-    return min(_MARKS, max(64, limit // 1024 * 64))  # all processes that share it have the same limit
+    """Return the number of bytes for marks, a multiple of the entries' alignment."""
+    return min(_MARKS, max(64, limit // 1024 * 64))  # processes that share a cache have the same limit
 
 
 def _memory_is_short() -> bool:
@@ -134,7 +135,7 @@ def _memory_is_short() -> bool:
 
 
 def _join(folder: PrivateFolder, name: str) -> EntryStore | None:
-    """Return a store that a living process holds; None if there is none."""
+    """Return a store that another process has announced; None if there is no such store."""
     for found in announced(folder, name):
         opened: list[int] = []
         try:
@@ -148,16 +149,16 @@ def _join(folder: PrivateFolder, name: str) -> EntryStore | None:
             continue
         try:
             return _ram_store(data, log, limit)
-        except OSError as error:  # the lock's owner may be stopped
+        except OSError as error:  # for example if the process that holds the lock is stopped
             _log.info("a cache in memory cannot be shared: %s", error)
     return None
 
 
 def _disk(option: Cache) -> EntryStore:
-    """Return the store in a folder: its newest generation of files, or a new one."""
+    """Return the store in a folder, from the newest generation of files or from new files."""
     parent = user_cache_folder() if option.dir is None else Path(option.dir)
     with PrivateFolder(parent / "fastpipe-decoded") as folder, alone(folder):
-        # Processes that use older files continue with them: only the names are removed.
+        # Only the names of older files are removed, so processes that use these files can continue.
         for generation in itertools.count(max(_generations(folder), default=0)):
             try:
                 store = _disk_store(folder, generation, option)
@@ -173,7 +174,7 @@ def _disk(option: Cache) -> EntryStore:
 
 
 def _generations(folder: PrivateFolder) -> list[int]:
-    """Return the numbers of the file pairs; other files are left for removal."""
+    """Return the numbers of the pairs of files in the folder; other files are ignored."""
     names = [os.path.splitext(name) for name in folder.names()]
     return [
         int(name) for name, end in names if end in (".data", ".log") and len(name) == 6 and name.isdigit()
@@ -186,7 +187,8 @@ def _disk_store(folder: PrivateFolder, generation: int, option: Cache) -> EntryS
         limit = option.max_bytes
         if limit == "auto":
             limit = (free_disk(data) + os.fstat(data).st_blocks * 512) // AUTO_SHARE
-        # Last: closing it explicitly would end the lock of another store of this process.
+        # Open the log last, so that no error makes it necessary to close the log: closing it would release
+        # the lock of another store of this process.
         log = folder.open(f"{generation:06d}.log", os.O_RDWR | os.O_CREAT)
     except BaseException:
         os.close(data)
@@ -200,7 +202,7 @@ def _disk_is_short(descriptor: int) -> bool:
 
 
 def _is_mostly_stale(store: EntryStore) -> bool:
-    """Return whether the files of most entries are gone or have changed."""
+    """Return whether the source files of most entries are gone or have changed."""
     entries = store.entries()
     looked_at = entries[:: max(1, len(entries) // _LOOKED_AT)]
     return sum(_is_stale(store, entry) for entry in looked_at) > _MOST_STALE * len(looked_at)

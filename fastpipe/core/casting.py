@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-# Kinds of dtypes, and the kinds that can hold their values.
+# For each kind of dtype, the kinds of dtypes that can hold its values.
 _HELD_BY = {"b": "biufc", "i": "biufc", "u": "biufc", "f": "fc", "c": "c", "S": "S", "U": "U"}
 
 
 def unheld(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[np.bool_]:
-    """Return which values a dtype cannot hold, as bool of their shape: whole numbers and texts must stay
-    exact; floats may be rounded but must stay finite, and never become whole numbers.
+    """Return which ``values`` the dtype cannot hold, as a bool array of the same shape.
+
+    Integers and strings must stay exact.  Floats may be rounded, but must stay finite and never become ints.
 
     >>> unheld(np.array([1, 300, -1]), np.dtype("uint8")).tolist()
     [False, True, True]
@@ -31,7 +32,8 @@ def unheld(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[np.boo
             return np.asarray(np.isfinite(made) != np.isfinite(values))
         made = made.real if dtype.kind == "c" else made
         found = np.asarray(made.astype(values.dtype) != values)
-        if kind in "iu":  # some differ but convert back equal: sign bits, the float above the maximum
+        # Some changed integers convert back to equal ones: a lost sign bit, a float above the maximum.
+        if kind in "iu":
             found |= (made < 0) != (values < 0)
             if made.dtype.kind == "f":
                 found |= made >= 2.0 ** (8 * values.itemsize - (kind == "i"))

@@ -1,5 +1,6 @@
-"""Find the classes and the samples of a folder of class folders, as ``torchvision.datasets.folder`` does,
-order and errors included.
+"""Find the classes and the samples of a folder that contains one folder for each class.
+
+The results, their order and the errors are those of ``torchvision.datasets.folder``.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ from fastpipe.errors import OptionError
 from fastpipe.options import Subset
 
 T = TypeVar("T")
-# Device, inode, and the times of the last change of content and of status, in nanoseconds.
+# Device, inode, time of modification and time of change, in nanoseconds.
 Stamp = tuple[int, int, int, int]
 
-# Listing waits for the disk or the network, so many more threads than cores make sense.
+# Listing mostly waits for the disk or the network, so the number of threads is larger than that of cores.
 THREADS = 32
 _TELL_EVERY_S = 0.25
 _WINDOW_S = 0.05
@@ -41,8 +42,15 @@ _WINDOW_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Folder(Generic[T]):
-    """One folder as found: its path from the root; a stamp that shows later changes (None if none is
-    reliable); names of the folders in it; and the result for its ``count`` other names."""
+    """The listing of one folder.
+
+    Attributes:
+        path: path of the folder, relative to the root.
+        stamp: a stamp that shows later changes of the folder; None if no reliable stamp is available.
+        folders: names of the folders in this folder.
+        count: number of files in ``content``.
+        content: the second result of ``Walker``'s ``take`` for the files of this folder.
+    """
 
     path: str
     stamp: Stamp | None
@@ -52,9 +60,9 @@ class Folder(Generic[T]):
 
 
 class _Task(NamedTuple):
-    top: int  # number of the top folder above this one
+    top: int  # number of the top folder that contains this folder
     path: str
-    status: os.stat_result | None = None  # if known already
+    status: os.stat_result | None = None  # None if unknown
     is_top: bool = False
 
 
@@ -62,26 +70,27 @@ _Visit = tuple[int, Folder[T] | None, list[_Task]]
 
 
 def waits(since: tuple[float, float]) -> bool:
-    """Return whether at least 50 ms passed since then (``perf_counter``, ``thread_time``), more than half
-    of it waiting."""
+    """Return whether at least 50 ms have passed, and this thread waited for more than half of that time.
+    ``since`` are the values of ``perf_counter`` and ``thread_time`` at the beginning of the time."""
     passed, ran = time.perf_counter() - since[0], time.thread_time() - since[1]
     return passed >= _WINDOW_S and passed - ran > passed / 2
 
 
 class Walker(Generic[T]):
-    """A finder of folders and their files, as ``sorted(os.walk(top, followlinks=True))``.
+    """A finder of folders and their files, in the order of ``sorted(os.walk(top, followlinks=True))``.
 
-    Everything that is not a folder is a file: broken links, fifos, and links in a loop once the operating
-    system stops following them.  A folder that cannot be read is left out, with all below it.
+    Every entry that is not a folder counts as a file, including broken links, fifos, and links in a loop that
+    the operating system does not follow any more.  A folder that cannot be read is left out, with all
+    folders and files in it.
 
     Args:
-        prefix: prefix of all paths: a folder with its separator, or nothing.
-        take: a function of a folder's path and the names in it that returns how many are kept, and what is
-            kept; called from any thread.
-        known: folders as found before, by path.  A folder with the same stamp is not listed again.
-        now: the time in nanoseconds, on the clock of the file systems.
-        is_waiting: whether listing in one thread is mostly waiting; called after each folder.
-        on_progress: called with the number of folders and files so far, a few times a second.
+        prefix: prefix of all paths: a folder with its separator, or an empty string.
+        take: a function of a folder's path and the names of its files.  It returns how many files are taken,
+            and an object that represents these files.  It is called from any thread.
+        known: the listings of a previous scan, by path.  A folder with the same stamp is not listed again.
+        now: returns the time of the file systems in nanoseconds.
+        is_waiting: returns whether listing in one thread mostly waits.  It is called before each folder.
+        on_progress: is called with the number of folders and of files found so far, a few times a second.
     """
 
     def __init__(
@@ -105,8 +114,8 @@ class Walker(Generic[T]):
         self._remote = False
 
     def walk(self, tops: Sequence[str]) -> list[list[Folder[T]]]:
-        """Return each of ``tops`` with all folders below it, sorted by path; an empty list if it is not a
-        folder."""
+        """Return for each of ``tops`` the folder and all folders in it, sorted by path.  The list of a top
+        that is not a folder is empty."""
         found: list[list[Folder[T]]] = [[] for _ in tops]
         pending = [_Task(number, path, is_top=True) for number, path in enumerate(tops)]
         pending.reverse()
@@ -139,7 +148,7 @@ class Walker(Generic[T]):
             pool.shutdown(cancel_futures=True)
 
     def _put(self, found: list[list[Folder[T]]], visit: _Visit[T]) -> list[_Task]:
-        """Keep the result for a folder; return the tasks to visit next."""
+        """Store the result for a folder in ``found``, and return the tasks to visit next."""
         top, folder, below = visit
         if folder is not None:
             found[top].append(folder)
@@ -169,7 +178,8 @@ class Walker(Generic[T]):
         return task.top, folder, [_Task(task.top, os.path.join(task.path, name)) for name in names]
 
     def _unchanged_below(self, task: _Task, known: Folder[T], status: os.stat_result) -> list[_Task] | None:
-        """Return the tasks below a folder with the same stamp; None if it must be listed nevertheless."""
+        """Return the tasks for the folders in a folder with an unchanged stamp.  Return None if the folder
+        must be listed although its stamp is unchanged."""
         path = self._prefix + task.path
         may_list = os.access(path, os.R_OK, effective_ids=os.access in os.supports_effective_ids)
         if not (may_list and self._file_systems.is_local(status.st_dev, path)):
@@ -179,7 +189,7 @@ class Walker(Generic[T]):
             inner = os.path.join(task.path, name)
             found = _status(self._prefix + inner)
             if found is None or not stat.S_ISDIR(found.st_mode):
-                return None  # a link that led to a folder, and now counts as a file
+                return None  # a link led to a folder before, and counts as a file now
             below.append(_Task(task.top, inner, found))
         return below
 
@@ -198,15 +208,18 @@ class Walker(Generic[T]):
         if lasting and status is not None and self._file_systems.is_local(status.st_dev, path):
             stamp = _stamp(status)
             is_old = is_settled(max(stamp[2:]), before)
-            after = _status(path)  # another folder may have taken its name before the listing
+            after = _status(path)  # another folder may have got this path before the listing
             if not is_old or after is None or _stamp(after) != stamp:
                 stamp = None
         return Folder(inner, stamp, folders, *self._take(inner, files))
 
 
 def _split(entries: Iterable[os.DirEntry[str]]) -> tuple[list[str], list[str], bool]:
-    """Return the names of the folders, and of everything else; and whether these can change only with the
-    folder itself, which is false if a link's target may become a folder."""
+    """Return the names of the folders, the names of all other entries, and whether the result is lasting.
+
+    A lasting result can change only if the listed folder changes.  The result is not lasting if a link is not
+    a folder now, because the link's target may become a folder.
+    """
     folders: list[str] = []
     files: list[str] = []
     lasting = True
@@ -226,7 +239,7 @@ def _split(entries: Iterable[os.DirEntry[str]]) -> tuple[list[str], list[str], b
 def _status(path: str) -> os.stat_result | None:
     try:
         return os.stat(path)
-    except (OSError, ValueError):  # ValueError: a name that no file can have
+    except (OSError, ValueError):  # ValueError means a name that no file can have
         return None
 
 
@@ -234,18 +247,18 @@ def _stamp(status: os.stat_result) -> Stamp:
     return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
 
 
-# A file of the index holds the folders of one root, for one choice of extensions: as JSON each folder's path,
-# stamp and subfolders; as two arrays the paths of its files.
+# A file of the index contains the folders of one root for one choice of extensions.  The path, the stamp and
+# the subfolders of each folder are stored as JSON.  The paths of the files are stored as two arrays.
 
 _KEEP_FROM_S = 0.25
 _VERSION = 1
 
 
 class IndexCache:
-    """The files that keep scans which took at least ``keep_from_s``; an unusable folder causes one
-    warning.
+    """A cache for the results of scans that took longer than ``keep_from_s``, in files of a folder.
 
-    ``now`` returns nanoseconds on the clock of the scanned file systems.
+    An unusable folder causes one warning.  ``now`` returns the time of the scanned file systems in
+    nanoseconds.
     """
 
     def __init__(
@@ -261,11 +274,11 @@ class IndexCache:
         self._files = KeptFiles(self.path, "The index of the dataset is not kept, so it is scanned each time")
 
     def load(self, key: list[Any]) -> dict[str, Folder[Packed]]:
-        """Return the folders of an earlier scan, by path; an empty dict if none are kept, or on damage."""
+        """Return the folders of a previous scan by path; an empty dict if there are none or on damage."""
         return self._files.load(key, _read) or {}
 
     def save(self, key: list[Any], folders: Sequence[Folder[Packed]]) -> None:
-        """Keep folders, all of which have stamps, and replace those kept before."""
+        """Save folders, which all have stamps.  They replace the folders saved with ``key``."""
         described = [[one.path, one.stamp, list(one.folders), one.count] for one in folders]
         lengths = [np.zeros(0, dtype=np.int64), *(one.content.lengths for one in folders)]
         arrays: dict[str, npt.NDArray[Any]] = {
@@ -281,8 +294,7 @@ def default_index_cache() -> IndexCache | None:
 
 
 def _read(about: dict[str, Any], array: Arrays) -> dict[str, Folder[Packed]]:
-    """Return the folders that the parts of a file describe; raise a ValueError if these do not fit
-    together."""
+    """Return the folders that a cache file describes; raise a ValueError if the file is inconsistent."""
     arena = array("arena", np.uint8).tobytes()
     lengths = array("lengths", np.int32).astype(np.int64)
     offsets = checked_offsets(arena, lengths)
@@ -309,7 +321,7 @@ def _all_are(kind: type, values: Iterable[Any]) -> bool:
 def left_out(
     known: Mapping[str, Folder[Packed]], tops: Iterable[str], prefix: str
 ) -> dict[str, Folder[Packed]]:
-    """Return known folders of classes that this scan left out, and that still exist."""
+    """Return the known folders of classes that exist but are not among the scanned classes ``tops``."""
     above = {path: path.split(os.sep, 1)[0] for path in known}
     others = set(above.values()) - set(tops)
     there = {top for top in others if os.path.isdir(prefix + top)}
@@ -318,7 +330,7 @@ def left_out(
 
 TORCHVISION_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
-# Names of class folders, or a way to choose among the existing names.
+# The names of class folders, or a way to choose among the existing class folders.
 Classes = Sequence[str] | Callable[[list[str]], Sequence[str]] | Subset
 
 _NAMED_AT_MOST = 20
@@ -329,12 +341,14 @@ def find_classes(
 ) -> tuple[list[str], dict[str, int]]:
     """Find the class folders of a dataset; return their names, and the class index of each name.
 
-    ``classes`` are names of folders to take, in this order; or a function that receives the sorted names of
-    all, and returns those to take; or a ``Subset``, whose classes are sorted; None takes all of them, sorted.
+    ``classes`` may be the names of the folders to take, in this order.  ``classes`` may also be a function
+    that receives the sorted names of all folders and returns the names to take.  With a ``Subset``, the
+    chosen classes are sorted.  With None, all folders are taken, sorted.
 
     Raises:
-        FileNotFoundError: the directory does not exist, or has no folder in it.
-        OptionError: ``classes`` is empty, names a folder twice or a missing one, or draws too many.
+        FileNotFoundError: the directory does not exist, or contains no folder.
+        OptionError: ``classes`` is empty, names a folder twice, names a missing folder, or is a ``Subset`` of
+            more classes than exist.
         TypeError: ``classes`` is not, and does not return, a sequence of strings.
     """
     return choose_classes(
@@ -345,7 +359,7 @@ def find_classes(
 def choose_classes(
     directory: str | os.PathLike[str], names: Iterable[str], classes: Classes | None
 ) -> tuple[list[str], dict[str, int]]:
-    """Choose classes among names in any order, as ``find_classes`` does after listing the folder."""
+    """Choose classes among ``names``, which may be in any order, as ``find_classes`` does."""
     found = sorted(names)
     if not found:
         raise FileNotFoundError(printable(f"Couldn't find any class folder in {directory}."))
@@ -383,7 +397,7 @@ def _checked(directory: str | os.PathLike[str], found: list[str], classes: Seque
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Return the names in quotes, shortened if they are many."""
+    """Return the names in quotes.  A long list is shortened."""
     text = ", ".join(map(repr, names[:_NAMED_AT_MOST]))
     more = len(names) - _NAMED_AT_MOST
     return text if more <= 0 else f"{text} and {more} more"
@@ -399,20 +413,21 @@ def scan_folder(
     cache: IndexCache | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> SampleTable:
-    """Find all samples below the class folders, as a table of ``(path, class index)``.
+    """Find all samples in the class folders, and return them as a table of ``(path, class index)``.
 
-    Classes come sorted by name, a class's folders sorted by their path as a string, and a folder's files
-    sorted by name.  Links to folders are followed; folders that cannot be read are passed over.
+    The classes are sorted by name, the folders of a class are sorted by their path as a string, and the files
+    of a folder are sorted by name.  Links to folders are followed.  Folders that cannot be read are skipped.
 
     Args:
-        directory: the folder that holds one folder for each class; ``~`` is expanded.
+        directory: the folder that contains one folder for each class; ``~`` is expanded.
         class_to_idx: the class folders to scan, and their class indices.
-        extensions: lower-case ending, or endings, of the files to take; compared without regard to case.
-        is_valid_file: a function that returns whether to take a path; give either this or ``extensions``.
-        allow_empty: whether a class may have no file; otherwise that is a FileNotFoundError.
-        cache: the place of kept scans, so that unchanged folders are not listed again.  Not used with
-            ``is_valid_file``, whose result may depend on anything.
-        on_progress: called a few times a second with the number of folders and of files found.
+        extensions: the extension or extensions of the files to take, in lower case.  Case of the files' names
+            is ignored.
+        is_valid_file: a function that returns whether to take a path.  Pass either this or ``extensions``.
+        allow_empty: whether a class may have no file.  If not, a class without files is a FileNotFoundError.
+        cache: the cache of scans, with which unchanged folders are not listed again.  The cache is not used
+            with ``is_valid_file``, because its result may depend on anything.
+        on_progress: is called a few times a second with the number of folders and of files found.
     """
     directory = os.path.expanduser(directory)
     check_scan(class_to_idx, extensions, is_valid_file)
@@ -442,7 +457,7 @@ def check_scan(
     extensions: str | Sequence[str] | None,
     is_valid_file: Callable[[str], bool] | None,
 ) -> None:
-    """Raise torchvision's errors for options that torchvision refuses."""
+    """Raise torchvision's errors for options that torchvision does not accept."""
     if not class_to_idx:
         raise ValueError("'class_to_index' must have at least one entry to collect any samples.")
     if (extensions is None) == (is_valid_file is None):
@@ -452,7 +467,7 @@ def check_scan(
 def _below(directory: str, names: Sequence[str]) -> tuple[str, list[str]]:
     prefix = os.path.join(directory, "")
     tops = [os.path.join(directory, name) for name in names]
-    if not all(top.startswith(prefix) for top in tops):  # a name that is a whole path
+    if not all(top.startswith(prefix) for top in tops):  # a name is an absolute path
         prefix = ""
     return prefix, [top[len(prefix) :] for top in tops]
 
@@ -466,7 +481,7 @@ def _find_by_extension(
     on_progress: Callable[[int, int], None] | None,
 ) -> list[list[Packed]]:
     endings = (extensions,) if isinstance(extensions, str) else tuple(extensions)
-    # An ending with a separator refers to more of the path than the name.
+    # An ending that contains a separator is compared with the path, not only with the file's name.
     by_path = any(separator in "".join(endings) for separator in filter(None, (os.sep, os.altsep)))
 
     def take(folder: str, names: list[str]) -> tuple[int, Packed]:
@@ -493,8 +508,8 @@ def _find_by_extension(
 
 
 def _key(directory: str, endings: tuple[str, ...]) -> list[Any] | None:
-    """Return the key of a folder's scan, which a move of the folder does not change; None if the scan will
-    raise its own error."""
+    """Return the cache's key for the scan of a folder; None if the folder cannot be read.  The key does not
+    change if the folder is moved."""
     try:
         status = os.stat(directory)
     except (OSError, ValueError):
@@ -520,7 +535,7 @@ def _packed(
 
 
 def empty_message(empty: Sequence[str], extensions: str | Sequence[str] | None) -> str:
-    """Return torchvision's message about classes without a file."""
+    """Return torchvision's error message about classes without files."""
     message = printable(f"Found no valid file for the classes {', '.join(empty)}. ")
     if extensions is None:
         return message
@@ -536,7 +551,8 @@ _ERASE = "\x1b[2K"  # erases a terminal's line
 
 
 class ScanProgress:
-    """A moving line in a terminal, lines of the log elsewhere; nothing in the first two seconds of a scan."""
+    """The display of a scan's progress: a changing line in a terminal, or else lines in the log.  Nothing is
+    shown during the first two seconds of a scan."""
 
     def __init__(self, root: str | os.PathLike[str], *, clock: Callable[[], float] = time.monotonic) -> None:
         self._root, self._clock, self._start = os.fspath(root), clock, clock()

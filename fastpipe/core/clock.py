@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 class StageClock:
     """Seconds spent in each stage, summed over the threads that worked in it.
 
-    ``"read"`` reads files, ``"decode"`` makes pixels or chunks, ``"transform"`` resamples and
-    converts, ``"copy"`` takes samples from decoded chunks, ``"wait"`` is the time that the consumer
+    The stage ``"read"`` reads files.  ``"decode"`` decodes pixels or chunks.  ``"transform"`` resamples and
+    converts.  ``"copy"`` copies samples out of decoded chunks.  ``"wait"`` is the time that the consumer
     waited for a batch.
 
     >>> clock = StageClock()
@@ -27,7 +27,7 @@ class StageClock:
     """
 
     def __init__(self) -> None:
-        # Each thread adds to a dictionary of its own, without a lock, because each sample does this.
+        # Each thread adds to its own dictionary, so that adding needs no lock: ``add`` is called per sample.
         self._local = threading.local()
         self._all: list[dict[str, int]] = []
 
@@ -62,11 +62,11 @@ _VARIABLE = "FASTPIPE_NVTX"
 
 
 def ranged(name: str) -> Callable[[_F], _F]:
-    """Decorate a function so that each call is a range ``fastpipe.NAME`` of the calling thread.
+    """Decorate a function so that each call is an NVTX range ``fastpipe.NAME`` of the calling thread.
 
-    If the environment does not enable ranges when fastpipe is imported, the function stays unchanged.  Ranges
-    are made by torch if it has a GPU, else by the package ``nvtx``; so far they were tested only with modules
-    that imitate these, without a GPU.
+    If the environment does not enable ranges when fastpipe is imported, the function stays unchanged.  Torch
+    makes the ranges if torch has a GPU; otherwise the package ``nvtx`` makes them.  So far, ranges were
+    tested only with modules that imitate torch and ``nvtx``, without a GPU.
     """
     if os.environ.get(_VARIABLE, "") in ("", "0"):
         return lambda function: function
@@ -85,8 +85,10 @@ def _range(text: str) -> Iterator[None]:
 
 @functools.cache
 def _marks() -> tuple[Callable[[str], object], Callable[[], object]]:
-    """Return the functions that begin and end a range of the calling thread; looked up at the first range,
-    when the script has imported its packages."""
+    """Return the functions that begin and end a range of the calling thread.
+
+    The first range looks the functions up, because the script has then imported its packages.
+    """
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is not None and cuda.is_available():
         return cuda.nvtx.range_push, cuda.nvtx.range_pop

@@ -1,4 +1,4 @@
-"""The times of an epoch, and its share of waiting for data, for all frameworks."""
+"""The times of an epoch, including the fraction of time spent waiting for data, for all frameworks."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _SCALARS = (
 class EpochTimes(NamedTuple):
     """The times of an epoch.
 
-    A step begins with the request of its batch, so that it includes the wait.
+    A step begins with the request of its batch, so the step's duration includes the wait for the batch.
 
     Attributes:
         epoch: the epoch's number, from 0.
-        seconds: duration of the training steps and the time between them, without a trainer's validation.
+        seconds: duration of the training steps and of the time between steps, without a trainer's validation.
         steps: number of steps.
         step_seconds: median duration of a step, including its wait for data.
         waiting: fraction of ``seconds`` in which steps waited for their batches, 0 to 1; None if
@@ -37,10 +37,11 @@ class EpochTimes(NamedTuple):
         step_seconds_p95: 95th percentile of a step's duration.
         wait_seconds, wait_seconds_p95: median and 95th percentile of a step's wait; None if unknown.
         first_batch_seconds: time from the epoch's beginning to its first batch; None if unknown.
-        late_batches: number of batches that took longer than ``warn_after``, without the first.
+        late_batches: number of batches that took longer than ``warn_after``, not counting the first batch.
         is_complete: False if the loop ended before the loader was exhausted.
         gpu_utilisation: fraction of time in which the GPU ran a kernel, 0 to 1; None if not measured.
-        gpu_memory_utilisation: fraction in which its memory was read or written; None if not measured.
+        gpu_memory_utilisation: fraction of time in which the GPU's memory was read or written, 0 to 1; None
+            if not measured.
         pcie_bytes_per_second: bytes that the GPU received per second; None if not measured.
 
     >>> print(EpochTimes(0, 1.2, 3, 0.4, 0.75, 8.3))
@@ -75,7 +76,7 @@ class EpochTimes(NamedTuple):
         return said if self.is_complete else f"{said}, left early"
 
     def scalars(self) -> dict[str, float]:
-        """Return the known values, by their names in loggers and TensorBoard.
+        """Return the known values by the names that loggers and TensorBoard show.
 
         >>> EpochTimes(0, 1.5, 3, 0.5, None, None).scalars()
         {'fastpipe/epoch_seconds': 1.5, 'fastpipe/step_seconds': 0.5}
@@ -96,8 +97,10 @@ def epoch_times(
     warn_after: float | None = None,
     is_complete: bool = True,
 ) -> EpochTimes:
-    """Return the times of a measured epoch: seconds in total, of each step, and of each step's wait, None if
-    unknown; ``samples`` may be NaN.
+    """Return the times of a measured epoch.
+
+    ``seconds`` is the total duration, ``steps`` are the durations of the steps, and ``waits`` are the waits
+    of the steps (None if unknown), all in seconds.  ``samples`` is the number of samples; NaN if unknown.
 
     >>> epoch_times(0, 2.0, [0.5, 1.5], [0.25, 0.75], 8)[:6]
     (0, 2.0, 2, 1.0, 0.5, 4.0)
@@ -125,11 +128,11 @@ def _quantile(values: Sequence[float] | npt.NDArray[np.float64], part: float) ->
 
 @dataclass(frozen=True)
 class WaitLimits:
-    """The limits of batch times beyond which a warning is issued.
+    """The limits of waiting times.  A time beyond a limit causes a warning.
 
     Args:
-        warn_after: seconds for a batch; None for no limit.
-        warn_waiting: fraction of an epoch that is spent waiting, 0 to 1; None for no limit.
+        warn_after: the limit of seconds for one batch; None for no limit.
+        warn_waiting: the limit of the fraction of an epoch that is spent waiting, 0 to 1; None for no limit.
 
     Raises:
         OptionError: a limit has a value that cannot work.
@@ -153,8 +156,10 @@ class WaitLimits:
             )
 
     def warning(self, times: EpochTimes, stages: Mapping[str, float] | None = None) -> str | None:
-        """Return the warning about an epoch, with the seconds of the loader's stages; None if there is
-        none."""
+        """Return the warning about an epoch; None if no limit was exceeded.
+
+        ``stages`` are the seconds of the loader's stages, which the warning mentions.
+        """
         said = []
         if times.late_batches and self.warn_after is not None:
             said.append(
@@ -175,14 +180,16 @@ class WaitLimits:
 
 
 def samples_of(batch: Any) -> float:
-    """Return the number of samples in a batch: the first dimension of its first array, or the length of a
-    list of strings or numbers; NaN if there is neither.
+    """Return the number of samples in a batch; NaN if it is unknown.
+
+    The number is the first dimension of the batch's first array, or the length of a list of strings or
+    numbers.
 
     >>> samples_of((np.zeros((8, 3)), np.zeros(8))), samples_of({"text": ["a", "b"]}), samples_of(None)
     (8, 2, nan)
     """
     for _ in range(_DEEPEST):
-        # Exact types first: looking up a list's shape, or abstract classes, takes as long as all the rest.
+        # Test exact types first, because tests of abstract classes and of ``shape`` take much longer.
         kind = type(batch)
         if kind is list or kind is tuple:
             inner = batch[0] if batch else None

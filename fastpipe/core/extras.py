@@ -1,4 +1,4 @@
-"""Imports of optional packages at first use; the error for a missing one names the pip command."""
+"""Import optional packages at first use.  The error for a missing package names the pip command."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Any
 
 from fastpipe.errors import MissingDependencyError
 
-_DISTRIBUTIONS = {"google_crc32c": "google-crc32c"}  # packages with another name on PyPI
+_DISTRIBUTIONS = {"google_crc32c": "google-crc32c"}  # names on PyPI that differ from the package's name
 
 
 def load_part(module: str) -> ModuleType:
-    """Import a module by its whole name, also for the ``__getattr__`` of a package.
+    """Import a module by its full name.  The ``__getattr__`` of a package may call this function.
 
     Raises:
         ImportError: an imported module lacks an attribute, or a file hides a package.  (Python would
@@ -44,11 +44,14 @@ def _advice(found: object) -> str:
 
 
 def require(module: str, *, extra: str = "", package: str = "") -> Any:
-    """Import ``module``, or raise an error with what installs it: an extra of fastpipe, or a package.
+    """Import ``module``, or raise an error with the pip command that installs it.
+
+    The command installs ``package`` if it is given, else the extra ``extra`` of fastpipe.
 
     Raises:
-        MissingDependencyError: the package of ``module``, or one that it imports, is not installed.
-        Others: an installed package fails for another reason: its own error, or that of `load_part`.
+        MissingDependencyError: the package of ``module``, or a package that it imports, is not installed.
+        Exception: an installed package cannot be imported.  The error is the package's own error, or an error
+            of ``load_part``.
 
     >>> require("json", extra="image").loads("[1]")
     [1]
@@ -67,7 +70,7 @@ def require(module: str, *, extra: str = "", package: str = "") -> Any:
 
 
 def missing_package(error: ModuleNotFoundError) -> MissingDependencyError:
-    """Return the error for a package that no extra installs, from the error that another package raised."""
+    """Return the error for a missing package that no extra installs, from the error of its import."""
     name = str(error.name).partition(".")[0]
     return MissingDependencyError(
         f"the package {name!r} is needed here and it is not installed. "
@@ -76,8 +79,8 @@ def missing_package(error: ModuleNotFoundError) -> MissingDependencyError:
 
 
 def load_rich() -> None:
-    """Import the part of rich that draws from Python's generator on import, and restore the generator; call
-    this before anything else of rich is imported in a script's process."""
+    """Import the part of rich that uses Python's random generator on import, and restore the generator.  Call
+    this before any other import of rich in a script's process."""
     state = random.getstate()
     load_part("rich.style")
     random.setstate(state)
@@ -85,8 +88,11 @@ def load_rich() -> None:
 
 @contextmanager
 def briefly_set(name: str, value: str) -> Iterator[None]:
-    """Set an environment variable within the block, unless it is set: for packages that read or set it on
-    import.  The script's other child processes must inherit the script's own values."""
+    """Set an environment variable within the ``with`` block, unless the variable is set already.
+
+    This is for packages that read or set the variable on import.  After the block the variable is unset
+    again, because other child processes must inherit the script's own values.
+    """
     was_set = name in os.environ
     os.environ.setdefault(name, value)
     try:
@@ -98,10 +104,11 @@ def briefly_set(name: str, value: str) -> Iterator[None]:
 
 @cache
 def require_threadpoolctl(extra: str) -> Any:
-    """Import threadpoolctl as ``require`` does, without the variable that its import sets permanently.
+    """Import threadpoolctl as ``require`` does, without its permanent change of the environment.
 
-    Another package that imports it later, such as scikit-learn, relies on that variable: it gets a separate
-    module, which sets it.
+    The import of threadpoolctl sets the variable ``KMP_DUPLICATE_LIB_OK``.  Another package that imports
+    threadpoolctl later, such as scikit-learn, relies on the variable.  So that package gets a separate
+    module, whose import sets the variable.
     """
     if "threadpoolctl" in sys.modules:
         return sys.modules["threadpoolctl"]

@@ -1,4 +1,4 @@
-"""Identity of files: does cached data still belong to the file at a path?"""
+"""Identity of files, which shows whether cached data still belong to the file at a path."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ import numpy.typing as npt
 _NUMBERS = struct.Struct("<5Q")
 _HALVES = struct.Struct("<2Q")
 _MASK = (1 << 64) - 1
-_NO_DEVICE = _MASK  # replaces a device's number for an object of a store
+_NO_DEVICE = _MASK  # the device's number in the state of a store's object
 _OF_OBJECT = _NO_DEVICE.to_bytes(8, "little")
-# Longer than a clock tick of Linux's file systems; and than the time steps of others, which trailing
-# zeros reveal.
+# The first number is longer than a clock tick of Linux's file systems.  The second number is longer than the
+# time steps of other file systems, which are recognised by the trailing zeros of their times.
 _STEP_NS, _COARSE_STEP_NS = 20_000_000, 2_100_000_000
 
 
 class FileIdentity(NamedTuple):
-    """One state of one file.
+    """The state of a file at one time.
 
-    ``digest`` is 16 bytes of the state and of the use of the file.  Once ``is_settled``, any change gives
-    another state: times are written in steps, and a file that changes twice within one step may look as it
-    did after the first change.
+    ``digest`` is a 16-byte hash of ``state`` and of the ``tag`` of ``identify``.  If ``is_settled``, any
+    further change gives another state.  Otherwise, a further change may give an equal state, because file
+    systems store times in steps.
     """
 
     digest: bytes
@@ -37,16 +37,16 @@ class FileIdentity(NamedTuple):
     is_settled: bool
 
     def note(self) -> bytes:
-        """Return the state and the path, with which ``is_stale`` checks whether the file is unchanged."""
+        """Return the state and the path.  ``is_stale`` uses them to check whether the file is unchanged."""
         return self.state + os.fsencode(os.path.abspath(self.path))
 
 
 def identify(path: str, tag: bytes) -> FileIdentity:
-    """Return the current state of a file: device, inode, size, and its times of modification and change.
+    """Return the current state of a file: device, inode, size, time of modification and time of change.
 
-    Every way to change or replace a settled file changes one of them; a program cannot set the time of
-    change.  ``tag``, of at most 64 bytes, holds everything else that makes a difference, such as how the
-    file is decoded.
+    Every way to change or replace a settled file changes one of these values, because a program cannot set
+    the time of change.  ``tag``, at most 64 bytes, describes everything else that the cached data depend on,
+    such as how the file is decoded.
     """
     now = time.time_ns()
     status = os.stat(path)
@@ -57,7 +57,8 @@ def identify(path: str, tag: bytes) -> FileIdentity:
 
 
 def states_of_objects(versions: Sequence[bytes]) -> npt.NDArray[np.uint64]:
-    """Return the states of objects, as ``identify_object`` defines them: uint64 (N, 5)."""
+    """Return the states of objects, uint64 (N, 5), as ``identify_object`` computes each state.  Each of
+    ``versions`` is 16 bytes."""
     states = np.zeros((len(versions), 5), np.uint64)
     states[:, 0] = _NO_DEVICE
     states[:, 3:] = np.frombuffer(b"".join(versions), "<u8").reshape(-1, 2)
@@ -65,13 +66,14 @@ def states_of_objects(versions: Sequence[bytes]) -> npt.NDArray[np.uint64]:
 
 
 def identify_object(version: bytes, path: str, tag: bytes) -> FileIdentity:
-    """Return the state of a store's object as it was listed: ``version`` is 16 bytes."""
+    """Return the state of a store's object from the object's listed ``version``, 16 bytes."""
     state = _NUMBERS.pack(_NO_DEVICE, 0, 0, *_HALVES.unpack(version))
     return FileIdentity(hashlib.blake2b(state, digest_size=16, key=tag).digest(), state, path, True)
 
 
 def is_stale(note: bytes) -> bool:
-    """Return whether the file of a note is gone or has changed; for an object, only its store knows."""
+    """Return whether the file of a ``note`` is gone or has changed.  The result for a store's object is
+    always False, because only the store could tell."""
     if note.startswith(_OF_OBJECT):
         return False
     try:
@@ -81,14 +83,14 @@ def is_stale(note: bytes) -> bool:
 
 
 def state_of(status: os.stat_result) -> bytes:
-    times = (status.st_mtime_ns & _MASK, status.st_ctime_ns & _MASK)  # may be before 1970
+    times = (status.st_mtime_ns & _MASK, status.st_ctime_ns & _MASK)  # times before 1970 are negative
     return _NUMBERS.pack(status.st_dev, status.st_ino, status.st_size, *times)
 
 
-# File systems that stamp each change of a folder with a reliable time, and the resolution of that time.
+# The local file systems, which store a reliable time of each change of a folder, and the resolution of times.
 
-# Local file systems.  Network file systems (nfs, cifs, 9p, virtiofs, lustre, …) may show old times,
-# or the server's clock; file systems behind a FUSE mount may not keep times at all.
+# Network file systems (nfs, cifs, 9p, virtiofs, lustre, …) may show old times, or times of the server's
+# clock.  FUSE file systems may not store times at all.
 _LOCAL = frozenset(
     (
         "ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "bcachefs", "f2fs", "jfs", "reiserfs", "tmpfs",
@@ -96,7 +98,7 @@ _LOCAL = frozenset(
     )
 )  # fmt: skip
 _MOUNTS = "/proc/self/mountinfo"
-# The coarsest resolution, FAT's, is two seconds; the kernel's clock lags up to 10 ms behind ours.
+# FAT has the coarsest resolution, two seconds.  The kernel's clock for files may be up to 10 ms late.
 _RESOLUTION_NS = 2_100_000_000
 
 
@@ -114,16 +116,17 @@ class FileSystems:
             major, _, minor = fields[2].partition(":")
             if major.isdecimal() and minor.isdecimal():
                 self._of_device[os.makedev(int(major), int(minor))] = kind
-            # A later mount over the same folder hides the earlier one.
-            # The kernel writes blanks and the like as a backslash and three octal digits.
+            # A second mount on a folder hides the first mount, and follows it in the list.
+            # The kernel writes blanks and other special characters as a backslash and three octal digits.
             folder = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4])
             self._of_folder[folder] = kind
 
     def kind(self, device: int, folder: str) -> str | None:
-        """Return the kind of a folder's file system; None if unknown.
+        """Return the kind of a folder's file system, such as ``"ext4"``; None if unknown.
 
-        ``device``, its ``st_dev``, identifies the file system whatever the mounts are; if that fails, the
-        path decides: each of btrfs's subvolumes has a number of its own, which is listed nowhere.
+        ``device`` is the folder's ``st_dev``, which identifies most file systems.  If the device is not in
+        the list of mounts, the folder's path decides: subvolumes of btrfs have device numbers that are not
+        listed.
         """
         kind = self._of_device.get(device)
         if kind is None and self._of_folder:
@@ -136,7 +139,7 @@ class FileSystems:
         return self.kind(device, folder) in _LOCAL
 
     def is_remote(self, device: int, folder: str) -> bool:
-        """Return whether the file system is known to be remote, so that answers may take long."""
+        """Return whether the file system is known to be remote, so that each access may take long."""
         return self.kind(device, folder) not in (None, *_LOCAL)
 
     def _kind_at(self, folder: str) -> str | None:
@@ -149,7 +152,7 @@ class FileSystems:
 
 
 def is_settled(changed: int, now: int) -> bool:
-    """Return whether a change after ``now`` would get another time than the last one; in nanoseconds."""
+    """Return whether a change after ``now`` would get another time than ``changed``, in nanoseconds."""
     return now - changed > _RESOLUTION_NS
 
 

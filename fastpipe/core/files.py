@@ -19,8 +19,8 @@ from typing import Any, BinaryIO, ParamSpec, TypeVar
 
 from fastpipe.core.clock import ranged
 
-# Files: opening never hangs, fastpipe's own files are not reached through links and are written whole, and
-# only as many stay open as the process has descriptors for.  Also the detection of URLs.
+# Opening a file never hangs.  fastpipe's own files are not opened through links, and are written atomically.
+# If no descriptor is left, idle files are closed.  This module also detects URLs.
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -29,7 +29,8 @@ _SPENT = {errno.EMFILE, errno.ENFILE}
 _MOST_LOOKED_AT = 1 << 16
 # A single letter is a Windows drive.
 SCHEME = re.compile(r"([a-z][a-z0-9+.\-]+(?:::[a-z][a-z0-9+.\-]+)*)://", re.IGNORECASE)
-# Folder in which an open folder has a path that stays valid when it is moved or replaced.
+# Folder with a path for each open descriptor.  The path of an open folder there stays valid when the folder
+# is moved or replaced.
 DESCRIPTORS = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else ""
 UNFINISHED = ".unfinished"  # suffix of a file's name while it is written
 
@@ -38,9 +39,9 @@ _SAFE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 _SAFE |= getattr(os, "O_BINARY", 0) | getattr(os, "O_NOCTTY", 0)
 _NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 
-# Errors of file systems without hard links, of those that allow links only to owners, and of too many links.
+# Errors of file systems that have no hard links or allow them only to owners, and of too many links.
 _NO_LINK = {errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EMLINK}
-_HERE, _NOREPLACE = -100, 1  # of renameat2(2)
+_HERE, _NOREPLACE = -100, 1  # AT_FDCWD and RENAME_NOREPLACE of renameat2(2)
 
 
 def open_regular(
@@ -51,12 +52,12 @@ def open_regular(
     follows: bool = False,
     dir_fd: int | None = None,
 ) -> int:
-    """Open a regular file; never hang on a fifo, or trigger a device.
+    """Open a regular file, without waiting on a fifo or triggering a device.
 
     ``follows`` says whether the path may be a link.
 
     Raises:
-        OSError: as ``os.open`` raises it; also for a directory, a fifo, a socket or a device.
+        OSError: the errors of ``os.open``, and an error for a directory, a fifo, a socket or a device.
     """
     descriptor = os.open(path, flags | _SAFE | (0 if follows else _NO_LINKS), mode, dir_fd=dir_fd)
     try:
@@ -68,7 +69,7 @@ def open_regular(
 
 
 def require_regular(path: str | os.PathLike[str], status: os.stat_result) -> None:
-    """Raise an OSError unless ``status`` is that of a regular file."""
+    """Raise an OSError unless ``status`` is the status of a regular file."""
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
     if not stat.S_ISREG(status.st_mode):
@@ -84,13 +85,13 @@ def write_whole(
     unfinished: Path | None = None,
     dir_fd: int | None = None,
 ) -> None:
-    """Create or replace a file atomically: a reader finds all of the old or all of the new file; a link of
-    that name is replaced, too.
+    """Create or replace a file atomically, so a reader finds the complete old file or the complete new file.
 
-    Without ``sync`` a crash of the machine may leave the name without content.  ``unfinished`` is the name
-    during writing, in a private folder, so that leftovers of killed processes are found; the default is an
-    unguessable name beside ``path``.  The paths are relative to the open folder ``dir_fd``, whose own entry
-    is then not synced.
+    If ``path`` is a link, the link itself is replaced.  Without ``sync``, a crash of the machine may leave an
+    empty file.  ``unfinished`` is the file's name during writing; the caller chooses a name in a private
+    folder, to find leftovers of killed processes.  The default is an unguessable name in the folder of
+    ``path``.  If ``dir_fd`` is given, the paths are relative to this open folder, and ``sync`` does not sync
+    the folder itself.
     """
     path = Path(path)
     try:
@@ -99,7 +100,7 @@ def write_whole(
         else:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(unfinished, dir_fd=dir_fd)
-        # A new file: links that others have put there are not followed.
+        # O_EXCL creates a new file, so a link that another user has put there is not followed.
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         with os.fdopen(open_regular(unfinished, flags, mode, dir_fd=dir_fd), "wb") as file:
             fill(file)
@@ -117,9 +118,9 @@ def write_whole(
 
 
 def open_output(path: str | os.PathLike[str], *, appends: bool = False) -> int:
-    """Open a file named by the user for writing: truncated, or for appending.
+    """Open a file named by the user for writing.  Truncate the file, or append to it if ``appends``.
 
-    A pipe with a reader, such as a shell's ``>(...)``, and ``/dev/stdout`` can be written to.  A fifo without
+    The file may be a pipe with a reader, such as a shell's ``>(...)``, or ``/dev/stdout``.  A fifo without
     a reader, or a link that belongs to another user, is an OSError.
     """
     flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if appends else os.O_TRUNC)
@@ -145,9 +146,10 @@ def write_output(path: str | os.PathLike[str], text: str) -> None:
 
 
 def rename_anew(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> bool:
-    """Rename a file without replacing another one, or raise FileExistsError.
+    """Rename a file, or raise FileExistsError if a file ``target`` exists.
 
-    Return False if it has both names now, and the caller must still remove the first one.
+    Return True if the file was renamed.  Return False if the file now has both names and the caller must
+    still remove ``source``.
     """
     if _renameat2 is not None:
         if _renameat2(_HERE, os.fsencode(source), _HERE, os.fsencode(target), _NOREPLACE) == 0:
@@ -160,7 +162,7 @@ def rename_anew(source: str | os.PathLike[str], target: str | os.PathLike[str]) 
     except OSError as error:
         if error.errno not in _NO_LINK:
             raise
-        # A file that is created there between these lines is lost.
+        # A file that another process creates at ``target`` between these lines is lost.
         if os.path.lexists(target):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(target)) from None
         os.rename(source, target)
@@ -169,7 +171,7 @@ def rename_anew(source: str | os.PathLike[str], target: str | os.PathLike[str]) 
 
 
 def _linux_call() -> Any:
-    """Return Linux's call that renames without replacing; None elsewhere.  Python has no wrapper for it."""
+    """Return Linux's ``renameat2``, for which Python has no wrapper; None on other systems."""
     if sys.platform != "linux":
         return None
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
@@ -193,7 +195,7 @@ def remove_tree(path: str | os.PathLike[str]) -> None:
 
 
 def sync_folder(folder: str | os.PathLike[str]) -> None:
-    """Flush the names in a folder to the disk, if the system can."""
+    """Flush the names of the files in a folder to the disk, if the system supports that."""
     with contextlib.suppress(OSError):  # Windows opens no folders
         descriptor = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
         try:
@@ -204,11 +206,10 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
 
 @contextlib.contextmanager
 def folder_below(root: str | os.PathLike[str], inside: str, *, makes: bool = False) -> Iterator[str]:
-    """Give the block the path of a folder below another (``inside`` is relative, without ``..``, or empty),
-    reached without links; ``root`` itself may be a link.
+    """Open the folder ``root/inside`` without following links, and give the ``with`` block its path.
 
-    On Linux the path leads to that folder even if it is replaced meanwhile.  ``makes`` creates missing
-    folders on the way.
+    ``inside`` is relative, without ``..``, or empty.  ``root`` itself may be a link.  On Linux the path leads
+    to the opened folder even if another folder replaces it.  ``makes`` creates missing folders.
     """
     flags = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0) | _SAFE
     descriptor = os.open(root, flags)
@@ -232,10 +233,10 @@ def folder_below(root: str | os.PathLike[str], inside: str, *, makes: bool = Fal
 
 
 def who_else_may_write(descriptor: int, status: os.stat_result, *, root_may: bool = False) -> str:
-    """Return who besides this user (and root, with ``root_may``) may write to a file or folder; else "".
+    """Return who may write to a file or folder apart from this user (and root, with ``root_may``); else "".
 
-    On a file system that shows all files as one user's, or has no modes, a file that is created in the folder
-    (of ``descriptor``) shows the attributes of this user's files.
+    Some file systems show all files as files of one user, or have no modes.  So the function creates a file
+    in the folder ``descriptor``, and accepts the owner and the mode that the new file has.
     """
     if not hasattr(os, "geteuid"):  # on Windows, modes have no meaning
         return ""
@@ -252,7 +253,7 @@ def who_else_may_write(descriptor: int, status: os.stat_result, *, root_may: boo
 
 
 def _made_there(descriptor: int) -> os.stat_result | None:
-    """Return the status of a new file of mode 0600 in a folder; None if none can be created."""
+    """Create and remove a file of mode 0600 in a folder, and return its status; None if that fails."""
     name = f".{secrets.token_hex(8)}{UNFINISHED}"
     try:
         made = open_regular(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=descriptor)
@@ -265,18 +266,21 @@ def _made_there(descriptor: int) -> os.stat_result | None:
         os.close(made)
 
 
-# Functions that close idle files, which are kept open for later reads.
+# Functions that close idle files.  A file is idle if it is only kept open for later reads.
 _closing: list[Callable[[], object]] = []
 
 
 def closes_idle(function: Callable[[], T]) -> Callable[[], T]:
-    """Register a function that closes idle files; it is called when no descriptor is left."""
+    """Register a function that closes idle files, to be called when no file descriptor is left."""
     _closing.append(function)
     return function
 
 
 def retrying_open(function: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
-    """Call a function that opens something; if no descriptor is left, close idle files and call it again."""
+    """Call a function that opens something.
+
+    If no file descriptor is left, close idle files and call the function again.
+    """
     try:
         return function(*args, **named)
     except OSError as error:
@@ -293,15 +297,14 @@ def retrying_open(function: Callable[P, T], *args: P.args, **named: P.kwargs) ->
 
 
 def is_spent(error: BaseException) -> bool:
-    """Return whether an error means that no descriptor is left, in this process or on the machine."""
+    """Return whether an error means that no file descriptor is left in this process or on the machine."""
     return isinstance(error, OSError) and error.errno in _SPENT
 
 
 def is_tight(descriptor: int) -> bool:
-    """Return whether a newly opened descriptor shows that half of this process's descriptors are in use.
+    """Return whether half of this process's descriptors are in use, given a newly opened ``descriptor``.
 
-    The system returns the lowest free number.  So this counts all descriptors of the process, and follows
-    the current limit.
+    The system returns the lowest free number, so a large number shows that many descriptors are in use.
     """
     limit = _limit()
     return limit is not None and descriptor >= limit // 2
@@ -321,7 +324,7 @@ def _what_is_open() -> str:
     if limit is None:
         return os.strerror(errno.ENFILE)
     kinds: Counter[str] = Counter()
-    for number in range(min(limit, _MOST_LOOKED_AT)):  # listing them would take a descriptor
+    for number in range(min(limit, _MOST_LOOKED_AT)):  # listing the folder would need a descriptor
         try:
             target = os.readlink(f"/proc/self/fd/{number}")
         except OSError:
@@ -351,22 +354,22 @@ def is_url(root: str | os.PathLike[str]) -> bool:
     return isinstance(root, str) and SCHEME.match(root) is not None
 
 
-# Safe reading of files: a fifo does not hang, a directory is refused, a short read is continued.
+# Safe reading of files.  A fifo does not hang, a directory raises an error, and a short read is continued.
 
-_SIGNATURE = b"\x89HDF\r\n\x1a\n"  # of HDF5 files
+_SIGNATURE = b"\x89HDF\r\n\x1a\n"  # the first bytes of an HDF5 file
 
 
 def open_file(path: str, flags: int = 0) -> int:
-    """Open a regular file for reading; also the ``opener=`` of ``open``, whose flags are ignored."""
+    """Open a regular file for reading.  Can be the ``opener=`` of ``open``; ``flags`` is ignored."""
     return retrying_open(open_regular, path, follows=True)
 
 
 @contextmanager
 def lent(file: Any, path: str) -> Iterator[int]:
-    """Give a ``with`` block the descriptor of a ``native.DataFile``, which may stay open for others.
+    """Give a ``with`` block the descriptor of a ``native.DataFile``, which may stay open for later reads.
 
     Raises:
-        OSError: as ``open`` raises it; with ``errno.ESTALE`` if the file has changed.
+        OSError: the errors of ``open``, and ``errno.ESTALE`` if the file has changed.
     """
     try:
         held = retrying_open(file.lend)
@@ -400,7 +403,10 @@ def read_file(path: str) -> bytes:
 
 
 def read_at(descriptor: int, memory: Any, offset: int) -> int:
-    """Fill memory (uint8, C-contiguous) with bytes of a file; return their number, fewer if the file ends."""
+    """Fill ``memory`` (uint8, C-contiguous) with bytes of a file from ``offset`` on.
+
+    Return the number of bytes read, which is smaller than the memory if the file ends.
+    """
     view, done = memoryview(memory), 0
     while done < len(view):
         count = os.preadv(descriptor, [view[done:]], offset + done)
@@ -415,7 +421,10 @@ def is_hdf5(path: str) -> bool:
 
 
 def hdf5_signature(path: str) -> int | None:
-    """Return the offset of HDF5's signature in a file; None without one, or if the file is not regular."""
+    """Return the offset of the HDF5 signature in a file.
+
+    Return None if the file has no signature or is not a regular file.
+    """
     if not os.path.isfile(path):
         return None
     with open(path, "rb", opener=open_file) as file:

@@ -1,4 +1,4 @@
-"""The temporary folder of an unfinished copy, beside its final place."""
+"""The temporary folder of an unfinished copy, in the same folder as the final file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def folder_of(out: Path) -> Path:
 
 
 def has_empty_lock(folder: Path) -> bool:
-    """Return whether a copy may have begun there: its first file is the lock, which is empty."""
+    """Return whether a copy may have begun in ``folder``.  The first file of a copy is an empty lock file."""
     try:
         status = os.lstat(folder / LOCK)
         return stat.S_ISREG(status.st_mode) and status.st_size == 0
@@ -36,9 +36,10 @@ def has_empty_lock(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def opened_folder(out: Path) -> Iterator[str]:
-    """Give the block a path of a copy's current folder, which stays valid if the folder is replaced.
+    """Give the ``with`` block a path of an unfinished copy's folder.
 
-    Its content is continued, so it is an OptionError if others may write there, or if it is not a folder.
+    The path stays valid if the folder is replaced.  Because the caller continues the folder's content, an
+    OptionError is raised if other users may write there, or if it is not a folder.
     """
     folder = folder_of(out)
     with contextlib.ExitStack() as stack:
@@ -60,10 +61,10 @@ def opened_folder(out: Path) -> Iterator[str]:
 
 
 def remove_folder(out: Path, names: Iterable[str]) -> None:
-    """Remove ``names`` from the folder of a finished copy, in this order; ignore errors, as the copy is
-    complete.
+    """Remove ``names`` from the temporary folder of a finished copy, in this order, and then the folder.
 
-    Files of others stay, and then the folder as well.
+    If the folder contains other files, these files and the folder stay.  Errors are ignored, because the copy
+    is complete.
     """
     with contextlib.suppress(OSError, OptionError):
         with opened_folder(out) as folder:
@@ -73,9 +74,9 @@ def remove_folder(out: Path, names: Iterable[str]) -> None:
 
 
 class GrowingFolder(ABC):
-    """The folder ``OUT.partial``, locked; ``busy`` is the error if another process works there."""
+    """The locked folder ``OUT.partial``.  ``busy`` is the error if another process or thread uses it."""
 
-    # The lock keeps other processes out, and not other threads of this one.
+    # The file lock excludes only other processes.  This set excludes other threads of this process.
     _held: ClassVar[set[str]] = set()
     _guard: ClassVar[threading.Lock] = threading.Lock()
 
@@ -89,25 +90,25 @@ class GrowingFolder(ABC):
         try:
             self._open(busy)
         except BaseException:
-            GrowingFolder.close(self)  # not the subclass's, which is not initialised yet
+            GrowingFolder.close(self)  # not the subclass's ``close``: the subclass is not initialised yet
             raise
 
     def _open(self, busy: type[FastpipeError]) -> None:
         with contextlib.suppress(FileExistsError):
             self.folder.mkdir(0o700)
-        with opened_folder(self._out):  # checks that it may be used
+        with opened_folder(self._out):  # checks that the folder may be used
             pass
-        self._check_own()  # before anything is added to a foreign folder
+        self._check_own()  # checked before a file is added, because the folder may not be fastpipe's
         self._lock = open_regular(self.folder / LOCK, os.O_RDWR | os.O_CREAT)
         if locks_are_possible() and not try_to_lock(self._lock):
             raise busy(f"another process is writing {self._out}; wait for it, or end it")
 
     @abstractmethod
     def _check_own(self) -> None:
-        """Raise an ``OptionError`` if the folder holds anything that a copy does not create."""
+        """Raise an ``OptionError`` if the folder contains a file that a copy does not create."""
 
     def close(self) -> None:
-        """Release the folder; its content stays."""
+        """Release the folder.  The folder's content stays."""
         descriptor, self._lock = self._lock, -1
         if descriptor >= 0:
             os.close(descriptor)

@@ -1,14 +1,14 @@
 """Random numbers that depend on a sample's key ``(seed, epoch, draw)`` and on nothing else.
 
 The generator is SplitMix64 (G. L. Steele Jr., D. Lea, C. H. Flood, "Fast splittable
-pseudorandom number generators", OOPSLA 2014), used as a counter-based one.  With *mix* its
-64-bit finaliser (D. Stafford's variant 13), *golden* its increment and all arithmetic
-modulo 2**64::
+pseudorandom number generators", OOPSLA 2014), used as a counter-based generator.  *mix* is
+SplitMix64's 64-bit finaliser (D. Stafford's variant 13) and *golden* is its increment.  All
+arithmetic is modulo 2**64::
 
     state   = mix(mix(mix(seed + golden) + (epoch + 1) · golden) + (draw + 1) · golden)
     value_j = mix(state + (j + 1) · golden)                  j = 0, 1, 2, …
 
-so that any value of any sample is computed directly, in any order, on any machine.
+So any value of any sample can be computed directly, in any order, on any machine.
 """
 
 from __future__ import annotations
@@ -24,23 +24,25 @@ _GOLDEN = 0x9E37_79B9_7F4A_7C15
 _MIX_1 = 0xBF58_476D_1CE4_E5B9
 _MIX_2 = 0x94D0_49BB_1331_11EB
 
-# NumPy scalars, made once: mixing arrays with Python integers costs a conversion each time.
+# These NumPy scalars are made once, because Python integers would be converted at each operation.
 _GOLDEN_U, _MIX_1_U, _MIX_2_U = np.uint64(_GOLDEN), np.uint64(_MIX_1), np.uint64(_MIX_2)
 _U11, _U27, _U30, _U31 = np.uint64(11), np.uint64(27), np.uint64(30), np.uint64(31)
 _TO_UNIT = 2.0**-53
 
-# sample_seed is a value of the same stream, at a position that no transform reaches.
+# sample_seed is a value of a sample's stream of random numbers, at a position that no transform reaches.
 _SEED_SLOT = 1 << 32
 
-# Files tried as replacements of a bad one: enough for any damaged class, few enough for a lost disk.
+# The most files tried as replacements of a bad file.  The number is large enough for a class with many
+# damaged files, and small enough to end soon if the disk is lost.
 _MOST_REPLACEMENTS = 100
 
 
 def uniforms(seed: int, epoch: int, draws: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.float64]:
     """Return uniform random numbers for a batch; each row depends only on its own key.
 
-    Row *i* of a larger ``count`` (0 to 2**32) starts with row *i* of a smaller one.  Seed and epoch are any
-    integers, taken modulo 2**64; ``draws`` int64 (N,): each sample's position in the epoch's unsharded order.
+    ``seed`` and ``epoch`` are any integers, taken modulo 2**64.  ``draws``, int64 (N,), are the samples'
+    positions in the epoch's unsharded order.  ``count`` is the number of random numbers for each sample, 0 to
+    2**32.  A larger ``count`` only appends numbers to each row.
 
     Returns:
         float64 array (N, count), each number a multiple of 2**-53 in [0, 1).
@@ -61,8 +63,8 @@ def uniforms(seed: int, epoch: int, draws: npt.NDArray[np.int64], count: int) ->
 def sample_seed(seed: int, epoch: int, draw: int) -> int:
     """Return one 64-bit seed for a sample, from the state that :func:`uniforms` starts from.
 
-    It seeds transforms that draw their own numbers, and is independent of the sample's numbers from
-    :func:`uniforms`.
+    The seed is for transforms that generate their own random numbers.  The seed is independent of the
+    sample's numbers from :func:`uniforms`.
 
     >>> sample_seed(0, 0, 5) == sample_seed(2**64, 0, 5)
     True
@@ -73,7 +75,7 @@ def sample_seed(seed: int, epoch: int, draw: int) -> int:
 
 @lru_cache(maxsize=64)
 def _steps(count: int) -> npt.NDArray[np.uint64]:
-    """Return the multiples of *golden*, from 1 to ``count`` times; shared, so read-only."""
+    """Return ``golden * (1, …, count)``.  The array is read-only, because calls share it."""
     steps = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN_U
     steps.flags.writeable = False
     return steps
@@ -91,7 +93,7 @@ def _mix(value: int) -> int:
 
 
 def _mix_array(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Mix in place, and return the array."""
+    """Apply *mix* to ``values`` in place, and return ``values``."""
     shifted = values >> _U30
     values ^= shifted
     values *= _MIX_1_U
@@ -106,8 +108,11 @@ def _mix_array(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 def another_of_its_class(
     targets: npt.NDArray[Any], target: Any, position: int, seed: int, attempt: int
 ) -> int | None:
-    """Return another sample of the class of the one at ``position``: the ``attempt``-th, from 1, in an order
-    drawn with its seed; None if there is none left."""
+    """Return another sample of class ``target``, to replace the sample at ``position``; None if no sample is
+    left.
+
+    The candidates are in a random order that depends on ``seed``.  ``attempt``, from 1, selects one of them.
+    """
     same = np.flatnonzero(targets == target)
     others = same[same != position]
     if attempt > min(len(others), _MOST_REPLACEMENTS):

@@ -1,17 +1,17 @@
 """Reusable, unnamed memory that a worker process writes and its parent reads.
 
-A *lane* belongs to one worker.  It has some segments for batches, and a page on which the worker
-notes what it is doing.  Each is a ``memfd``: it has no name, so nothing is left however a process
-ends, and the size of ``/dev/shm`` does not matter.
+A *lane* belongs to one worker process.  A lane has several segments for batches, and a page on which the
+worker notes what it is doing.  Segments and page are ``memfd`` files.  Because these files have no
+name, nothing is left when a process ends, and the size of ``/dev/shm`` does not matter.
 
-Two numbers on the page show the owner of a segment, each written by one side: how often the worker
-has sent it, and how many of those messages the parent has released, because no array over the
-segment is left.  If they are equal, the segment belongs to the worker, which tracks separately
-the segments that it is filling.  (A flag would not suffice: user code may send the same tensor
-again, with the next batch, while the parent releases it.)
+Two numbers on the page show who owns a segment.  The worker counts how often it has sent the segment.  The
+parent counts how many of these messages it has released, because no array over the segment is left.  If the
+numbers are equal, the segment belongs to the worker.  The worker keeps its own list of the segments that it
+is filling.  (A flag would not suffice: user code may send the same tensor again, with the next batch, while
+the parent releases the tensor.)
 
-A process that the parent forks sees the segments that the parent holds at that time.  They are not
-returned before that process has ended.
+A process that the parent forks sees the segments that the parent holds at that time.  These segments are
+returned to the worker only after the forked process has ended.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ from fastpipe.core.slots import Lease
 
 UInt8Array = npt.NDArray[np.uint8]
 
-_MOST_SEGMENTS = mmap.PAGESIZE // 8  # two numbers of four bytes for each
-# Simultaneous notes, one for each thread: of Python, and of the native core; bytes of each note.
+_MOST_SEGMENTS = mmap.PAGESIZE // 8  # each segment has two numbers of four bytes
+# Each thread has one note: the number of notes for Python threads, the number for native threads, and the
+# number of bytes of a note.
 _NOTES, _NATIVE_NOTES, _NOTE_SIZE = 16, 112, 512
 _NOTES_AT = mmap.PAGESIZE
 _PAGE_SIZE = mmap.PAGESIZE + (_NOTES + _NATIVE_NOTES) * _NOTE_SIZE
@@ -43,18 +44,18 @@ _numbers = itertools.count()
 
 
 def lanes_are_possible() -> bool:
-    """Return True if this system supports lanes: Linux does."""
+    """Return whether this system supports lanes, as Linux does."""
     return hasattr(os, "memfd_create") and hasattr(os, "posix_fallocate")
 
 
 class _Fork:
     def __init__(self) -> None:
-        self._pid = 0  # Ctrl-C may come before there is a pipe
+        self._pid = 0  # for ``__del__`` if Ctrl-C comes before the pipe exists
         self._ours, self.childs = os.pipe()
         self._pid = os.getpid()
 
     def is_over(self) -> bool:
-        """Return whether the child, and the processes that it forked, are gone."""
+        """Return whether the child and all processes forked by the child have ended."""
         poll = select.poll()
         poll.register(self._ours)
         return bool(poll.poll(0))
@@ -65,8 +66,8 @@ class _Fork:
 
 
 class _Received:
-    """A segment that the parent holds: the owner of the arrays over it, the messages that delivered it, and
-    the forked children that see it as well."""
+    """A segment that the parent holds.  ``owner`` owns the arrays over the segment.  ``times`` is the number
+    of messages that delivered the segment.  ``forks`` are the forked children that see the segment."""
 
     def __init__(self, owner: Lease, lane: Lane, segment: int) -> None:
         self.owner = weakref.ref(owner)
@@ -78,7 +79,8 @@ class _Received:
         _in_hand.add(self)
 
     def give_back(self) -> bool:
-        """Return the segment to the worker, if no child sees it any more."""
+        """Give the segment back to the worker, unless a forked child still sees the segment.  Return whether
+        the segment was given back."""
         if any(not fork.is_over() for fork in self.forks):
             return False
         self.forks.clear()
@@ -105,12 +107,13 @@ def _before_fork() -> None:
 
 def _after_fork_in_parent() -> None:
     if _forking.fork is not None:
-        os.close(_forking.fork.childs)  # the other end is the child's alone
+        os.close(_forking.fork.childs)  # only the child keeps this end of the pipe
         _forking.fork = None
 
 
 def _after_fork_in_child() -> None:
-    _in_hand.clear()  # this process must not return them; the pipe's end stays open until it ends
+    # The child must not return segments.  Its end of the pipe stays open until it ends.
+    _in_hand.clear()
 
 
 if hasattr(os, "register_at_fork"):
@@ -120,10 +123,10 @@ if hasattr(os, "register_at_fork"):
 
 
 class Lane:
-    """The parent's side of a lane.  It can be pickled only for a process that is being started.
+    """The parent's side of a lane.  A lane can be pickled only for a process that is being started.
 
-    At most ``segments`` batches may be in transit or held by the user at once; further batches must use
-    another way.
+    A lane transports batches while at most ``segments`` batches are in transit or held by the user.  Further
+    batches must be sent without the lane.
     """
 
     def __init__(self, segments: int) -> None:
@@ -132,12 +135,12 @@ class Lane:
         self.pid = os.getpid()
         self._fds: list[int] = []
         self._close = weakref.finalize(self, _close_all, self._fds)
-        for _ in range(segments + 2):  # the page, the stack
+        for _ in range(segments + 2):  # two more for the page and the stack
             self._fds.append(os.memfd_create("fastpipe", os.MFD_CLOEXEC))
         os.ftruncate(self._fds[0], _PAGE_SIZE)
         self._page = _map(self._fds[0], _PAGE_SIZE)
         self.returned = _counts(self._page)[1]
-        self.unreturned: list[_Received] = []  # those that a child sees
+        self.unreturned: list[_Received] = []  # released segments that a forked child still sees
         self._segments: list[UInt8Array | None] = [None] * segments
         self._received: dict[int, _Received] = {}
 
@@ -150,8 +153,9 @@ class Lane:
         self._close()
 
     def receive(self, segment: int, size: int) -> UInt8Array:
-        """Return what the worker sent; the segment returns to it when no array over it is left."""
-        for _ in range(len(self.unreturned)):  # a finalizer may append meanwhile
+        """Return the first ``size`` bytes of a segment that the worker sent.  The segment goes back to the
+        worker when no array over the segment is left."""
+        for _ in range(len(self.unreturned)):  # a finalizer may append at the same time
             self.unreturned.pop(0)._release(self.unreturned, self.pid)
         received = self._received.get(segment)
         owner = None if received is None else received.owner()
@@ -172,15 +176,16 @@ class Lane:
         return [text for text in texts if text]
 
     def stack_so_far(self) -> int:
-        """Return the offset at which the next stacks will be written."""
+        """Return the offset at which the worker will write its next stack traces."""
         return os.fstat(self._fds[1]).st_size
 
     def stack(self, start: int = 0) -> str:
-        """Return the stacks that the worker has written, after a signal or a crash."""
+        """Return the stack traces from offset ``start`` on.  The worker writes them after a signal or a
+        crash."""
         return os.pread(self._fds[1], 1 << 16, start).decode(errors="replace")
 
     def __getstate__(self) -> dict[str, Any]:
-        # Raises an error if no process is being started: otherwise descriptors need a thread to send them.
+        # Raise an error if no process is being started: a thread would be needed to send the descriptors.
         multiprocessing.context.assert_spawning(self)
         return {"number": self.number, "fds": [multiprocessing.reduction.DupFd(fd) for fd in self._fds]}
 
@@ -191,7 +196,7 @@ class Lane:
 
 
 class LaneWriter:
-    """The worker's side of a lane.  Used by the threads of one process."""
+    """The worker's side of a lane.  The threads of the worker process share this object."""
 
     def __init__(self, lane: Lane, fds: list[int]) -> None:
         self.number = lane.number
@@ -206,22 +211,23 @@ class LaneWriter:
         self._threads: dict[int, int] = {}
 
     def take(self, size: int) -> UInt8Array | None:
-        """Return memory for a batch, from a free segment; None if there is none.
+        """Return ``size`` bytes of a free segment, as memory for a batch; None if no segment is free.
 
         Raises:
-            MemoryError: the machine has no more memory for it.
+            MemoryError: the machine has no more memory for the segment.
         """
         count = len(self._fds)
         for turn in range(self._next, self._next + count):
             segment = turn % count
-            # In this order: a sent segment leaves `_taken` after it has been counted.
+            # The order of the tests matters: a sent segment leaves `_taken` after it has been counted.
             if segment in self._taken or self._sent[segment] != self._returned[segment]:
                 continue
             memory = self._segments[segment]
             if memory is None or memory.size < size:
                 memory = self._segments[segment] = self._grown(segment, size)
             self._taken.add(segment)
-            # In turn, so that all reach their size soon: memory must not grow in the hundredth epoch.
+            # Use the segments in turn.  So all segments reach their final size soon, and memory does not grow
+            # in a late epoch.
             self._next = (segment + 1) % count
             owner = Lease(memory)
             weakref.finalize(owner, self._taken.discard, segment).atexit = False
@@ -229,7 +235,8 @@ class LaneWriter:
         return None
 
     def send(self, address: int) -> int | None:
-        """Pass the segment that begins at an address to the parent, and return it; None if there is none."""
+        """Pass the segment whose memory begins at ``address`` to the parent, and return its number.  Return
+        None if no segment begins at ``address``."""
         segment = self._segment_at(address)
         if segment is not None:
             self._sent[segment] = (int(self._sent[segment]) + 1) & 0xFFFFFFFF
@@ -245,7 +252,8 @@ class LaneWriter:
         return None
 
     def note(self, thread: int, text: str) -> None:
-        """Note what a thread (any number) is about to do; the parent reads it if the thread never ends."""
+        """Note what a thread is about to do, so that the parent can read the note if the thread never ends.
+        ``thread`` is any number that identifies the thread."""
         line = self._threads.setdefault(thread, len(self._threads))
         if line < _NOTES:
             encoded = text.encode(errors="replace")[: _NOTE_SIZE - 1] + b"\0"
@@ -253,7 +261,7 @@ class LaneWriter:
             self._page[start : start + len(encoded)] = np.frombuffer(encoded, np.uint8)
 
     def native_lines(self) -> UInt8Array:
-        """Return the memory for the notes of the native core's threads, uint8 (lines, bytes)."""
+        """Return the memory for the notes of the native threads, uint8 (lines, bytes)."""
         return _lines(self._page)[_NOTES:]
 
     def _grown(self, segment: int, size: int) -> UInt8Array:
@@ -269,7 +277,7 @@ class LaneWriter:
 
 
 def stack_signal() -> int:
-    """Return the signal at which a worker writes its stacks."""
+    """Return the signal that makes a worker write its stack traces."""
     return signal.SIGRTMIN + 9
 
 
@@ -278,7 +286,7 @@ def _map(fd: int, size: int) -> UInt8Array:
 
 
 def _counts(page: UInt8Array) -> npt.NDArray[np.uint32]:
-    """Return, for each segment, how often it was sent, and how many of these messages were released."""
+    """Return for each segment how often the worker sent it, and how many messages the parent released."""
     return page[: 8 * _MOST_SEGMENTS].view(np.uint32).reshape(2, _MOST_SEGMENTS)
 
 

@@ -1,9 +1,10 @@
-"""File locks, which end with the process that holds them, however it ends.
+"""File locks that the system releases when the process that holds them ends for any reason.
 
-``FileLock`` belongs to a process (``fcntl.lockf``): one for each file that its threads, stores and other
-processes use at once.  ``LockFile`` belongs to an open file ("open file description locks", fcntl(2)): two in
-one process exclude each other like those of two processes, and closing another descriptor does not end them.
-Neither uses a clock or leaves a file behind.
+A ``FileLock`` belongs to a process (``fcntl.lockf``).  A process has one ``FileLock`` for each file that its
+threads and other processes use at the same time.  A ``LockFile`` belongs to an open file ("open file
+description locks", fcntl(2)).  Two ``LockFile`` objects exclude each other even in one process, and closing
+another descriptor of the file does not release their locks.  No kind of lock depends on a clock or leaves a
+file behind.
 """
 
 from __future__ import annotations
@@ -31,21 +32,21 @@ _TRIES, _WAIT_S = 50, 0.001
 
 
 class FileLockedError(OSError):
-    """Another process has held the lock for far longer than it needs."""
+    """Another process has held the lock for much longer than a process needs."""
 
 
 def locks_are_possible() -> bool:
-    """Return whether this system has locks that end with their process."""
+    """Return whether this system has locks that are released when their process ends."""
     return fcntl is not None
 
 
 class FileLock:
-    """A lock of a file among the threads and processes that use it.
+    """A lock of a file among the threads and processes that use the file.
 
-    The lock of the file itself belongs to the process and ends with it, however it ends.  But it
-    does not exclude threads of the same process, and it ends early when the process closes any
-    descriptor of the file.  So a process has one of these objects for a file, see ``lock_of``,
-    and closes descriptors through it.  ``threads`` is the part that excludes this process's threads.
+    The system's lock belongs to the process and is released when the process ends.  But the system's lock
+    does not exclude threads of the same process, and it is released early when the process closes any
+    descriptor of the file.  So a process has one ``FileLock`` object for a file, see ``lock_of``, and
+    closes the file's descriptors through this object.  ``threads`` excludes this process's threads.
     """
 
     def __init__(self) -> None:
@@ -72,9 +73,9 @@ class FileLock:
             self._close_waiting()
 
     def close(self, *descriptors: int) -> None:
-        """Close descriptors of the file, or others, now or when the lock becomes free.
+        """Close descriptors of the file, or any other descriptors, now or when the lock becomes free.
 
-        It never waits: a finalizer may run in the very thread that holds the lock.
+        This method never waits, because a finalizer may call it in the thread that holds the lock.
         """
         self._to_close += descriptors
         self._close_waiting()
@@ -92,7 +93,10 @@ class FileLock:
 
 
 def try_to_lock(descriptor: int) -> bool:
-    """Lock a file for this process, unless another one holds the lock; children do not inherit it."""
+    """Lock a file for this process, and return True; return False if another process holds the lock.
+
+    Child processes do not inherit the lock.
+    """
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -107,7 +111,7 @@ def unlock(descriptor: int) -> None:
 
 
 def lock_of(descriptor: int) -> FileLock:
-    """Return this process's lock of an open file: the same one for all its descriptors."""
+    """Return this process's lock of an open file.  All descriptors of the file have the same lock."""
     status = os.fstat(descriptor)
     key = (status.st_dev, status.st_ino)
     with _making:
@@ -121,7 +125,7 @@ _locks: weakref.WeakValueDictionary[tuple[int, int], FileLock] = weakref.WeakVal
 _making = threading.Lock()
 
 
-_FLOCK = struct.Struct("hhxxxxqqi4x")  # of 64-bit Linux: type, whence, start, length, process
+_FLOCK = struct.Struct("hhxxxxqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, process
 
 
 def open_file_locks_are_possible() -> bool:
@@ -132,8 +136,8 @@ def open_file_locks_are_possible() -> bool:
 class LockFile:
     """A file whose bytes are locked one by one.  Thread-safe.
 
-    A forked child would share its parent's locks: it could release them, and would hold them after the
-    parent's end.  So it closes its descriptor at once, and opens the file again when needed.
+    A forked child would share its parent's locks.  The child could release the locks, and would hold them
+    after the parent's end.  So the child closes its descriptor at once, and opens the file again when needed.
 
     ``makes`` creates a missing file, with mode 0600.
     """
@@ -157,7 +161,7 @@ class LockFile:
         return self._descriptor
 
     def take(self, byte: int, *, shared: bool = False, waits: bool = False) -> bool:
-        """Lock a byte, or change the kind of its lock; return whether that succeeded."""
+        """Lock a byte, or change the kind of the byte's lock; return whether that succeeded."""
         command = fcntl.F_OFD_SETLKW if waits else fcntl.F_OFD_SETLK
         try:
             _set(self.descriptor, command, fcntl.F_RDLCK if shared else fcntl.F_WRLCK, byte)
@@ -168,7 +172,7 @@ class LockFile:
         return True
 
     def stay(self, byte: int) -> None:
-        """Hold a shared lock on a byte until this is closed, also in forked children that use it."""
+        """Hold a shared lock on a byte until ``close``, also in forked children that use this object."""
         self.take(byte, shared=True, waits=True)
         self._standing.add(byte)
 
@@ -176,13 +180,13 @@ class LockFile:
         _set(self.descriptor, fcntl.F_OFD_SETLK, fcntl.F_UNLCK, byte)
 
     def is_free(self, byte: int) -> bool:
-        """Return whether a byte is not locked by another file object."""
+        """Return whether no other ``LockFile`` has locked a byte."""
         wanted = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
         found = _FLOCK.unpack(fcntl.fcntl(self.descriptor, fcntl.F_OFD_GETLK, wanted))
         return bool(found[0] == fcntl.F_UNLCK)
 
     def is_at_its_path(self) -> bool:
-        """Return whether the file was neither removed nor replaced meanwhile."""
+        """Return whether the open file is still the file at ``path``."""
         try:
             return os.path.samestat(os.fstat(self.descriptor), os.lstat(self.path))
         except FileNotFoundError:
@@ -190,7 +194,7 @@ class LockFile:
 
     @contextlib.contextmanager
     def alone(self, byte: int) -> Iterator[None]:
-        """Hold a byte exclusively among threads and processes; for work that takes microseconds."""
+        """Lock a byte against all other threads and processes during work that takes microseconds."""
         with self._threads:
             self.take(byte, waits=True)
             try:
@@ -199,13 +203,13 @@ class LockFile:
                 self.release(byte)
 
     def close(self) -> None:
-        """Unlock everything, and close the file; deleting this object does so as well."""
+        """Unlock all bytes, and close the file.  Deleting this object also closes the file."""
         self.is_closed = True
         with self._threads:
             descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             with contextlib.suppress(OSError):
-                # A child that was forked without our handlers may have the open file as well.
+                # Unlock explicitly: a child that was forked without our handlers may keep the file open.
                 _set(descriptor, fcntl.F_OFD_SETLK, fcntl.F_UNLCK, 0, 0)
             os.close(descriptor)
 
@@ -238,9 +242,9 @@ _renewed: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def renew_in_children(one: Any) -> None:
-    """Register an object's ``_after_fork`` for a call in each forked child, while the object lives.
+    """Call an object's ``_after_fork`` in each child that is forked while the object lives.
 
-    An exception in one does not prevent the other calls.
+    An exception in one object's ``_after_fork`` does not prevent the calls for the other objects.
     """
     _renewed.add(one)
 

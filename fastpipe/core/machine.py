@@ -1,4 +1,4 @@
-"""The processors, the memory and the disk that this process may use."""
+"""The number of processors, the memory and the disk space that this process may use."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pathlib import Path
 
 
 def available_cpus() -> int:
-    """Return the number of cores that this process may use: its affinity, limited by its cgroups'
-    quotas."""
+    """Return the number of cores that this process may use, from its CPU affinity and cgroup quotas."""
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     else:
@@ -20,20 +19,24 @@ def available_cpus() -> int:
 
 
 def default_threads(workers: int = 1) -> int:
-    """Return the number of threads for one process: cores ÷ (ranks on this machine × worker processes
-    that share the work)."""
+    """Return the default number of threads for one process.
+
+    The number is the available cores ÷ (ranks on this machine × ``workers``), at least 1.  ``workers`` is the
+    number of worker processes that share the work of a rank.
+    """
     return max(1, available_cpus() // (local_ranks() * max(1, workers)))
 
 
 def local_ranks() -> int:
-    """Return the number of ranks on this machine, from the launcher's ``LOCAL_WORLD_SIZE``; else 1."""
+    """Return the number of ranks on this machine, from the launcher's ``LOCAL_WORLD_SIZE``; default 1."""
     try:
         return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     except ValueError:
         return 1
 
 
-# For versions 2 and 1: the files of the limit and of the usage, and the cached part of the usage.
+# For cgroup versions 2 and 1: the file of the limit, the file of the usage, and the name of the cached part
+# of the usage.
 _MEMORY = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -43,10 +46,8 @@ _UNLIMITED = 1 << 60  # version 1's value for "no limit" is just below 2**63
 
 
 class ControlGroups:
-    """This process's groups, of both versions of cgroups, from its own to the highest visible one.
-
-    ``root`` is the folder of ``proc`` and ``sys``.
-    """
+    """The cgroups (versions 1 and 2) of this process, from its own group to the highest visible group.
+    ``root`` is the folder that contains ``proc`` and ``sys``."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
@@ -54,10 +55,10 @@ class ControlGroups:
         self._mounts = _mounts(root / "proc/self/mountinfo")
 
     def folders(self, controller: str) -> list[Path]:
-        """Return the folders of the groups that limit ``"cpu"``, ``"memory"`` or ``"pids"``, the process's
-        own first."""
+        """Return the folders of the groups that limit ``controller``, beginning with the process's own group.
+        ``controller`` is ``"cpu"``, ``"memory"`` or ``"pids"``."""
         found = []
-        for name in ("", controller):  # version 2 has one tree for everything
+        for name in ("", controller):  # version 2 has one tree for all controllers
             # If the mounts are unknown, assume the usual place.
             top, mount = self._mounts.get(name, ("/", f"{_USUAL}/{name}"))
             group = self._own.get(name, "")
@@ -68,13 +69,13 @@ class ControlGroups:
         return [folder for folder in found if folder.is_dir()]
 
     def least(self, controller: str, *names: str) -> int | None:
-        """Return the lowest limit of all groups, in files of these names (of versions 2 and 1); None without
-        one."""
+        """Return the lowest limit of all groups; None if no group has a limit.  ``names`` are the names of
+        the file of the limit in versions 2 and 1."""
         values = [_number(folder / name) for folder in self.folders(controller) for name in names]
         return min((value for value in values if value is not None), default=None)
 
     def cores(self) -> float | None:
-        """Return the processor time that the groups grant, in cores; None without a limit."""
+        """Return the processor time that the groups allow, in cores; None if there is no limit."""
         found = []
         for folder in self.folders("cpu"):
             try:
@@ -87,8 +88,8 @@ class ControlGroups:
         return min(found, default=None)
 
     def free_memory(self) -> int | None:
-        """Return the free bytes of the group with the fewest, including cached file pages; None without
-        a limit."""
+        """Return the free bytes of the group that has the fewest free bytes; None if there is no limit.
+        Cached file pages count as free."""
         least = None
         for folder in self.folders("memory"):
             for limit_name, used_name, cached_name in _MEMORY:
@@ -99,13 +100,13 @@ class ControlGroups:
         return least
 
     def table(self, controller: str, name: str) -> dict[str, int]:
-        """Return the content of a file of lines "name number", from the lowest group that has it."""
+        """Return the content of a file of lines "name number", from the lowest group that has the file."""
         tables = (numbers_by_name(folder / name) for folder in self.folders(controller))
         return next(filter(None, tables), {})
 
 
 def numbers_by_name(path: Path) -> dict[str, int]:
-    """Return the content of a file of lines "name number …"; an empty dict if there is none."""
+    """Return the content of a file of lines "name number …"; an empty dict if the file does not exist."""
     found = {}
     for line in _lines(path):
         words = line.split()
@@ -115,7 +116,7 @@ def numbers_by_name(path: Path) -> dict[str, int]:
 
 
 def _own_groups(path: Path) -> dict[str, str]:
-    """Return groups by controller; version 2's by an empty name."""
+    """Return the groups by controller.  The group of version 2 has an empty name as its controller."""
     found = {}
     for line in _lines(path):
         parts = line.split(":", 2)  # number:controllers:group
@@ -125,7 +126,7 @@ def _own_groups(path: Path) -> dict[str, str]:
 
 
 def _mounts(path: Path) -> dict[str, tuple[str, str]]:
-    """Return the mounted group, and the mount point, by controller."""
+    """Return the mounted group and the mount point for each controller."""
     found: dict[str, tuple[str, str]] = {}
     for line in _lines(path):
         before, _, after = line.partition(" - ")
@@ -146,7 +147,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _number(path: Path) -> int | None:
-    """Return a file's number; None without a file, or if the file means no limit."""
+    """Return the number in a file; None if the file does not exist or its content means "no limit"."""
     try:
         value = int(path.read_text())
     except (OSError, ValueError):  # "max"
@@ -155,8 +156,8 @@ def _number(path: Path) -> int | None:
 
 
 def free_memory(root: Path = Path("/")) -> int | None:
-    """Return the bytes of memory that are still usable: the machine's, or the cgroups' if less; None if
-    unknown.  Cached file pages count as free."""
+    """Return the bytes of free memory of the machine or of the cgroups, whichever is less; None if unknown.
+    Cached file pages count as free."""
     available = numbers_by_name(root / "proc/meminfo").get("MemAvailable:")
     known = [None if available is None else available * 1024, ControlGroups(root).free_memory()]
     return min((value for value in known if value is not None), default=None)

@@ -1,4 +1,4 @@
-"""The native module, or an error that says how to install it."""
+"""Import of the native module, with an error that says how to install the module."""
 
 from __future__ import annotations
 

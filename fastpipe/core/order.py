@@ -1,4 +1,4 @@
-"""Pure functions for an epoch's order, by samples or groups of samples, and each rank's shard of it."""
+"""Pure functions for the order of an epoch's samples, and for each rank's shard of the epoch."""
 
 from __future__ import annotations
 
@@ -14,30 +14,28 @@ import numpy.typing as npt
 from fastpipe.errors import OptionError
 from fastpipe.options import Shard, Shuffle
 
-# The ranks take turns: of the samples of one *step* (one batch on every rank), rank ``r`` of ``w`` takes
-# every ``w``-th, from the ``r``-th on, as torch's ``DistributedSampler`` distributes them. So a step is the
-# same set of samples for any number of ranks that together make the same batch, and a step's start alone
-# defines an epoch's progress. This also holds for a ``BlockShard``, with which each rank takes a block of
-# the step.
+# A *step* consists of one batch on every rank.  Rank ``r`` of ``w`` ranks takes every ``w``-th sample of a
+# step, beginning with sample ``r``, as torch's ``DistributedSampler`` does.  So a step contains the same
+# samples for any number of ranks with the same total batch size, and the start of a step is all that defines
+# the progress of an epoch.  The same is true for a ``BlockShard``, which gives each rank a block of the step.
 
-# Last word of Philox's 256-bit counter.  Other draws from Philox under the same (seed, epoch)
-# start at another counter, so that the order of the samples and the random parameters of
-# their transforms never come from the same random bits.
+# Last word of Philox's 256-bit counter.  All other random numbers from Philox with the same (seed, epoch)
+# start at another counter.  So the order of the samples and the random parameters of transforms never use
+# the same random bits.
 _DOMAIN = int.from_bytes(b"fp-order", "little")
 _WORD = 2**64
 _GROUP_DOMAIN = int.from_bytes(b"fp-group", "little")
 _TOUR_DOMAINS = int.from_bytes(b"fp-tour0", "little"), int.from_bytes(b"fp-tour1", "little")
-_LOW_BITS = 40  # bits of a sample's word that decide its place in a window
+_LOW_BITS = 40  # bits of a sample's random word that decide the sample's position in a window
 
 
 def epoch_order(count: int, *, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-    """Return the shuffled order in which one epoch visits the samples: a permutation of ``range(count)``,
-    int64.
+    """Return the shuffled order of an epoch's samples, an int64 permutation of ``range(count)``.
 
-    Sample ``i`` gets the ``i``-th 64-bit word that NumPy's ``Philox`` gives for the key
-    ``(seed mod 2**64, epoch)`` and the counter ``(0, 0, 0, _DOMAIN)``; the order sorts the
-    samples by their words, equal words by ``i``.  NumPy keeps a bit generator's raw words
-    the same in all versions (it does not promise that of ``Generator.permutation``).
+    Sample ``i`` gets the ``i``-th 64-bit word that NumPy's ``Philox`` generates for the key
+    ``(seed mod 2**64, epoch)`` and the counter ``(0, 0, 0, _DOMAIN)``.  The samples are sorted by their
+    words, and samples with equal words by ``i``.  NumPy guarantees that the raw words of a bit generator are
+    equal in all versions, but does not guarantee that for ``Generator.permutation``.
 
     Raises:
         OptionError: ``epoch`` is not in 0 to 2**64 - 1, or the order does not fit into memory.
@@ -51,16 +49,16 @@ def epoch_order(count: int, *, seed: int, epoch: int) -> npt.NDArray[np.int64]:
 def grouped_order(
     groups: npt.NDArray[np.integer[Any]], window: int, *, seed: int, epoch: int
 ) -> npt.NDArray[np.int64]:
-    """Return an order that visits the groups of samples ``window`` at a time: a permutation of ``range(N)``,
-    int64.
+    """Return an order that mixes the samples of ``window`` groups at a time, an int64 permutation of
+    ``range(N)``.
 
-    The groups are shuffled as ``epoch_order`` shuffles samples, by words of another counter,
-    ``(0, 0, 0, _GROUP_DOMAIN)``, and cut into windows.  Within each, the samples are sorted by the
-    upper bits of the words that ``epoch_order`` takes.  So the samples of one window come in any
-    order with the same probability, and each before or after all samples of another.
+    The groups are shuffled as ``epoch_order`` shuffles samples, but with the counter
+    ``(0, 0, 0, _GROUP_DOMAIN)``.  The shuffled groups are cut into windows of ``window`` groups.  Within a
+    window, the samples are sorted by the upper bits of the words that ``epoch_order`` uses.  So all orders of
+    a window's samples are equally likely, and the samples of different windows are not mixed.
 
-    ``groups`` are integers (N,): the group of each sample, from 0; those without samples take a place in a
-    window as well.  ``seed``, ``epoch`` and errors are as of ``epoch_order``.
+    ``groups`` is the group of each sample, integers (N,) from 0.  Groups without samples also count as groups
+    of a window.  ``seed``, ``epoch`` and the errors are described at ``epoch_order``.
 
     >>> grouped_order(np.array([0, 0, 1, 1, 2, 2]), 1, seed=0, epoch=0)
     array([4, 5, 3, 2, 1, 0])
@@ -74,15 +72,16 @@ def grouped_order(
 
 
 def tour_words(count: int, seed: int, epoch: int, *, other: bool = False) -> npt.NDArray[np.uint64]:
-    """Return an epoch's random words for tours through volumes, or another sequence: uint64 (count,)."""
+    """Return an epoch's random words for tours (see ``Tour``), uint64 (count,).  ``other`` selects a second
+    sequence of random words."""
     return _words(count, seed, epoch, _TOUR_DOMAINS[other])
 
 
 def interleaved(ranks: npt.NDArray[np.int64], fronts: int, *, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-    """Return an order that takes patches from several parts (``fronts``) of a tour in turn: a permutation,
-    int64 (N,).
+    """Return an order that cuts a tour into ``fronts`` parts and takes a patch from each part in turn.
 
-    ``ranks``, int64 (N,), are the places of the patches in the tour, all different.
+    ``ranks``, int64 (N,), are the positions of the patches in the tour, all different.  The order is a
+    permutation, int64 (N,).
     """
     count = len(ranks)
     if not count:
@@ -93,14 +92,14 @@ def interleaved(ranks: npt.NDArray[np.int64], fronts: int, *, seed: int, epoch: 
     ends = np.arange(fronts + 1) * count // fronts
     lengths = np.diff(ends)
     rounds = np.arange(count) - np.repeat(ends[:-1], lengths)
-    # Within a round, sort by words, so that fronts do not always follow in the same order.
+    # A round takes a patch from each part.  Sort a round by the words, so that the parts' order varies.
     order = np.lexsort((words[:count], rounds))
     found: npt.NDArray[np.int64] = tour[order]
     return found
 
 
 def _words(count: int, seed: int, epoch: int, domain: int) -> npt.NDArray[np.uint64]:
-    try:  # a script may have set either; a float, cut off, would give the same order twice
+    try:  # the script may have set both; a float that is cut off would give the same order twice
         seed, epoch = operator.index(seed), operator.index(epoch)
     except TypeError:
         raise TypeError(f"an order needs integers, got seed={seed!r} and epoch={epoch!r}") from None
@@ -110,7 +109,7 @@ def _words(count: int, seed: int, epoch: int, domain: int) -> npt.NDArray[np.uin
     counter = np.array([0, 0, 0, domain], dtype=np.uint64)
     try:
         return np.random.Philox(key=key, counter=counter).random_raw(count)
-    except (MemoryError, ValueError) as error:  # a ValueError: larger than any array
+    except (MemoryError, ValueError) as error:  # ValueError means larger than any possible array
         raise OptionError(
             f"a shuffled order of {count:,} samples does not fit into memory: pass a sampler= that draws as "
             "many as an epoch is to have"
@@ -122,17 +121,22 @@ def _sorted(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
 
 
 class BlockShard(Shard):
-    """A rank's part if a step's samples are cut into consecutive blocks, one for each rank.
+    """A rank's shard if the samples of each step are cut into consecutive blocks, one block for each rank.
 
-    The ranks' parts, concatenated, then are the step in the epoch's order: Accelerate gathers results
-    like this, and cuts off the end of the last step.  For mode ``"train"`` only.
+    The concatenated blocks of all ranks are the step's samples in the epoch's order.  Accelerate gathers
+    results in this way, and cuts off the end of the last step.  Only for the mode ``"train"``.
     """
 
 
 class RankBatch(NamedTuple):
-    """One rank's batch in a step: the position of its first sample in the epoch's order; the distance from
-    each of its samples to the next (the number of ranks, or 1 in a block); their number; where the next step
-    begins."""
+    """One rank's batch in a step.
+
+    Attributes:
+        first: position of the batch's first sample in the epoch's order.
+        step: distance from each sample of the batch to the next (the number of ranks, or 1 in a block).
+        size: number of samples in the batch.
+        end: position in the epoch's order where the next step begins.
+    """
 
     first: int
     step: int
@@ -141,19 +145,19 @@ class RankBatch(NamedTuple):
 
     @property
     def positions(self) -> range:
-        """Positions of its samples; those past the epoch's end mean the epoch's first samples."""
+        """Positions of the batch's samples.  Positions past the epoch's end mean its first samples."""
         return range(self.first, self.first + self.step * self.size, self.step)
 
 
 class ShardedBatches:
-    """The batches of one rank in an epoch, or in its rest from the position ``start`` on.
+    """The batches of one rank in an epoch, from the position ``start`` on.
 
-    In ``"train"`` mode all ranks get equally many batches of equal sizes: the last step is
-    filled up with samples from the epoch's start, fewer than there are ranks.  In ``"eval"``
-    mode each sample comes exactly once; ranks get equally many batches, and in each step their
-    sizes differ by at most one.  If fewer samples than ranks would be left for the last step,
-    the one before gives it some of its own (or, with a batch size of one, absorbs them).
-    ``drop_last`` leaves out an incomplete last step.
+    In ``"train"`` mode, all ranks get equally many batches of equal sizes.  The last step is
+    filled up with samples from the epoch's start (fewer samples than ranks).  In ``"eval"``
+    mode, each sample comes exactly once.  The ranks get equally many batches, and the ranks' batch
+    sizes in a step differ by at most one.  If the last step would have fewer samples than ranks,
+    it gets ``world`` samples, some of them from the step before it.  With a batch size of one, the
+    step before it gets the remaining samples instead.  ``drop_last`` leaves out an incomplete last step.
 
     Raises:
         OptionError: in ``"eval"`` mode there are fewer samples than ranks.
@@ -171,7 +175,7 @@ class ShardedBatches:
         self._whole = shard.world * batch_size
         left = max(count - start, 0)
         steps, rest = divmod(left, self._whole)
-        self._last: list[int] = []  # sizes of the last steps, if incomplete
+        self._last: list[int] = []  # sizes of the last one or two steps, if they are not whole
         if rest and not drop_last:
             if shard.mode == "train":
                 self._last = [-(-rest // shard.world) * shard.world]
@@ -216,14 +220,14 @@ _WINDOW_NBYTES = 1 << 25
 
 
 class Groups:
-    """The groups of a dataset's samples, int64 (N,), some of which are mixed at a time; renumbered without
-    gaps, from 0."""
+    """An arrangement that mixes the samples of ``window`` groups at a time.  ``groups``, int64 (N,), is the
+    group of each sample.  The groups are renumbered from 0, without gaps."""
 
-    gives_seed = False  # whether samples are drawn with the order's seed
+    gives_seed = False  # whether the samples are drawn with the order's seed
 
     def __init__(self, groups: npt.NDArray[np.int64], window: int) -> None:
         steps = np.diff(groups)
-        if (steps >= 0).all():  # as a rule, and faster
+        if (steps >= 0).all():  # the usual case, which needs no sorting
             self.groups = np.concatenate([np.zeros(min(1, len(groups)), np.int64), np.cumsum(steps > 0)])
         else:
             self.groups = np.unique(groups, return_inverse=True)[1].reshape(-1)
@@ -233,17 +237,17 @@ class Groups:
         return len(self.groups)
 
     def order(self, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-        """Return the order of an epoch: a permutation of all samples."""
+        """Return the order of an epoch, a permutation of all samples."""
         return grouped_order(self.groups, self.window, seed=seed, epoch=epoch)
 
     @property
     def option(self) -> Shuffle:
-        """Return the corresponding option."""
+        """Return the ``Shuffle`` option for this arrangement."""
         return Shuffle(self.window, "group")
 
     @property
     def about(self) -> str:
-        """Return a description of what decides the order, besides seed and epoch."""
+        """Return a description of all that decides the order, except seed and epoch."""
         return f"{self.option!r} of {self.count} groups, {zlib.crc32(self.groups.tobytes()):08x}"
 
     def describe(self) -> str:
@@ -255,9 +259,10 @@ class Groups:
 
 
 class Tour:
-    """The patches of volumes on a tour through these, from several places at a time.
+    """An arrangement that visits patches of volumes along a tour, from ``window`` parts of the tour in turn.
 
-    ``ranks`` maps seed and epoch to the place of each sample on its dataset's tour, int64 (N,).
+    A tour is an order in which neighbouring patches of a volume follow each other.  ``ranks`` maps seed and
+    epoch to the position of each sample in its dataset's tour, int64 (N,).
     """
 
     gives_seed = True
@@ -291,15 +296,15 @@ class Tour:
         return f"neighbourhood, from {places} (about {times:.1f} bytes are decoded for each that is used)"
 
 
-# How an epoch's samples are ordered, so that cheap reads follow each other.
+# An arrangement is an order of an epoch in which samples that are cheap to read together follow each other.
 Arrangement = Groups | Tour
 
 
 def order_of(
     count: int, seed: int | None, epoch: int, arrangement: Arrangement | None
 ) -> npt.NDArray[np.int64] | range:
-    """Return the order of an epoch's samples: sequential without a seed, else shuffled, with an arrangement
-    if given."""
+    """Return the order of an epoch's samples.  Without a ``seed`` the order is sequential.  With a seed it is
+    shuffled, by ``arrangement`` if given."""
     if seed is None:
         return range(count)
     if arrangement is None:
@@ -308,16 +313,16 @@ def order_of(
 
 
 def default_window(bases: Iterable[GroupedSamples]) -> int:
-    """Return the default number of groups that are mixed at a time."""
+    """Return the default number of groups whose samples are mixed at a time."""
     return min((max(2, _WINDOW_NBYTES // max(1, base.group_nbytes)) for base in bases), default=2)
 
 
 class GroupedSamples(ABC):
-    """Samples of a group are cheap to read together."""
+    """Base class of datasets in which the samples of a group are cheap to read together."""
 
     @abstractmethod
     def locality_groups(self) -> npt.NDArray[np.int64]:
-        """Return the group of each sample: int64 (N,)."""
+        """Return the group of each sample, int64 (N,)."""
 
     @property
     @abstractmethod
@@ -325,23 +330,23 @@ class GroupedSamples(ABC):
 
     @abstractmethod
     def _expect_window(self, groups: int) -> None:
-        """Prepare for mixed samples of this many groups."""
+        """Prepare for an order that mixes the samples of ``groups`` groups."""
 
 
 class TouredSamples(ABC):
-    """Samples have places, and neighbours are cheap to read one after another."""
+    """Base class of datasets in which neighbouring samples are cheap to read one after another."""
 
     @abstractmethod
     def _tour_window(self) -> int:
-        """Return the best number of simultaneous places for a tour."""
+        """Return the best number of parts of a tour to alternate between."""
 
     @abstractmethod
     def _tour_ranks(self, window: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-        """Return the place of each of an epoch's samples on the tour: int64 (N,)."""
+        """Return the position of each of an epoch's samples in the tour, int64 (N,)."""
 
     @abstractmethod
     def _tour_about(self, window: int) -> str:
-        """Return everything that the tour depends on, besides seed and epoch."""
+        """Return a description of all that the tour depends on, except seed and epoch."""
 
     @abstractmethod
     def _tour_amplification(self, window: int) -> float:

@@ -1,17 +1,17 @@
-"""Threads that work through jobs: a job is some numbered tasks, finished when all are done.
+"""A pool of threads that runs jobs.  A job consists of numbered tasks, and is finished when all are done.
 
-Life cycle, which the tests hold the code to:
+The life cycle, which tests check:
 
-* Threads start with the first job, in the process that submits it.  In a forked child the
-  pool is empty again: threads do not survive a fork, and jobs of the parent stay there.
-* Tasks start in the order in which jobs were submitted; a thread that finds a job's tasks
-  all started continues with the next job, so that a slow task delays only its own job.
-* ``cancel`` on a job keeps its unstarted tasks from starting; those that run finish.
-* ``close``, the collection of the pool, and the end of the interpreter end the threads after
-  the task that each is running.  Waiting for a job of a closed pool raises ``ClosedError``.
-* A signal handler's exception (Ctrl-C) may interrupt the script's thread at any line of Python.
-  So it uses C locks only: an interrupt in the middle of an ``Event`` or of ``with condition:``, which are
-  written in Python, would leave a lock held forever.
+* Threads start with the first job, in the process that submits the job.  In a forked child the
+  pool is empty, because threads do not survive a fork.  Jobs of the parent stay in the parent.
+* Tasks start in the order in which their jobs were submitted.  When all tasks of a job have started,
+  threads continue with the next job.  So a slow task delays only its own job.
+* ``cancel`` on a job prevents tasks that have not started.  Running tasks finish.
+* ``close``, the collection of the pool, and the end of the interpreter end each thread after
+  its current task.  Waiting for a job of a closed pool raises ``ClosedError``.
+* A signal handler's exception (Ctrl-C) may interrupt the script's thread at any line of Python.  So the
+  script's thread uses only locks that are implemented in C.  ``Event`` and ``with condition:`` are written in
+  Python, and an interrupt in the middle of them would leave a lock held forever.
 """
 
 from __future__ import annotations
@@ -37,33 +37,34 @@ _Options = TypeVar("_Options")
 
 
 class Job:
-    """Some numbered tasks.  Made by ``ThreadPool.submit``.
+    """A job of numbered tasks, as ``ThreadPool.submit`` returns.
 
-    ``task`` is called with 0 … count - 1, from several threads; ``last`` once all are done, by the thread
-    that did the last; the job is finished after it.
+    ``task`` is called with 0 … count - 1, from several threads.  When all tasks are done, the thread of the
+    last task calls ``last``.  The job is finished after this call.
     """
 
     def __init__(
         self, task: Callable[[int], None], count: int, last: Callable[[], None] | None = None
     ) -> None:
-        # Dropped with the last task: a task's closure may hold a batch, which holds the job.
+        # Set to None after the last task, because the task's closure may refer to a batch that refers to this
+        # job.
         self._task: Callable[[int], None] | None = task if count else None
         self._last = last
         self._count = count
-        # A finalizer, run by the garbage collector, may cancel the job in the middle of any of
-        # its methods, in the same thread: the lock lets it in.
+        # The garbage collector may run a finalizer that cancels the job during any method of the job, in the
+        # same thread.  So the lock is re-entrant.
         self._lock = threading.RLock()
         self._finished = count == 0
         self._next = 0
         self._unfinished = count
-        self._gates: tuple[threading.Lock, ...] = ()  # closed gates of waiting threads
+        self._gates: tuple[threading.Lock, ...] = ()  # held locks on which threads wait
         self._error: BaseException | None = None
         self._pid = os.getpid()
         self._when_begun: Callable[[], None] | None = None
         self._when_done: Callable[[], None] | None = None
 
     def expect(self, count: int) -> None:
-        """Set the number of tasks if it is known only now; call this before any task begins."""
+        """Set the number of tasks, if it was unknown at first.  Call this before any task begins."""
         with self._lock:
             if self._finished:
                 return
@@ -75,9 +76,9 @@ class Job:
         """Block until every task is done.
 
         Raises:
-            ClosedError: the pool was closed, or the job cancelled, before it was done.
-            BaseException: what a task raised: an error of the program, as tasks keep errors of a sample to
-                themselves.
+            ClosedError: the pool was closed, or the job was cancelled, before the job was done.
+            BaseException: the error that a task raised.  It is an error of the program, because tasks handle
+                the errors of samples.
         """
         if os.getpid() != self._pid:
             raise ClosedError(
@@ -101,8 +102,11 @@ class Job:
         gate.acquire()
 
     def wait_for_either(self, last: Job) -> bool:
-        """Block until this job is done (return True), or until every task of the last submitted job has been
-        started, so that threads would idle.  For one thread at a time."""
+        """Block until this job is done, or until every task of ``last``, the last submitted job, has started.
+
+        Return whether this job is done.  When every task has started, threads would become idle.  Only one
+        thread at a time may call this.
+        """
         gate = _shut_gate()
         news = partial(_open_gate, gate)
         is_begun = last._watch_begun(news)
@@ -115,13 +119,13 @@ class Job:
         return self.done()
 
     def _watch_begun(self, news: Callable[[], None]) -> bool:
-        """Return whether every task has been started; if not, call ``news`` once they are."""
+        """Return whether every task has started; if not, call ``news`` once every task has started."""
         with self._lock:
             self._when_begun = news
             return self._next >= self._count
 
     def cancel(self, error: BaseException | None = None) -> None:
-        """Start no further task and let ``wait`` raise; running tasks finish."""
+        """Start no further task, and make ``wait`` raise ``error``.  Running tasks finish."""
         with self._lock:
             if not self._finished:
                 self._finish(error or ClosedError("the job was cancelled before it was done"))
@@ -131,7 +135,7 @@ class Job:
             pass
 
     def run_next(self) -> bool:
-        """Run one task that has not started; return False if there is none."""
+        """Run one task that has not started; return False if every task has started."""
         with self._lock:
             number, task = self._next, self._task
             if task is None or number >= self._count:
@@ -141,7 +145,7 @@ class Job:
                 self._when_begun()
         try:
             task(number)
-            task = None  # whoever hears that all is done finds nothing here that keeps a batch alive
+            task = None  # when the job is finished, this frame must not keep the batch alive
             with self._lock:
                 self._unfinished -= 1
                 is_last = not self._unfinished
@@ -149,7 +153,7 @@ class Job:
             if last is not None:
                 last()
                 last = None
-        except BaseException as error:  # of any kind: ``wait`` raises it, else a waiting thread would not end
+        except BaseException as error:  # any error, because ``wait`` must end and raise it
             task = last = None
             self.cancel(error)
             return False
@@ -161,7 +165,7 @@ class Job:
 
     def _finish(self, error: BaseException | None) -> None:
         self._error = error
-        self._finished = True  # after it: another thread's ``wait`` looks at them in the other order
+        self._finished = True  # set after ``_error``, because ``wait`` reads ``_finished`` first
         self._next = self._count
         self._task = self._last = None
         gates, self._gates = self._gates, ()
@@ -173,7 +177,7 @@ class Job:
 
 
 def _shut_gate() -> threading.Lock:
-    """Return a held lock: acquiring it again waits until it is released."""
+    """Return a held lock.  A thread that acquires the lock waits until the lock is released."""
     gate = threading.Lock()
     gate.acquire()
     return gate
@@ -186,11 +190,11 @@ def _open_gate(gate: threading.Lock) -> None:
 
 
 class _Queue:
-    """The threads' shared state.  It does not refer to the pool, so the pool can be collected."""
+    """The shared state of the threads.  It has no reference to the pool, so the pool can be collected."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.changed = threading.Condition(self.lock)  # to be entered by the lock itself
+        self.changed = threading.Condition(self.lock)  # enter the condition through ``lock``
         self.jobs: deque[Job] = deque()
         self.closed = False
 
@@ -204,7 +208,7 @@ class _Queue:
 
 
 class ThreadPool:
-    """A fixed number of threads; ``prepare`` is called in each before its first task."""
+    """A pool of a fixed number of threads.  Each thread calls ``prepare`` before its first task."""
 
     def __init__(
         self, threads: int, name: str = "fastpipe", prepare: Callable[[], None] | None = None
@@ -222,8 +226,8 @@ class ThreadPool:
         return job
 
     def go_on_with(self, job: Job) -> None:
-        """Queue a job without begun tasks that continues another job of this pool, before all waiting
-        jobs."""
+        """Queue a job in front of all waiting jobs.  No task of ``job`` has started, and ``job`` continues
+        another job of this pool."""
         self._queue_job(job, deque.appendleft)
 
     def _queue_job(self, job: Job, queue: Callable[[deque[Job], Job], None]) -> None:
@@ -238,7 +242,7 @@ class ThreadPool:
             raise ClosedError("this thread pool has been closed")
 
     def close(self) -> None:
-        """End the threads and wait for them.  May be called again."""
+        """End the threads, and wait for their end.  ``close`` may be called again."""
         self._queue.close()
         for thread in self._running:
             if thread is not threading.current_thread():
@@ -259,10 +263,10 @@ class ThreadPool:
                     target=_work, args=(self._queue, self._prepare), name=f"{self._name}-{number}",
                     daemon=True,
                 )  # fmt: skip
-                _busy.add(thread)  # before it starts: it may end at once
+                _busy.add(thread)  # added before the start, because the thread may end at once
                 try:
                     thread.start()
-                except RuntimeError:  # the thread limit is reached: fewer are enough, but not 0
+                except RuntimeError:  # the limit of threads is reached: one thread is enough
                     _busy.discard(thread)
                     if not self._running:
                         raise
@@ -270,7 +274,7 @@ class ThreadPool:
                 self._running.append(thread)
 
     def _after_fork(self) -> None:
-        # A lock that another thread held at the fork would stay locked for ever.
+        # A lock that another thread held at the fork would stay locked forever.
         self._finalizer.detach()
         self._start_lock = threading.Lock()
         closed = self._queue.closed
@@ -291,24 +295,28 @@ def _work_until_closed(queue: _Queue) -> None:
     while True:
         with queue.lock:
             while not queue.jobs and not queue.closed:
-                # The pool's finalizer may run in this very thread just before it waits, and then
-                # no other thread wakes it up.
+                # The pool's finalizer may run in this thread just before the thread waits.  Then no
+                # other thread wakes this thread.
                 queue.changed.wait(_LOOK_AGAIN_S)
-            job = next(iter(queue.jobs), None)  # none: closed, perhaps this moment
+            job = next(iter(queue.jobs), None)  # None if the queue has been closed
             if job is None or queue.closed:
                 return
         if not job.run_next():
             with queue.lock:
-                jobs = queue.jobs  # ours even if a finalizer closes the queue between these lines
+                jobs = queue.jobs  # between these lines, a finalizer may replace ``queue.jobs``
                 if jobs and jobs[0] is job:
                     jobs.popleft()
-        del job  # a finished job must not be kept alive by a thread that waits
+        del job  # a waiting thread must not keep a finished job alive
 
 
 class Process(NamedTuple):
-    """A framework's description of a process that makes batches: its threads (None for the calling one), the
-    number of parallel processes that make batches for another one, and this one's number among them; 0 if
-    batches are used here."""
+    """A framework's description of a process that makes batches.
+
+    Attributes:
+        pool: the threads of the process; None if the calling thread makes the batches.
+        workers: the number of parallel worker processes; 0 if this process uses its batches itself.
+        number: this worker process's number.
+    """
 
     pool: ThreadPool | None
     workers: int = 0
@@ -316,7 +324,7 @@ class Process(NamedTuple):
 
 
 class ProcessRuntime(Generic[_Options]):
-    """The state of a dataset with certain options in one process, which must not move to another."""
+    """The state of a dataset with certain options in one process.  Other processes must not use the state."""
 
     def __init__(self, options: _Options, pool: ThreadPool | None) -> None:
         self._pid, self.options, self.pool = os.getpid(), options, pool
@@ -330,8 +338,8 @@ class ProcessRuntime(Generic[_Options]):
 
 
 _pools: weakref.WeakSet[ThreadPool] = weakref.WeakSet()
-# Threads that have not ended.  A collected pool's thread may still be inside a C library, and
-# is then referenced nowhere else.
+# Threads that have not ended.  The thread of a collected pool may still be inside a C library, and only this
+# set refers to it.
 _busy: set[threading.Thread] = set()
 
 
@@ -349,11 +357,11 @@ _LEAVE_S = 10.0
 
 @contextmanager
 def stopped_at_exit() -> Iterator[None]:
-    """Keep the script's daemon threads out of the block when the interpreter ends.
+    """Keep the script's daemon threads out of the ``with`` block when the interpreter ends.
 
-    Python ends such a thread by unwinding its stack when it next asks for the GIL, and C++ code on
-    that stack (torch's) then aborts the process.  So the end of the interpreter waits for threads
-    in the block, and stops them for good where they would leave or enter it.
+    When the interpreter ends, Python ends a daemon thread by unwinding the thread's stack as soon as the
+    thread requests the GIL.  C++ code on that stack (of torch) then aborts the process.  So the end of the
+    interpreter waits for threads in the block, and threads that leave or enter the block stop forever.
     """
     thread = threading.current_thread()
     if not thread.daemon:
@@ -361,7 +369,9 @@ def stopped_at_exit() -> Iterator[None]:
         return
     number = threading.get_ident()
     outermost = number not in _inside
-    _inside.add(number)  # before looking whether the end has begun, which looks here after it has
+    # Add the thread before testing ``_is_ending``, because ``_close_all`` sets ``_is_ending`` before it tests
+    # ``_inside``.
+    _inside.add(number)
     try:
         _stop_if_ending()
         yield
@@ -372,11 +382,11 @@ def stopped_at_exit() -> Iterator[None]:
 
 
 def _stop_if_ending() -> None:
-    """Stop a daemon thread for good when the interpreter ends, as Python does a little later: an
-    error would be printed as the thread's last words.
+    """Stop a daemon thread forever when the interpreter ends, as Python does a little later.
 
-    Threads not started by Python are exempt: their library, such as TensorFlow, waits and handles the error.
-    So are a pool's own threads, which are awaited and end on their own."""
+    Otherwise the thread would end with an error, and Python would print the error.  Threads that Python did
+    not start are not stopped, because their library (such as TensorFlow) waits and handles the error.  A
+    pool's own threads are not stopped either, because they end by themselves and the interpreter waits."""
     thread = threading.current_thread()
     is_started = not isinstance(thread, threading._DummyThread)
     if _is_ending and thread.daemon and is_started and thread not in _busy:
@@ -385,8 +395,8 @@ def _stop_if_ending() -> None:
 
 
 def say_ending() -> None:
-    """Stop the script's daemon threads for good where a job that was cancelled at exit would
-    raise an error."""
+    """Record that the interpreter ends.  From now on, daemon threads of the script stop forever where a
+    cancelled job would raise an error."""
     global _is_ending
     _is_ending = True
 
@@ -397,7 +407,7 @@ def _close_all() -> None:
         pool.close()
     for thread in list(_busy):
         thread.join()
-    # Those that are left are in the middle of user code, or wait for the GIL.
+    # The remaining threads in ``_inside`` run user code, or wait for the GIL.
     deadline = time.monotonic() + _LEAVE_S
     while _inside and time.monotonic() < deadline:
         time.sleep(0.001)
@@ -405,37 +415,37 @@ def _close_all() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_threads_in_child)
-# Daemon threads must not be inside a C library while the interpreter is taken down.
+# Daemon threads must not be inside a C library during the interpreter's shutdown.
 atexit.register(_close_all)
 
 
-# Jobs of the native engine: begun here, watched by one thread, waited for like those of a ``ThreadPool``.
+# Jobs of the native engine (``fastpipe.native``).  Callers wait for them as for jobs of a ``ThreadPool``.
 #
-# The engine's threads do not use Python. One thread of this module, the *watcher*, receives events from the
-# engine: a job is done, or all its items are begun if a thread waits for that. It runs the next steps, so
-# that no batch has to wait for the script's thread.
+# The engine's threads do not use Python.  One thread of this module, the *watcher*, receives events from the
+# engine.  An event says that a job is done, or that all items of a job are begun (if a thread waits for this
+# event).  The watcher runs the next steps, so that no batch has to wait for the script's thread.
 
 _log = logging.getLogger("fastpipe")
 
 _BEGUN, _DONE, _STOPPED = 1, 2, 3  # kinds of events
 _LISTEN_MS = 10_000
-# The training's thread has priority: it gets the core of an engine thread when it needs one.
-# With as many threads of equal priority as cores, a step of 5 ms took 50 % longer (16 cores).
+# The training thread has priority over the engine's threads.  With as many threads of equal priority as
+# cores, a step of 5 ms took 50 % longer (16 cores).
 _NICENESS = 10
-_LEAVE_MS = 10_000  # at the interpreter's end, for images that are being made
+_LEAVE_MS = 10_000  # how long the interpreter's end waits for images that are being made
 
 
 class NativeJob(Job):
-    """A batch (``native.ImageBatch``) that the native engine makes; ``channel`` bounds how many threads are
-    busy with it.
+    """A job of the native engine, which makes a batch (``native.ImageBatch``).
 
-    ``last`` is called by the watcher when nothing of the batch runs any more, unless it was given up.
+    ``channel`` limits the number of threads for the batch.  The watcher calls ``last`` when no part of the
+    batch runs any more, unless the job was cancelled.
     """
 
     def __init__(self, batch: Any, channel: Any, threads: int, last: Callable[[], None]) -> None:
         super().__init__(_no_task, 1, last)
         self._batch = batch
-        # With the watcher locked out: it must not get events of a job that is not in the table yet.
+        # The lock keeps the watcher from handling events of a job that is not in the table yet.
         with _table_lock:
             _watch()
             self._number: int = native.submit(batch, channel, threads)
@@ -448,13 +458,14 @@ class NativeJob(Job):
         return False
 
     def cancel(self, error: BaseException | None = None) -> None:
-        """Cancel as ``Job`` does; the memory that the engine writes to stays until the engine has stopped."""
+        """Cancel the job as ``Job.cancel`` does.  The memory that the engine writes to stays allocated until
+        the engine has stopped."""
         if not self._finished and os.getpid() == self._pid:
             native.cancel(self._number)
         super().cancel(error)
 
     def _watch_begun(self, news: Callable[[], None]) -> bool:
-        """Do as ``Job`` does; the watcher is woken only for waiting threads."""
+        """Do as ``Job._watch_begun``, and make the engine send the event."""
         return super()._watch_begun(news) or bool(native.watch_begun(self._number))
 
     def begun(self) -> None:
@@ -464,7 +475,7 @@ class NativeJob(Job):
                 self._when_begun()
 
     def ended(self) -> None:
-        """Handle the end of the job: nothing of it runs any more."""
+        """Handle the end of the job, when no part of the batch runs any more."""
         with self._lock:
             last = None if self._finished else self._last
         try:
@@ -483,14 +494,14 @@ def _no_task(number: int) -> None:
 
 
 _table_lock = threading.Lock()
-_jobs: dict[int, NativeJob] = {}  # jobs in the engine: their memory must stay
+_jobs: dict[int, NativeJob] = {}  # jobs in the engine, whose memory must stay allocated
 _watcher: threading.Thread | None = None
 
 
 def _watch() -> None:
-    """Start the watcher, if there is none; with ``_table_lock`` held."""
+    """Start the watcher if it does not run.  The caller holds ``_table_lock``."""
     global _watcher
-    if _watcher is None or not _watcher.is_alive():  # Ctrl-C may have come before it was started
+    if _watcher is None or not _watcher.is_alive():  # Ctrl-C may have come before the watcher started
         _watcher = threading.Thread(target=_listen, name="fastpipe-watcher", daemon=True)
         _watcher.start()
 
@@ -510,14 +521,15 @@ def _listen() -> None:
                 job = _jobs.pop(number, None)
             if job is not None:
                 job.ended()
-        job = None  # nothing of a batch is kept alive while waiting
+        job = None  # do not keep a batch alive while waiting
 
 
 def _forget_in_child() -> None:
-    """Forget all jobs in a forked child, which has neither engine nor watcher; they are the parent's."""
+    """Forget all jobs in a forked child, because the jobs, the engine and the watcher stay in the parent."""
     global _table_lock, _watcher
     _table_lock, _watcher = threading.Lock(), None
-    _abandoned.extend(_jobs.values())  # their memory may have been written to just then: never used again
+    # The engine may have been writing to the memory of these jobs, so the memory is never used again.
+    _abandoned.extend(_jobs.values())
     _jobs.clear()
 
 
@@ -525,7 +537,7 @@ _abandoned: list[NativeJob] = []
 
 
 def _stop() -> None:
-    """End the engine's threads: they must not write to memory that the interpreter frees."""
+    """End the engine's threads, which must not write to memory that the interpreter frees."""
     if _watcher is None or not _watcher.is_alive():
         return
     say_ending()

@@ -1,8 +1,8 @@
-"""Folders for caches and stages: only their owner may enter, links are not followed, files appear whole.
+"""Folders for caches and stages (local copies of datasets) that only their owner can access.
 
-The content of a cache is trusted when it is read again.  So no other user may be able to put
-anything there: not in a folder that another user made first, not through a link, not by renaming
-a folder above it and making another, and not by an interrupted write.
+fastpipe trusts the content of a cache when it reads the cache again.  So no other user may be able to
+write there.  A folder of another user is not used, links are not followed, an opened folder stays the same
+if a folder above it is renamed, and an interrupted write leaves no incomplete file.
 """
 
 from __future__ import annotations
@@ -19,37 +19,38 @@ from typing import BinaryIO
 from fastpipe.core.files import DESCRIPTORS, UNFINISHED, open_regular, write_whole
 from fastpipe.errors import CacheError, FastpipeError
 
-_ABANDONED_S = 3600.0  # age of an unfinished file at which its writer counts as dead
+_ABANDONED_S = 3600.0  # an unfinished file of this age is taken as left over by a process that was killed
 
 
 def user_cache_folder() -> Path:
-    """Return fastpipe's folder in the user's cache folder (``~/.cache/fastpipe``, or as ``XDG_CACHE_HOME``
-    says), which need not exist."""
-    import platformdirs  # most programs never need it
+    """Return fastpipe's folder in the user's cache folder, which may not exist yet.  The folder is
+    ``~/.cache/fastpipe``, unless ``XDG_CACHE_HOME`` names another cache folder."""
+    import platformdirs  # imported here, because most programs never need it
 
     return platformdirs.user_cache_path("fastpipe", appauthor=False)
 
 
 def made_folder(path: str | os.PathLike[str], mode: int = 0o700) -> Path:
-    """Create a folder and its parents if they are missing, not writable by others, and return it.
+    """Create a folder and its parents if they are missing, and return the folder.
 
-    Raise an OSError if it cannot be created, or if its path is not a folder.
+    Other users cannot write to the created folders.  Raise an OSError if the folder cannot be created, or if
+    ``path`` is not a folder.
     """
     path = Path(path)
     if not path.is_dir():
         for folder in (*reversed(path.parents), path):
-            if not folder.is_dir():  # a link to a folder counts as one
+            if not folder.is_dir():  # a link to a folder counts as a folder
                 with contextlib.suppress(FileExistsError):  # another process was first
                     folder.mkdir(mode if folder == path else 0o755)
     return path
 
 
 class PrivateFolder:
-    """An open folder of this user alone; all access goes through its descriptor.
+    """An open folder that only this user can access.  All access goes through the folder's descriptor.
 
-    It is created with mode 0700 if it is missing, and so are its parents.  It is an error (of type ``error``,
-    which names it ``called``) if it is a link, belongs to another user, or is accessible to others.
-    ``IS_PINNED`` says whether ``here`` stays valid whatever happens to the folder's path, as on Linux.
+    A missing folder is created with mode 0700, and missing parents are created too.  A folder that is a link,
+    belongs to another user, or is accessible to other users raises ``error``; the message calls the folder
+    ``called``.  If ``IS_PINNED`` (on Linux), the paths of ``here`` stay valid when the folder is moved.
 
     >>> with PrivateFolder(getfixture("tmp_path") / "cache") as folder:
     ...     folder.write("x", lambda file: file.write(b"1"))
@@ -87,12 +88,13 @@ class PrivateFolder:
         self._remove_abandoned()
 
     def here(self, name: str = "") -> str:
-        """Return a path of a file in this folder, valid while this is open, in this process and its forks."""
+        """Return the path of a file in this folder.  The path is valid in this process and its forks while
+        this object is open."""
         folder = f"{DESCRIPTORS}/{self._descriptor}" if self.IS_PINNED else str(self.path)
         return f"{folder}/{name}" if name else folder
 
     def read(self, name: str) -> bytes | None:
-        """Return a file's content; None if there is none."""
+        """Return a file's content; None if the file does not exist."""
         try:
             descriptor = self.open(name, os.O_RDONLY)
         except FileNotFoundError:
@@ -101,24 +103,22 @@ class PrivateFolder:
             return file.read()
 
     def open(self, name: str, flags: int) -> int:
-        """Return a descriptor of a file in the folder; ``O_CREAT`` creates it with mode 0600.
-
-        It raises the errors of ``os.open``, and an OSError for a link or a file that is not regular.
-        """
+        """Open a file in the folder, and return its descriptor.  ``O_CREAT`` creates a file of mode 0600.
+        Raise the errors of ``os.open``, and an OSError for a link or a file that is not regular."""
         return open_regular(name, flags, 0o600, dir_fd=self._descriptor)
 
     def stat(self, name: str) -> os.stat_result:
-        """Return the state of a file in the folder, or of a link itself."""
+        """Return the status of a file in the folder.  A link is not followed."""
         return os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
 
     def rename(self, name: str, to: str) -> None:
         os.replace(name, to, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
 
     def write(self, name: str, fill: Callable[[BinaryIO], object], *, sync: bool = True) -> None:
-        """Create or replace a file atomically: a reader finds all of the old or all of the new file.
+        """Create or replace a file atomically, so a reader finds the complete old or the complete new file.
 
-        Without ``sync`` a crash of the machine may leave the name without content.  If the content cannot
-        be written, an OSError is raised, and nothing has changed.
+        Without ``sync``, a crash of the machine may leave an empty file.  If the content cannot be written,
+        the method raises an OSError and changes nothing.
         """
         temporary = Path(f"{name}.{os.getpid()}.{secrets.token_hex(4)}{UNFINISHED}")
         write_whole(name, fill, sync=sync, mode=0o600, unfinished=temporary, dir_fd=self._descriptor)
@@ -159,7 +159,7 @@ class PrivateFolder:
             )
 
     def _remove_abandoned(self) -> None:
-        """Remove unfinished files of processes that were killed while writing."""
+        """Remove unfinished files of processes that were killed during writing."""
         for name in os.listdir(self._descriptor):
             if not name.endswith(UNFINISHED):
                 continue

@@ -1,4 +1,4 @@
-"""This process and those it starts: their list, their memory, and their end."""
+"""Functions for this process and its child processes: list them, measure their memory, and end them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# This process and those below it, as the kernel reports them, and processes that end with their parent.
-
 if sys.platform != "win32":
     import fcntl
 
@@ -24,7 +22,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def process_tree(root: int, ticks: dict[int, int] | None = None) -> list[int]:
-    """Return a process and all below it; ``ticks`` receives the CPU time of each process of the machine.
+    """Return the process ``root`` and all its descendants.
+
+    ``ticks`` is filled with the CPU time of each process of the machine, in clock ticks.
 
     >>> process_tree(os.getpid())[0] == os.getpid()
     True
@@ -32,9 +32,9 @@ def process_tree(root: int, ticks: dict[int, int] | None = None) -> list[int]:
     children: dict[int, list[int]] = {}
     for folder in _PROC.glob("[0-9]*"):
         try:
-            # The name, in parentheses, may have blanks and parentheses in it.
+            # The process's name, in parentheses, may contain blanks and parentheses.
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        except OSError:  # it has just ended
+        except OSError:  # the process has just ended
             continue
         number = int(folder.name)
         children.setdefault(int(fields[1]), []).append(number)
@@ -49,9 +49,10 @@ def process_tree(root: int, ticks: dict[int, int] | None = None) -> list[int]:
 
 
 def why_no_processes() -> str:
-    """Return why ``multiprocessing`` can start no process from this one; empty if it can.
+    """Return why ``multiprocessing`` cannot start a child of this process; an empty string if it can.
 
-    Call this only where processes are fastpipe's choice: a script that requests them gets the error.
+    Call this only where fastpipe decides to start processes.  A script that requests processes gets the error
+    of ``multiprocessing``.
 
     >>> why_no_processes()
     ''
@@ -63,15 +64,15 @@ def why_no_processes() -> str:
     try:
         # Use this context, because it leaves no name and starts no other process.
         multiprocessing.get_context("fork").Lock()
-    except ValueError:  # there is none here
+    except ValueError:  # this system has no "fork"
         return ""
-    except (OSError, ImportError) as error:  # no /dev/shm, or one that is not this user's
+    except (OSError, ImportError) as error:  # /dev/shm is missing, or not accessible to this user
         return f"semaphores cannot be made here ({error})"
     return ""
 
 
 def signal_name(number: int) -> str:
-    """Return the name of a signal; real-time signals have none of their own in Python.
+    """Return the name of a signal, or a text with its number if Python has no name for the signal.
 
     >>> signal_name(9), signal_name(1000)
     ('SIGKILL', 'signal 1000')
@@ -84,11 +85,12 @@ def signal_name(number: int) -> str:
 
 
 def memory_of_processes(*, of_files: bool = False) -> int | None:
-    """Return the bytes of memory of this process and those below it, with shared pages counted once (their
-    PSS); None without ``/proc``.
+    """Return the bytes of memory of this process and its descendants; None without ``/proc``.
 
-    ``of_files`` includes pages of mapped files, which the kernel may drop at any time; the share of library
-    pages grows when another process with the same libraries ends.  Before Linux 5.4 they are always included.
+    A page that processes share is counted once, as each process's proportional share (PSS).  ``of_files``
+    includes the pages of mapped files, which the kernel may drop at any time.  A process's share of library
+    pages grows when another process with the same libraries ends.  Before Linux 5.4, pages of mapped files
+    are always included.
 
     >>> memory_of_processes() is None or memory_of_processes() > 1 << 20
     True
@@ -97,7 +99,7 @@ def memory_of_processes(*, of_files: bool = False) -> int | None:
     for number in process_tree(os.getpid()):
         try:
             lines = (_PROC / str(number) / "smaps_rollup").read_text().splitlines()
-        except OSError:  # it has just ended
+        except OSError:  # the process has just ended
             continue
         found = {name: int(value) << 10 for name, value, *_ in map(str.split, lines[1:])}
         own = found.get("Pss_Anon:", found["Pss:"]) + found.get("Pss_Shmem:", 0)
@@ -107,9 +109,9 @@ def memory_of_processes(*, of_files: bool = False) -> int | None:
 
 
 def end_with_parent(parent: int | None) -> bool:
-    """Make the kernel end this process together with its parent, even while it is stuck or stopped.
+    """Make the kernel kill this process when its parent ends, even if this process is stuck or stopped.
 
-    Return whether that is arranged: only on Linux, and only if no other process is between the two.
+    Return whether that is arranged.  That requires Linux, and that ``parent`` is the direct parent.
     """
     global _end
     if sys.platform != "linux" or os.getppid() != parent:
@@ -123,9 +125,10 @@ def end_with_parent(parent: int | None) -> bool:
 
 
 def end_with_pipe() -> None:
-    """Arrange the same for a process of ``multiprocessing``, by the pipe whose other end its parent holds.
+    """Make the kernel kill this process of ``multiprocessing`` when its parent ends.
 
-    The kernel sends the signal when that end is closed, which other children of the parent may delay.
+    The signal comes from a pipe, whose other end the parent holds.  The kernel sends the signal when that end
+    is closed.  Other children of the parent that hold the end may delay the signal.
     """
     global _end
     parent = multiprocessing.parent_process()
@@ -145,13 +148,12 @@ def end_with_pipe() -> None:
 
 @contextmanager
 def outliving_parent() -> Iterator[None]:
-    """Delay the end that follows the parent's, for short work that must not be left
-    incomplete.
+    """Delay the kill that follows the parent's end, during short work that must not be left incomplete.
 
-    Only the thread that has arranged this end may use it.
+    Only the thread that called ``end_with_parent`` or ``end_with_pipe`` may use this context.
     """
     end = _end
-    if end is None or end.process != os.getpid():  # a child that this process has forked has another parent
+    if end is None or end.process != os.getpid():  # a forked child inherits ``_end``, which is not for it
         yield
         return
     end.arrange(False)
@@ -170,7 +172,7 @@ class _End:
 
     def begin(self) -> None:
         self.arrange(True)
-        if self._has_parent_ended():  # before the kernel was set to signal it
+        if self._has_parent_ended():  # the parent ended before the signal was arranged
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -178,12 +180,12 @@ _end: _End | None = None
 
 
 def load_triton_apart() -> None:
-    """Load triton, which torch imports on demand, so that it does not use TensorFlow's LLVM.
+    """Load triton, which torch imports on demand, in a way that keeps triton from using TensorFlow's LLVM.
 
-    TensorFlow's libraries export the symbols of the LLVM inside them.  A library that is loaded later and
-    contains an LLVM binds to those, registers its options a second time, and the process aborts: ``import
-    torchvision`` is enough.  If triton is bound to its own symbols first, it works.  If it is loaded already,
-    or before TensorFlow, there is nothing to do.
+    TensorFlow's libraries export the symbols of the LLVM that they contain.  A library with its own LLVM that
+    is loaded later uses these symbols and registers the options of LLVM a second time.  The process then
+    aborts, for example at ``import torchvision``.  So this function loads triton with its own symbols first.
+    If triton is loaded already, or torch or TensorFlow is not, the function does nothing.
     """
     if "triton" in sys.modules or "torch" not in sys.modules or "tensorflow" not in sys.modules:
         return
@@ -194,6 +196,6 @@ def load_triton_apart() -> None:
     try:
         importlib.import_module("triton._C.libtriton")
     except ImportError:
-        pass  # torch works without it too
+        pass  # torch also works without triton
     finally:
         sys.setdlopenflags(before)

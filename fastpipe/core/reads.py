@@ -18,19 +18,25 @@ from fastpipe.errors import BadSampleError, ClosedError
 
 Int64Array = npt.NDArray[np.int64]
 
-MADE, DECLINED = 1, 2  # outcomes of fastpipe/native/status.h
+MADE, DECLINED = 1, 2  # values of the enum of outcomes in fastpipe/native/status.h
 
 
 class Task(NamedTuple):
-    """A part of a batch's work that Python does, and the batch's rows that it reads: int64 (N,)."""
+    """A part of a batch that Python reads.  ``run`` reads the batch's rows ``rows``, int64 (N,)."""
 
     rows: Int64Array
     run: Callable[[], None]
 
 
 class Started(NamedTuple):
-    """The work of reading some samples: the native core's batch, or None, and its status of each row, uint8
-    (rows, 8); Python's tasks; and the function that keeps chunks that the core decodes."""
+    """The work of reading some samples.
+
+    Attributes:
+        batch: the native core's batch, or None.
+        statuses: the native core's status of each row, uint8 (rows, 8).
+        tasks: the tasks that run in Python.
+        keep: the function that stores the chunks decoded by the core in the cache.
+    """
 
     batch: Any
     statuses: npt.NDArray[np.uint8]
@@ -39,21 +45,27 @@ class Started(NamedTuple):
 
 
 class ReadThreads(NamedTuple):
-    """Python's threads of a dataset in this process, and the ``native.Channel`` that bounds those of the
-    core."""
+    """A dataset's Python threads in this process.  ``channel`` (``native.Channel``) limits the number of
+    native threads."""
 
     pool: ThreadPool
     channel: Any
 
     @classmethod
     def of(cls, pool: ThreadPool | None) -> ReadThreads | None:
-        """Return as many core threads as Python threads; None for none."""
+        """Return as many native threads as ``pool`` has Python threads; None if there is no pool."""
         return None if pool is None else cls(pool, native.Channel(pool.threads))
 
 
 class ReadPolicy(NamedTuple):
-    """The policy for unreadable samples, their log, a test whether an error is about a sample (and not the
-    machine or the whole file), and a function that describes a sample by its number."""
+    """The policy for unreadable samples.
+
+    Attributes:
+        policy: the name of the policy.
+        log: the log of unreadable samples.
+        is_bad: tests whether an error is about a sample, and not about the machine or the whole file.
+        item: returns the description of a sample for the sample's number.
+    """
 
     policy: str
     log: BadSampleLog
@@ -65,12 +77,13 @@ class Reading(NamedTuple):
     """The settings for reading a batch.
 
     Attributes:
-        start: maps samples, and their rows, to the work of reading them there.
-        read_alone: reads one sample into a row, and raises its error.
-        substitute: for the policy ``"replace"``: maps a row's number and the attempt, from 1, to another
-            sample; None if there is none left.
-        heard: called with the core's batch when the core has finished its part.
-        where: returns the place of the batch's first sample.
+        start: returns the work of reading samples into rows of the batch; its arguments are the samples
+            and the rows.
+        read_alone: reads one sample into a row, and raises the sample's error.
+        substitute: returns another sample for the policy ``"replace"``; its arguments are a row and the
+            number of the attempt, from 1.  It returns None if no sample is left.
+        heard: is called with the native core's batch when the core has finished its part.
+        where: returns the location of the batch's first sample.
     """
 
     start: Callable[[Int64Array, Int64Array], Started]
@@ -83,7 +96,7 @@ class Reading(NamedTuple):
 
 
 class PendingRead:
-    """A batch that is being read, in threads, or in the calling one at once."""
+    """A batch that is being read by threads.  Without threads, the constructor reads the batch."""
 
     def __init__(self, threads: ReadThreads | None, reading: Reading) -> None:
         self.samples, self._reading, self._policy = reading.samples, reading, reading.policy
@@ -91,7 +104,7 @@ class PendingRead:
         self._failed: dict[int, BaseException] = {}
         self._left_out: dict[int, BadSampleError] = {}
         self._is_given_up = False
-        # Waiting ends when the last one has begun: then threads would idle.
+        # A loader waits only until the last job has begun, because threads would then become idle.
         self.jobs: list[Job] = []
         if threads is None:
             self._read_here(self._started)
@@ -138,11 +151,13 @@ class PendingRead:
             raise
 
     def wait(self) -> Sequence[int]:
-        """Wait until it is read; return the numbers of the samples read: all, except with ``"skip"``.
+        """Wait until the batch is read, and return the rows that were read.
+
+        With the policy ``"skip"``, the rows of bad samples are missing in the result.
 
         Raises:
             BadSampleError: according to the policy, for the first bad sample of the batch.
-            Others: errors of the machine, or of the whole file.
+            Exception: an error of the machine, or of the whole file.
         """
         for job in self.jobs:
             job.wait()
@@ -166,14 +181,14 @@ class PendingRead:
 
     @property
     def left_out(self) -> Mapping[int, BadSampleError]:
-        """The errors of the samples that the policy left out, by their numbers, after ``wait``."""
+        """The errors of the samples that the policy left out, by row.  Valid after ``wait``."""
         return self._left_out
 
     def item(self, row: int) -> Item:
         return self._policy.item(int(self.samples[row]))
 
     def cancel(self) -> None:
-        """Cancel the batch: work that has not begun is never done."""
+        """Cancel the batch, so that work that has not begun never begins."""
         self._is_given_up = True
         for job in self.jobs:
             job.cancel()
@@ -188,8 +203,8 @@ class PendingRead:
                 self._failed[number] = error
 
     def _settle(self, tasks: Sequence[Task], failed: dict[int, BaseException], declined: Int64Array) -> None:
-        """Read samples one by one that could not be read together (``declined`` by the core, or from failed
-        tasks), to find the bad ones."""
+        """Read the samples of failed tasks and of ``declined`` rows one by one, to find the bad samples.
+        ``declined`` are the rows that the native core did not read."""
         others = [failed[number] for number in sorted(failed) if not self._policy.is_bad(failed[number])]
         if others:
             failed.clear()  # a traceback refers to this batch and its memory
@@ -222,8 +237,9 @@ class PendingRead:
     def _refuse(self, sample: int, row: int, cause: Exception) -> None:
         """Apply the policy to a bad sample.
 
-        Not a part of ``_read_alone``, to whose frame the traceback of the cause refers: an error that has
-        this cause must not be among its variables, or the batch is kept until garbage is collected.
+        This method is separate from ``_read_alone``, because the traceback of ``cause`` refers to the frame
+        of ``_read_alone``.  If that frame had a variable for an error with this cause, the reference cycle
+        would keep the batch until the next garbage collection.
         """
         item = self._policy.item(sample)
         error = bad_sample_error(item, cause)
@@ -251,26 +267,27 @@ _PROBLEMS = {  # enum Problem of fastpipe/native/codecs.h
 
 
 class ChunkError(ValueError):
-    """A chunk's bytes are incomplete, or not valid output of its filters or codec."""
+    """A chunk's bytes are incomplete, or are not valid output of its filters or codec."""
 
 
 def chunk_error(codec: str, problem: int, nbytes: int) -> ChunkError | MemoryError:
-    """Return the error for the core's problem number with a chunk of ``nbytes`` that it could not
-    decode."""
+    """Return the error for ``problem``, the native core's number for why it could not decode a chunk.
+    ``nbytes`` is the size of the decoded chunk."""
     if problem == _NO_MEMORY:  # not an error of the chunk
         return MemoryError(f"{codec}: there is no memory for a chunk of {nbytes} bytes")
     return ChunkError(f"{codec}: {_PROBLEMS[problem].format(nbytes=nbytes)}")
 
 
 def read_fully(descriptor: int, memory: Any, offset: int) -> None:
-    """Fill memory (uint8, C-contiguous) with bytes of a file; raise a ChunkError if the file ends before."""
+    """Fill ``memory`` (uint8, C-contiguous) with bytes of a file.  Raise a ChunkError if the file is too
+    short."""
     if read_at(descriptor, memory, offset) < len(memory):
         raise ChunkError("the file ends within it")
 
 
 def read_bytes(descriptor: int, offset: int, size: int) -> bytes:
-    """Return bytes of a file; raise a ChunkError if the file ends within them, as ``read_fully`` does."""
-    if offset + size > os.fstat(descriptor).st_size:  # before memory is allocated for it
+    """Return ``size`` bytes of a file from ``offset`` on; raise a ChunkError if the file is too short."""
+    if offset + size > os.fstat(descriptor).st_size:  # checked before memory is allocated
         raise ChunkError("the file ends within it")
     stored = bytearray(size)
     read_fully(descriptor, stored, offset)

@@ -1,8 +1,8 @@
-"""The ``samples`` and ``targets`` of a dataset: lists that are stored as flat arrays.
+"""The ``samples`` and ``targets`` of a dataset, which are lists that are stored as flat arrays.
 
-A table behaves like the list that it replaces, and its first change converts it to that list
-internally.  So a script may read and change ``dataset.samples`` as before, and an unchanged
-dataset costs forked and spawned workers next to nothing.
+A table behaves like the list that the table replaces.  The first change of a table converts it to that list
+internally.  So a script may read and change ``dataset.samples`` as with torchvision.  An unchanged dataset
+needs almost no memory and time in forked and spawned workers.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-# A list of a million ``(path, class)`` tuples is two million Python objects. A forked worker that reads
-# them writes their reference counts, and so copies the memory pages they lie in; pickling them for a
-# spawned worker takes seconds. The classes here keep the same values in two or three buffers and make the
-# Python objects when they are asked for.
+# A list of a million ``(path, class)`` tuples consists of two million Python objects. A forked worker that
+# reads the objects writes their reference counts, and thereby copies the memory pages that contain them.
+# Pickling the objects for a spawned worker takes seconds. The classes of this module store the values in two
+# or three buffers, and create Python objects only on access.
 
 Sample = tuple[str, int]
 Int64Array = npt.NDArray[np.int64]
 
-# Items made at a time while iterating: enough to pay for the slicing, small in memory.
+# Number of items that an iterator creates at a time, which is fast and needs little memory.
 _CHUNK = 1024
 
 
@@ -41,19 +41,19 @@ class Packed(NamedTuple):
 
 
 def pack_paths(prefix: str, names: Sequence[str]) -> Packed:
-    """Join ``prefix + name`` of all names in one block of bytes; ``lengths`` is int64 (N,), the bytes of
-    each.
+    """Join ``prefix + name`` of all names in one block of bytes.
 
-    The encoding is UTF-8 with ``surrogatepass``: it can hold every Python string, also the
-    ones that ``os.fsdecode`` makes of names that are not UTF-8, and unlike ``os.fsencode``
-    it does not depend on the locale of the process that reads it.
+    ``lengths``, int64 (N,), are the numbers of bytes of the joined strings.  The encoding is UTF-8 with
+    ``surrogatepass``.  This encoding supports every Python string, including the strings that ``os.fsdecode``
+    returns for names that are not UTF-8.  Unlike ``os.fsencode``, the encoding does not depend on the
+    locale of a process.
 
     >>> pack_paths("a/", ["x", "yz"])
     Packed(block=b'a/xa/yz', lengths=array([3, 4]))
     """
     if not names:
         return Packed(b"", np.zeros(0, dtype=np.int64))
-    # One join and one encode for all names of a folder is what makes the scan cheap.
+    # The scan is fast because all names of a folder are joined and encoded in one step.
     block = (prefix + prefix.join(names)).encode("utf-8", "surrogatepass")
     if block.isascii():
         lengths = np.fromiter(map(len, names), dtype=np.int64, count=len(names))
@@ -63,8 +63,11 @@ def pack_paths(prefix: str, names: Sequence[str]) -> Packed:
 
 
 class FrozenSamples(Sequence[Sample]):
-    """A sequence of ``(path, class index)`` tuples in three buffers: path ``i`` is
-    ``prefix + arena[offsets[i]:offsets[i + 1]]``, of class ``targets[i]``; all arrays are int64."""
+    """A sequence of ``(path, class index)`` tuples in three buffers.
+
+    Path ``i`` is ``prefix + arena[offsets[i]:offsets[i + 1]]``, and its class index is ``targets[i]``.
+    ``offsets`` and ``targets`` are int64.
+    """
 
     def __init__(self, arena: bytes, offsets: Int64Array, targets: Int64Array, prefix: str = "") -> None:
         self.prefix = prefix
@@ -74,7 +77,7 @@ class FrozenSamples(Sequence[Sample]):
 
     @classmethod
     def from_items(cls, items: Sequence[Any]) -> FrozenSamples | None:
-        """Freeze items, or return None if one is not exactly a (str, int64) tuple."""
+        """Store items as arrays; return None if an item is not exactly a (str, int64) tuple."""
         for item in items:
             if type(item) is not tuple or len(item) != 2 or type(item[0]) is not str:
                 return None
@@ -92,13 +95,13 @@ class FrozenSamples(Sequence[Sample]):
 
     @cached_property
     def is_of_file_system(self) -> bool:
-        """Return whether the arena holds paths as ``os.fsencode`` encodes them."""
+        """Return whether the bytes of ``arena`` are equal to the paths that ``os.fsencode`` encodes."""
         if self.arena.isascii():
             return True
         if sys.getfilesystemencoding() != "utf-8":
             return False
         try:
-            self.arena.decode("utf-8")  # without surrogates, which the two encode differently
+            self.arena.decode("utf-8")  # fails for surrogates, which ``os.fsencode`` encodes differently
         except UnicodeDecodeError:
             return False
         return True
@@ -124,7 +127,7 @@ class FrozenSamples(Sequence[Sample]):
             return NotImplemented
         if not np.array_equal(self.targets, other.targets):
             return False
-        if self.prefix != other.prefix:  # the same paths may be cut elsewhere
+        if self.prefix != other.prefix:  # equal paths may be split differently into prefix and arena
             return all(mine == theirs for mine, theirs in zip(self, other, strict=True))
         return np.array_equal(self.offsets, other.offsets) and self.arena == other.arena
 
@@ -136,14 +139,14 @@ class FrozenSamples(Sequence[Sample]):
 
 
 class FrozenTargets(Sequence[int]):
-    """A sequence of Python ints in one int64 array (N,)."""
+    """A sequence of Python ints that is stored as an int64 array (N,)."""
 
     def __init__(self, array: Int64Array) -> None:
         self.array = _read_only(array)
 
     @classmethod
     def from_items(cls, items: Sequence[Any]) -> FrozenTargets | None:
-        """Freeze items, or return None if one is not exactly an int in the range of int64."""
+        """Store items as an array; return None if an item is not exactly an int in the range of int64."""
         if any(type(item) is not int for item in items):
             return None
         try:
@@ -165,7 +168,7 @@ class FrozenTargets(Sequence[int]):
         return self.count(value) > 0
 
     def count(self, value: object) -> int:
-        # Comparing arrays equals comparing ints only where no value is rounded on the way.
+        # The comparison of the array is exact only if ``value`` is an int in the range of int64.
         if type(value) is int and -(2**63) <= value < 2**63:
             return int(np.count_nonzero(self.array == value))
         return sum(item == value for item in self)
@@ -183,35 +186,35 @@ class FrozenTargets(Sequence[int]):
 
 
 def offsets_of(lengths: Int64Array) -> Int64Array:
-    """Return where each path begins, and where the last one ends: int64 (N + 1,)."""
+    """Return the offset at which each path begins, and the end of the last path: int64 (N + 1,)."""
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
 
 
 def checked_offsets(block: bytes, lengths: Int64Array) -> Int64Array:
-    """Do as ``offsets_of``, but raise a ValueError if a block of ``pack_paths`` does not hold such texts."""
+    """Return ``offsets_of(lengths)``; raise a ValueError if ``block`` is not a result of ``pack_paths``."""
     offsets = offsets_of(lengths)
     if offsets[-1] != len(block) or (lengths < 0).any():
         raise ValueError(f"a block of {len(block)} bytes does not hold texts of {offsets[-1]} bytes")
     if not block.isascii():
         block.decode("utf-8", "surrogatepass")
         starts = offsets[offsets < len(block)]
-        # Bytes 0b10xxxxxx continue a character that began before them.
+        # A byte 0b10xxxxxx is not the first byte of a character.
         if (np.frombuffer(block, dtype=np.uint8)[starts] & 0xC0 == 0x80).any():
             raise ValueError("a text begins in the middle of a character")
     return offsets
 
 
 def _read_only(array: Int64Array) -> Int64Array:
-    """Return a read-only view, which can be shared."""
+    """Return a read-only view of an array."""
     view: Int64Array = array.view()
     view.flags.writeable = False
     return view
 
 
 class PackedPaths(NamedTuple):
-    """Paths: path ``i`` is ``prefix + arena[starts[i]:ends[i]]``, in the file system's encoding."""
+    """Paths in the file system's encoding.  Path ``i`` is ``prefix + arena[starts[i]:ends[i]]``."""
 
     prefix: bytes
     arena: bytes
@@ -220,8 +223,11 @@ class PackedPaths(NamedTuple):
 
 
 def paths_of(samples: Any, positions: Int64Array) -> PackedPaths:
-    """Return the paths of some samples (a sequence of (path, target)), at positions int64 (N,), without a
-    Python object for each where they are stored flat."""
+    """Return the paths of the samples at ``positions``, int64 (N,).
+
+    ``samples`` is a sequence of (path, target).  If it is stored as arrays, no Python object is created for a
+    path.
+    """
     if isinstance(samples, FrozenSamples) and samples.is_of_file_system:
         starts, ends = samples.offsets[positions], samples.offsets[positions + 1]
         return PackedPaths(os.fsencode(samples.prefix), samples.arena, starts, ends)
@@ -229,7 +235,7 @@ def paths_of(samples: Any, positions: Int64Array) -> PackedPaths:
 
 
 def packed_paths(paths: Sequence[Any]) -> PackedPaths:
-    """Return paths that are Python objects in one block of memory."""
+    """Copy paths that are Python objects to one block of memory."""
     names = [os.fsencode(path) for path in paths]
     lengths = np.array([len(name) for name in names], np.int64)
     ends = np.cumsum(lengths)
@@ -238,18 +244,18 @@ def packed_paths(paths: Sequence[Any]) -> PackedPaths:
 
 T = TypeVar("T")
 
-# repr: longer tables show only so many items at either end.
+# ``repr`` of a table with more items than the first number shows only the second number of items at each end.
 _REPR_WHOLE, _REPR_ENDS = 1000, 3
 
 
 class Table(MutableSequence[T]):
     """A list that is stored as arrays until it is first changed.
 
-    Reading from several threads is safe.  Changing is as safe as changing a list, but for
-    the very first change, which must not meet another one.
+    Reading from several threads is safe.  Changing a table is as safe as changing a list, except for
+    the first change: no other thread may change the table at the same time.
     """
 
-    # One attribute holds either form, so that a reader in another thread sees one or the other.
+    # The arrays or the list.  One attribute stores either form, so other threads always see a valid form.
     _data: Sequence[T]
 
     @classmethod
@@ -259,7 +265,7 @@ class Table(MutableSequence[T]):
         return table
 
     def _thaw(self) -> list[T]:
-        """Return the list that holds the items from now on."""
+        """Convert the table to a list, if it is not a list yet, and return the list."""
         data = self._data
         if not isinstance(data, list):
             self._data = data = list(data)
@@ -297,7 +303,7 @@ class Table(MutableSequence[T]):
         return iter(data) if isinstance(data, list) else self._iterate(data)
 
     def _iterate(self, frozen: Sequence[T]) -> Iterator[T]:
-        """Like a list's iterator: a change made on the way shows from the next item on."""
+        """Iterate as a list's iterator does: after a change, the next item is from the changed list."""
         position = 0
         for item in frozen:
             if self._data is not frozen:
@@ -337,7 +343,7 @@ class Table(MutableSequence[T]):
         return value in self._data
 
     def copy(self) -> Self:
-        """Return a table with the same items; changing one does not change the other."""
+        """Return a table with the same items.  A change of one table does not change the other table."""
         data = self._data
         return self._holding(data.copy() if isinstance(data, list) else data)
 
@@ -385,11 +391,11 @@ class Table(MutableSequence[T]):
 
 
 class SampleTable(Table[Sample]):
-    """The ``samples`` of a dataset: a list of ``(path, class index)``.
+    """The ``samples`` of a dataset, a list of ``(path, class index)``.
 
-    Stored flat it takes the bytes of each path (of a scan, those after the root) and 16 more
-    for each sample.  Items that do not fit in (paths that are no ``str``, targets that are no
-    ``int``) are kept as a list.
+    Stored as arrays, each sample takes the bytes of its path and 16 bytes more.  The paths of a scan are
+    stored without the root.  Items with a path that is not a ``str`` or a target that is not an ``int`` are
+    stored as a list.
 
     Args:
         samples: the items.
@@ -412,22 +418,21 @@ class SampleTable(Table[Sample]):
 
     @property
     def is_flat(self) -> bool:
-        """Return whether all paths are ``str`` and all targets ``int`` within int64, stored as arrays."""
+        """Return whether the samples are stored as arrays."""
         return isinstance(self._data, FrozenSamples)
 
     @property
     def frozen(self) -> FrozenSamples | None:
-        """The arrays that hold the samples; None where they are a list."""
+        """The samples stored as arrays; None if they are stored as a list."""
         data = self._data
         return data if isinstance(data, FrozenSamples) else None
 
     def has_items_of(self, other: SampleTable) -> bool:
-        """Return whether both still share the same arrays; an identity check, not a comparison."""
+        """Return whether both tables share the same arrays.  The items are not compared."""
         return self._data is other._data
 
     def path(self, index: SupportsIndex) -> str:
-        """Return the path of a sample; raise a TypeError if the stored object is not a
-        path."""
+        """Return the path of a sample; raise a TypeError if the stored object is not a path."""
         position, data = self._position(index), self._data
         if isinstance(data, FrozenSamples):
             return data.path(position)
@@ -444,7 +449,7 @@ class SampleTable(Table[Sample]):
         return data.targets.item(position) if isinstance(data, FrozenSamples) else data[position][1]
 
     def targets_array(self) -> Int64Array:
-        """Return all class indices as they are now: a read-only int64 array (N,)."""
+        """Return the current class indices of all samples as a read-only int64 array (N,)."""
         data = self._data
         if isinstance(data, FrozenSamples):
             return data.targets
@@ -461,13 +466,13 @@ class SampleTable(Table[Sample]):
 
 
 class TargetTable(Table[int]):
-    """The ``targets`` of a dataset: a list of class indices.
+    """The ``targets`` of a dataset, a list of class indices.
 
-    ``np.asarray(table)`` gives a new int64 array, as it does for a list.
+    ``np.asarray(table)`` returns a new int64 array, as for a list.
 
     Args:
-        targets: the class indices.  A read-only int64 array (as ``SampleTable.targets_array``
-            gives) is kept as it is, others are copied.
+        targets: the class indices.  A read-only int64 array, as ``SampleTable.targets_array`` returns, is
+            used without a copy.  All other values are copied.
 
     >>> table = TargetTable([0, 0, 1])
     >>> table[0] = 7
@@ -495,7 +500,7 @@ class TargetTable(Table[int]):
 
 
 class SampleTableBuilder:
-    """A builder of a table folder by folder, without a Python object for every sample.
+    """A builder that collects a table folder by folder, without a Python object for each sample.
 
     >>> builder = SampleTableBuilder("root/")
     >>> builder.add("cat/", ["1.jpg", "2.jpg"], 0)
@@ -514,11 +519,11 @@ class SampleTableBuilder:
         return self._length
 
     def add(self, folder: str, names: Sequence[str], target: int) -> None:
-        """Append the paths ``folder + name``, all of one class."""
+        """Append the paths ``folder + name``, which all have the class ``target``."""
         self.add_packed(pack_paths(folder, names), target)
 
     def add_packed(self, paths: Packed, target: int) -> None:
-        """Append paths that are packed already, all of one class."""
+        """Append packed paths, which all have the class ``target``."""
         self._blocks.append(paths.block)
         self._lengths.append(paths.lengths)
         self._targets.append(target)
@@ -531,7 +536,7 @@ class SampleTableBuilder:
         if classes is not None:
             targets = np.repeat(classes.array, counts)
             return SampleTable._holding(FrozenSamples(arena, offsets, targets, self._prefix))
-        # Class indices that are not plain integers are rare, and kept unchanged.
+        # Class indices that are not plain integers are rare.  They are stored unchanged, in a list.
         paths = FrozenSamples(arena, offsets, np.zeros(self._length, dtype=np.int64), self._prefix)
         items = [target for target, count in zip(self._targets, counts, strict=True) for _ in range(count)]
         return SampleTable([(path, target) for (path, _), target in zip(paths, items, strict=True)])

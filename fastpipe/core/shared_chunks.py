@@ -1,4 +1,7 @@
-"""Memory for decoded units: of this process alone, or a file in memory that several processes share."""
+"""Memory for decoded units, private to this process or shared by several processes.
+
+A *unit* is the smallest part of a volume that is decoded on its own.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,8 @@ _LINE = 64
 
 
 def private_units(keys: int, slots: int, nbytes: int) -> Any:
-    """Return a ``native.UnitMemory`` of this process alone, which holds ``slots`` of ``keys`` units of
-    ``nbytes`` each."""
+    """Return a ``native.UnitMemory`` that only this process uses.  The memory holds ``slots`` of the ``keys``
+    units at a time.  A unit takes ``nbytes``."""
     each = slot_nbytes(nbytes)
     memory = mmap.mmap(-1, native.UnitMemory.nbytes(keys, slots, each), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return native.UnitMemory(np.frombuffer(memory, np.uint8), -1, keys, slots, each)
@@ -41,11 +44,12 @@ def slot_nbytes(nbytes: int) -> int:
 
 
 class UnitFile:
-    """Memory for units, as of ``private_units``, that processes share, made by their parent.
+    """Memory for units that several processes share.  The arguments are those of ``private_units``.
 
-    Picklable: a copy in another process is of the same memory, or None where that is gone; in this one it
-    is this object.  The memory is the machine's once something is written there, until nobody refers to it in
-    any process.  It is an OSError if there can be none.
+    Unpickling in another process gives access to the same memory, or None if the memory no longer exists.
+    Unpickling in this process gives this object.  The system allocates the memory when data are written, and
+    frees it when no process refers to it any more.  The constructor raises an OSError if the memory cannot be
+    created.
     """
 
     def __init__(self, keys: int, slots: int, nbytes: int) -> None:
@@ -54,7 +58,7 @@ class UnitFile:
         shape = keys, slots, slot_nbytes(nbytes)
         try:
             size = native.UnitMemory.nbytes(*shape)
-        except (TypeError, ValueError) as error:  # of numbers that are too large for it
+        except (TypeError, ValueError) as error:  # the numbers are too large
             raise OSError(f"{slots:,} slots of {nbytes:,} bytes: {error}") from None
         self._take(anonymous_file(), *shape)
         os.truncate(self.descriptor, size)
@@ -75,20 +79,21 @@ class UnitFile:
         return int(native.UnitMemory.nbytes(*self._shape))
 
     def close(self) -> None:
-        """Give it up in this process, where nobody uses it any more."""
+        """Release the memory in this process.  Call this only if this process does not use it any more."""
         if self._close.alive:
             _files.pop(os.fstat(self.descriptor).st_ino, None)
         self._close()
 
     def opened(self) -> Any:
-        """Return the ``native.UnitMemory`` in this process: one for all, as locks keep only
-        processes apart."""
+        """Return the ``native.UnitMemory`` of this process.  All threads of a process share the object,
+        because the locks exclude only other processes."""
         with _opening:
             pid, units = os.getpid(), None
             if self._here is not None:
                 units = self._here[1]()
                 if units is not None and self._here[0] != pid:
-                    # A parent's, with a descriptor of its own: to close that would end this process's locks.
+                    # The object is a copy of the parent's object.  Keep it, because closing its descriptor
+                    # would release the locks of this process.
                     _inherited.append(units)
                     units = None
             if units is None:
@@ -105,11 +110,9 @@ class UnitFile:
 
     @staticmethod
     def joined(pid: int, number: int, inode: int, shape: tuple[int, int, int]) -> UnitFile | None:
-        """Return in this process the memory that a process has at a descriptor; None where it has not.
-
-        ``shape`` are keys, slots and bytes of a slot.
-        """
-        # Once only in a process: to close a second descriptor would end the locks of the first.
+        """Return the memory that the process ``pid`` has at the descriptor ``number``; None if it has none.
+        ``shape`` is the number of keys, the number of slots and the bytes of a slot."""
+        # Open the memory only once in a process: closing a second descriptor would release the locks.
         known = _files.get(inode)
         if known is not None:
             return known if known._shape == shape else None
@@ -123,7 +126,7 @@ class UnitFile:
 
 
 class _Mapping:
-    """Keeps a file open while its memory is in use."""
+    """An object that keeps a file open while the file's memory is in use."""
 
     def __init__(self, file: UnitFile, data: npt.NDArray[np.uint8]) -> None:
         self._kept = file, data
@@ -144,13 +147,14 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_lock)
 
 
-# Memory for decoded units that processes share which have no parent in common that made it.
+# Memory for decoded units that independent processes share.
 
 
 def joined_memory(what: str, keys: int, slots: int, nbytes: int) -> UnitFile:
-    """Return memory for units that all processes of this user on this machine share which ask for the same.
+    """Return memory for units that all processes of this user on this machine share.
 
-    ``what`` says what the units are of; where there is memory already it has its own number of slots.
+    Processes with equal ``what`` (which identifies the data of the units), ``keys`` and ``nbytes`` share
+    memory.  If such memory exists already, the result has that memory's number of slots.
     """
     digest = hashlib.sha256(os.fsencode(f"units 2 {what} {keys} {slot_nbytes(nbytes)}")).hexdigest()[:32]
     with meeting_folder() as folder:
@@ -167,7 +171,7 @@ def joined_memory(what: str, keys: int, slots: int, nbytes: int) -> UnitFile:
 
 
 def _announced_memory(found: Announced, keys: int, nbytes: int) -> UnitFile | None:
-    """Return memory that a process has, perhaps this one; None where it is not what it was said to be."""
+    """Return the announced memory of a process; None if the memory does not match its announcement."""
     try:
         (number,), (inode,) = found.numbers, found.inodes
         return UnitFile.joined(found.pid, number, inode, (keys, int(found.about["slots"]), nbytes))

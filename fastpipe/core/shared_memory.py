@@ -1,7 +1,8 @@
-"""Memory shared by the processes of one user on one machine, found through notes in a private folder.
+"""Memory that the processes of one user on one machine share, found through notes in a private folder.
 
-A note says which process has what at which descriptors; these are opened through ``/proc``.  Who joins leaves
-a note as well, so what was found outlives who made it.
+A note is a file that says which process has which memory open at which descriptors.  Other processes open the
+memory through ``/proc``.  A process that joins also writes a note, so the memory can still be found after the
+process that created the memory has ended.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _NAME = "fastpipe-cache"
 
 
 def anonymous_file() -> int:
-    """Return a file in memory without a name: it goes with the last process that has it open."""
+    """Return an unnamed file in memory.  The system frees it when no process has it open any more."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create(_NAME, os.MFD_CLOEXEC)
     with tempfile.TemporaryFile() as file:
@@ -37,7 +38,7 @@ def anonymous_file() -> int:
 
 
 def mapped(descriptor: int, nbytes: int, protection: int = mmap.PROT_READ) -> npt.NDArray[np.uint8] | None:
-    """Return a file as an array; None where there is no room for it among the process's addresses."""
+    """Return a file as a memory-mapped array; None if the file cannot be mapped."""
     try:
         return np.frombuffer(mmap.mmap(descriptor, nbytes, mmap.MAP_SHARED, protection), np.uint8)
     except (OSError, ValueError, OverflowError):
@@ -45,27 +46,34 @@ def mapped(descriptor: int, nbytes: int, protection: int = mmap.PROT_READ) -> np
 
 
 def descriptor_of(pid: int, number: int, inode: int) -> int:
-    """Open the file in memory that another process has at a descriptor; an OSError if there is none, or
-    another one."""
+    """Open the file in memory that process ``pid`` has open at descriptor ``number``.  Raise an OSError if
+    the file is not a fastpipe file in memory, or does not have the inode ``inode``."""
     path = f"/proc/{pid}/fd/{number}"
     if not os.readlink(path).startswith(f"/memfd:{_NAME}"):
         raise FileNotFoundError(path)
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     if os.fstat(descriptor).st_ino != inode:
-        os.close(descriptor)  # nobody's lock: what was announced has this inode
+        os.close(descriptor)  # this releases no lock, because a locked file would have the announced inode
         raise FileNotFoundError(path)
     return descriptor
 
 
 LOCK = "lock"
 _PATIENCE_S = 1.0
-# Age of what was announced elsewhere, from where nobody here can ask whether it still is.
+# Notes from other machines are removed at this age, because their processes cannot be checked here.
 _FORGOTTEN_S = 30 * 86400.0
 
 
 class Announced(NamedTuple):
-    """What a process said that it has, in a note: descriptors of files there, their inodes, and what else it
-    said."""
+    """The content of a note.
+
+    Attributes:
+        note: the name of the note.
+        about: all values of the note, including the values that ``announce`` received as ``about``.
+        pid: the process that has the files open.
+        numbers: the descriptors of the files in that process.
+        inodes: the inodes of the files.
+    """
 
     note: str
     about: dict[str, Any]
@@ -87,13 +95,12 @@ class Announced(NamedTuple):
 
 
 def meeting_name(what: str) -> str:
-    """Return a name on which processes agree that can share memory, and want the same."""
+    """Return a name for notes, which is equal for processes that can share memory and use equal ``what``."""
     return f"{_place()}.{what}"
 
 
 def _place() -> str:
-    """Return the same for all processes of one machine, that was started once, which see each other's
-    numbers."""
+    """Return an identifier of the current boot of the machine and of the namespace of process numbers."""
     facts = []
     with contextlib.suppress(OSError):
         facts += [Path("/proc/sys/kernel/random/boot_id").read_text(), os.readlink("/proc/self/ns/pid")]
@@ -102,7 +109,8 @@ def _place() -> str:
 
 @contextmanager
 def meeting_folder() -> Iterator[PrivateFolder]:
-    """Give the folder of the notes, to this process alone; notes of processes that are gone are removed."""
+    """Give the ``with`` block exclusive access to the folder of notes.  Notes of processes that have ended
+    are removed first."""
     with PrivateFolder(user_cache_folder() / "shared-memory") as folder, alone(folder):
         _clear(folder)
         yield folder
@@ -110,8 +118,11 @@ def meeting_folder() -> Iterator[PrivateFolder]:
 
 @contextmanager
 def alone(folder: PrivateFolder) -> Iterator[None]:
-    """Be alone among the processes that open a cache in this folder; without it after a second, in which
-    nobody needs it: two caches instead of one are no error."""
+    """Exclude other processes that open a cache in this folder from the ``with`` block.
+
+    If the lock is not free after a second, the block runs without the lock.  The worst result is that two
+    caches exist instead of one.
+    """
     descriptor = folder.open(LOCK, os.O_RDWR | os.O_CREAT)
     try:
         deadline = time.monotonic() + _PATIENCE_S
@@ -126,8 +137,8 @@ def alone(folder: PrivateFolder) -> Iterator[None]:
 def announce(
     folder: PrivateFolder, name: str, descriptors: Sequence[int], about: dict[str, Any], owner: Any
 ) -> None:
-    """Tell other processes what this one has, until ``owner`` is collected: files in memory, and ``about``
-    for JSON."""
+    """Write a note about files in memory that this process has open.  ``about`` is added to the note as JSON.
+    The note is removed when ``owner`` is collected."""
     inodes = [os.fstat(one).st_ino for one in descriptors]
     told = {**about, "pid": os.getpid(), "descriptors": list(descriptors), "inodes": inodes}
     file = f"{name}.{os.getpid()}.{descriptors[0]}.json"
@@ -136,26 +147,26 @@ def announce(
 
 
 def _withdraw(path: Path, pid: int) -> None:
-    if os.getpid() == pid:  # not in a child of a fork
+    if os.getpid() == pid:  # a forked child does not remove the note
         with contextlib.suppress(OSError):
             path.unlink()
 
 
 def _clear(folder: PrivateFolder) -> None:
-    """Remove what was announced by processes that are gone."""
+    """Remove the notes of processes that have ended."""
     place = _place()
     for name in folder.names():
         with contextlib.suppress(OSError):
             if name.startswith(f"{place}."):
                 gone = not os.path.exists(f"/proc/{name.split('.')[2]}")
-            else:  # on another machine or before this one was started, or in another container
+            else:  # the note is from another machine or container, or from before the last boot
                 gone = time.time() - folder.stat(name).st_mtime > _FORGOTTEN_S
             if gone and name != LOCK:
                 folder.remove(name)
 
 
 def announced(folder: PrivateFolder, name: str) -> Iterator[Announced]:
-    """Yield what processes said that they have under a name.  Who finds a note to be wrong removes it."""
+    """Yield the content of all notes with a name.  A caller that finds a wrong note removes the note."""
     for file in sorted(folder.names()):
         if not file.startswith(f"{name}."):
             continue

@@ -1,4 +1,4 @@
-"""Batch memory that is reused once nothing refers to the batch any more."""
+"""Memory of batches, which is reused once nothing refers to its batch any more."""
 
 from __future__ import annotations
 
@@ -10,30 +10,31 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-# Batches that the user holds, that are being delivered and, if a loader begins them ahead, begun.
+# One slot for the batch that the user holds, one for the batch that is being delivered, and one for the batch
+# that a loader begins in advance.
 KEPT_SLOTS = 3
 
 _LINE = 64
-_PATIENCE = 16  # smaller batches in a row until the larger slots are given up
+_PATIENCE = 16  # after this many smaller batches in a row, the larger slots are freed
 
 
 class Lease:
-    """The owner of a slot's memory while any array or tensor over it lives.
+    """The owner of a slot's memory while any array or tensor over the memory lives.
 
-    NumPy makes this object the base of the array made from it, and every view, tensor and
-    DLPack capsule keeps that base alive.  (A finalizer on the array itself would be wrong:
-    a view of a view refers to the first owner and skips the array in between.)
+    ``np.asarray(lease)`` makes the lease the base of the new array, and every view, tensor and DLPack
+    capsule keeps that base alive.  (A finalizer on the array itself would be wrong: a view of a view
+    refers to the first owner, and not to the array in between.)
     """
 
     __slots__ = ("__array_interface__", "__weakref__", "_memory")
 
     def __init__(self, memory: Any, interface: dict[str, Any] | None = None) -> None:
-        self._memory = memory  # or its owner, if ``interface`` defines the view
+        self._memory = memory  # the memory, or the memory's owner if ``interface`` defines the view
         self.__array_interface__ = memory.__array_interface__ if interface is None else interface
 
 
 class _Slot(NamedTuple):
-    """A pool's memory, uint8 (N,), aligned to a cache line, because TensorFlow copies unaligned
+    """Memory of a pool, uint8 (N,).  It is aligned to a cache line, because TensorFlow copies unaligned
     memory."""
 
     memory: npt.NDArray[np.uint8]
@@ -41,17 +42,19 @@ class _Slot(NamedTuple):
 
 
 class _SlotLease(Lease):
-    """One of a pool's slots, which gets it back.  (``weakref.finalize`` would take as long as all the rest
-    of ``SlotPool.take``.)"""
+    """The owner of a pool's slot, which returns the slot to the pool when it is deleted.
+
+    (``weakref.finalize`` would take as long as all the rest of ``SlotPool.take``.)
+    """
 
     __slots__ = ("_pool",)
 
     def __init__(self, slot: _Slot, interface: dict[str, Any], pool: weakref.ref[SlotPool]) -> None:
         super().__init__(slot, interface)
-        self._pool = pool  # last: with it, it is whole
+        self._pool = pool  # set last: ``__del__`` takes an object with a pool as complete
 
     def __del__(self) -> None:
-        # Ctrl-C may have come while it was made.
+        # Ctrl-C may have interrupted ``__init__``.
         pool = self._pool() if hasattr(self, "_pool") else None
         if pool is not None:
             pool._put(self._memory)
@@ -60,14 +63,14 @@ class _SlotLease(Lease):
 class SlotPool:
     """A pool of arrays whose memory is reused when their last view is gone.
 
-    It never waits: without a free slot it allocates.  It keeps at most ``keep`` free slots, all of
-    the largest size recently requested: a short last batch fits into them, and after a series of
-    smaller batches they are freed.
+    The pool never waits: if no slot is free, the pool allocates memory.  The pool keeps at most ``keep`` free
+    slots, all of the largest size recently requested.  A short last batch fits into such a slot.  After a
+    series of smaller batches, the larger slots are freed.
     """
 
     def __init__(self, keep: int) -> None:
-        # No lock: a finalizer may run inside any of these methods, and a fork at any time.
-        # Appending to and popping from a deque are atomic, and a slot too many does no harm.
+        # There is no lock, because a finalizer may run inside any of these methods, and the process may fork
+        # at any time.  Appending to and popping from a deque are atomic, and a slot too many does no harm.
         self.keep = keep
         self._free: deque[_Slot] = deque()
         self._self = weakref.ref(self)
@@ -75,13 +78,13 @@ class SlotPool:
         self._smaller, self._largest = 0, 0  # smaller batches since the last large one
 
     def take(self, shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
-        """Return an uninitialised C-contiguous array, whose memory is not reused while any view lives."""
+        """Return an uninitialised C-contiguous array.  Its memory is not reused while any view lives."""
         dtype = np.dtype(dtype)
         slot = self._pop(max(math.prod(shape) * dtype.itemsize, 1))
-        # An array of the right shape at once: views of views would take as long as all the rest.
+        # Make an array of the final shape directly: views of views would take as long as all the rest.
         interface = {"version": 3, "typestr": dtype.str, "shape": shape, "data": (slot.address, False)}
         array: npt.NDArray[Any] = np.asarray(_SlotLease(slot, interface, self._self))
-        return array.view(dtype) if dtype.kind == "V" else array  # the interface does not describe its fields
+        return array.view(dtype) if dtype.kind == "V" else array  # ``interface`` does not describe fields
 
     def _pop(self, size: int) -> _Slot:
         self._adapt(size)
@@ -90,7 +93,7 @@ class SlotPool:
                 slot = self._free.pop()
             except IndexError:
                 return _new_slot(size)
-            # Another thread may have put a slot back just as the size changed: drop it.
+            # Another thread may have put a slot of the former size back: drop that slot.
             if slot.memory.size == self._size >= size:
                 return slot
 
@@ -106,7 +109,7 @@ class SlotPool:
             self._size = size
 
     def clear(self) -> None:
-        """Free the unused slots; slots in use are freed when their views are gone."""
+        """Free the unused slots.  Slots in use are freed when their views are gone."""
         self._free.clear()
 
     def _put(self, slot: _Slot) -> None:

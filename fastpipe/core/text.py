@@ -1,4 +1,4 @@
-"""Numbers of bytes, short times and names of files, as people read them."""
+"""Readable text for counts, sizes in bytes, short times and file names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 
 def counted(count: int, what: str) -> str:
-    """Format a number of things.
+    """Format a count and a noun, which gets a plural "s" if needed.
 
     >>> counted(1, "file"), counted(2000, "file")
     ('1 file', '2,000 files')
@@ -20,7 +20,7 @@ def counted(count: int, what: str) -> str:
 
 
 def in_bytes(nbytes: float) -> str:
-    """Format a size in bytes for people.
+    """Format a size in bytes with a suitable unit.
 
     >>> in_bytes(999), in_bytes(524288), in_bytes(1.5 * 2**30)
     ('999 B', '512 KiB', '1.5 GiB')
@@ -34,7 +34,7 @@ def in_bytes(nbytes: float) -> str:
 
 
 def in_duration(seconds: float) -> str:
-    """Format a short time in seconds for people, with three digits.
+    """Format a short time, given in seconds, with three digits and a suitable unit.
 
     >>> in_duration(6.667), in_duration(0.1234), in_duration(0.0000789), in_duration(2e-9), in_duration(0)
     ('6.67 s', '123 ms', '78.9 µs', '2 ns', '0 s')
@@ -45,11 +45,12 @@ def in_duration(seconds: float) -> str:
     return f"{seconds:.1e} s" if seconds else "0 s"
 
 
-# Text with names from files in it: nothing in a name may act on a terminal, or look like another line.
+# Messages contain names of files.  Characters of a name must not control a terminal or start a new line.
 
-# Controls, formats (writing direction, zero width), halves of surrogate pairs, and breaks of lines.
+# Unicode categories: control characters, format characters (writing direction, zero width), halves of
+# surrogate pairs, and line breaks.
 _UNSAFE = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
-_JOINER = "\u200d"  # makes one emoji of several
+_JOINER = "\u200d"  # joins several emoji into one
 _PARTS_OF_EMOJI = frozenset(("So", "Sk", "Mn"))
 _LOGGERS = (
     "", "bad_samples", "cache", "generate", "index", "memoize", "patches", "profile", "read", "stage", "tf",
@@ -58,9 +59,10 @@ _LOGGERS = (
 
 
 def printable(text: str) -> str:
-    """Return the text with control characters escaped, so that it is one line, without terminal commands.
+    """Return ``text`` with control characters escaped.
 
-    Letters of all scripts, spaces and emoji stay as they are.
+    The result is one line and contains no terminal commands.  Letters of all scripts, spaces and emoji stay
+    unchanged.
 
     >>> print(printable("Müller/猫 🚀.jpg"), printable("line\\nbreak"), printable("\\x1b[31m\\udcff\\u202e"))
     Müller/猫 🚀.jpg line\\nbreak \\x1b[31m\\xff\\u202e
@@ -78,7 +80,7 @@ def printable_lines(text: str) -> str:
 
 
 def _escaped(one: str) -> str:
-    if "\udc80" <= one <= "\udcff":  # a byte that is no UTF-8
+    if "\udc80" <= one <= "\udcff":  # a byte that is not valid UTF-8
         return f"\\x{ord(one) - 0xDC00:02x}"
     return repr(one)[1:-1]
 
@@ -94,7 +96,7 @@ def _joins(text: str, at: int) -> bool:
 
 
 def _print_arguments(record: logging.LogRecord) -> bool:
-    """Make the arguments of a log record printable, for all handlers."""
+    """Make the arguments of a log record printable, before any handler formats the record."""
     if isinstance(record.args, tuple):
         record.args = tuple(
             printable(str(one)) if isinstance(one, (str, os.PathLike, BaseException)) else one
@@ -103,7 +105,7 @@ def _print_arguments(record: logging.LogRecord) -> bool:
     return True
 
 
-# A filter of a logger does not see the records of its children.
+# A logger's filter does not get the records of child loggers, so each logger gets the filter.
 for _name in _LOGGERS:
     logging.getLogger(f"fastpipe.{_name}".rstrip(".")).addFilter(_print_arguments)
 
@@ -112,7 +114,9 @@ _NUMBER = re.compile(r"(\d+)")
 
 
 def natural_sorted(names: Iterable[str]) -> list[str]:
-    """Sort names as ``tifffile.natural_sorted`` does; those that differ in leading zeros only, by their text.
+    """Sort names as ``tifffile.natural_sorted`` does.
+
+    Names that differ only in leading zeros are sorted by their text.
 
     >>> natural_sorted(["slice_10.tif", "slice_2.tif", "slice_1.tif"])
     ['slice_1.tif', 'slice_2.tif', 'slice_10.tif']
@@ -121,5 +125,5 @@ def natural_sorted(names: Iterable[str]) -> list[str]:
 
 
 def _parts(name: str) -> list[int | str]:
-    # Texts and numbers alternate, so that only those of one kind are compared.
+    # Strings and numbers alternate, so strings are compared only with strings, and numbers with numbers.
     return [int(part) if place % 2 else part for place, part in enumerate(_NUMBER.split(name))]

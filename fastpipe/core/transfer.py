@@ -1,8 +1,8 @@
-"""The copy of a batch's tensors to a device: from pinned memory, on a separate stream.
+"""Copy the tensors of batches to a device, from pinned memory and on a separate CUDA stream.
 
-The copy runs during the kernels of the previous step.  The first user of the batch makes its
-stream wait for the copy, and the memory is not given to another tensor before that stream has
-finished with it (``record_stream``).
+The copy runs during the kernels of the previous training step.  The stream that uses the batch waits for the
+copy.  torch does not reuse the batch's memory before that stream has finished with the batch
+(``record_stream``).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from fastpipe.errors import OptionError
 
 
 def checked_device(device: Any) -> Any:
-    """Return an existing ``torch.device`` for anything that torch accepts as one, or raise an
-    OptionError."""
+    """Return the ``torch.device`` for any value that torch accepts as a device.  Raise an OptionError if the
+    value is no device, or if the device does not exist."""
     torch = require("torch", extra="torch")
     try:
         found = torch.device(device)
@@ -34,10 +34,9 @@ def checked_device(device: Any) -> Any:
 
 
 def uploaded(tensor: Any, device: Any) -> Any:
-    """Copy a CPU tensor to a device, for work on the current stream, and return the copy without waiting
-    for it."""
+    """Start to copy a CPU tensor to a device on the current stream, and return the new tensor."""
     if device.type == "cuda" and not tensor.is_pinned():
-        # torch reuses pinned memory only when the copy from it is done.
+        # torch reuses pinned memory only after the copy from this memory is done.
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
 
@@ -47,7 +46,9 @@ class Transfer:
         self._torch = require("torch", extra="torch")
         self.device = device
         self._stream: Any = None
-        self._has_unknown = False  # a batch had memory there without ``record_stream``
+        # True if a batch contained an object with memory on the device for which ``record_stream`` was not
+        # called.
+        self._has_unknown = False
 
     @property
     def is_elsewhere(self) -> bool:
@@ -59,24 +60,28 @@ class Transfer:
 
     @ranged("transfer")
     def start(self, batch: Any, finish: Callable[[Any], Any]) -> Callable[[], Any]:
-        """Begin to move a batch: tensors in any structure of mappings and sequences; the rest stays as it is.
+        """Start to move a batch to the device.
 
-        ``finish`` is applied to the moved batch, on the same stream.  Return a function that returns the
-        moved batch; call it where the batch is used.
+        The batch is any structure of mappings and sequences.  Its tensors and other objects with a method
+        ``to`` are moved, and all other values stay unchanged.  ``finish`` is applied to the moved batch, on
+        the copy stream.  Return a function that returns the moved batch.  Call this function in the thread
+        that uses the batch.
         """
         if not self.is_asynchronous:
             moved = finish(map_tensors(batch, lambda tensor: tensor.to(self.device), self._moved))
             return lambda: moved
         used = self._torch.cuda.current_stream(self.device)
         with self.on_stream():
-            if self._has_unknown:  # it may be taken for this batch as soon as the script drops the one before
+            # Without ``record_stream``, torch may reuse the memory of the previous batch for this batch as
+            # soon as the script drops the previous batch.
+            if self._has_unknown:
                 self._stream.wait_stream(used)
             moved = finish(map_tensors(batch, self._copy, self._moved))
             done = self._stream.record_event()
         return lambda: self._given(moved, done)
 
     def on_stream(self) -> AbstractContextManager[Any]:
-        """Return a context whose work runs on the copy stream, if there is one."""
+        """Return a context in which work runs on the copy stream, if the device has one."""
         if not self.is_asynchronous:
             return nullcontext()
         if self._stream is None:
@@ -85,7 +90,7 @@ class Transfer:
         return on_stream(self._stream)
 
     def _moved(self, value: Any) -> Any:
-        """Return an object that is not a tensor, moved if it can: the user's batch class may move itself."""
+        """Move an object that is not a tensor if it has a method ``to``, as a user's batch class may have."""
         if not hasattr(value, "to"):
             return value
         self._has_unknown = True
@@ -110,15 +115,16 @@ class Transfer:
 
 @functools.cache
 def _copy_stream(index: int) -> Any:
-    """Return the copy stream of a GPU: one for all, because torch keeps freed memory for each stream."""
+    """Return the copy stream of a GPU.  All transfers share this stream, because torch caches freed memory
+    separately for each stream."""
     return require("torch", extra="torch").cuda.Stream(index)
 
 
 def on_stream(stream: Any) -> AbstractContextManager[Any]:
-    """Return a context whose work runs on a stream.
+    """Return a context in which work runs on a stream, and the stream's device is the current device.
 
-    The stream's device is current inside.  Before and after it, the first device is not touched, on which
-    torch would otherwise make a context in threads without a set device.
+    In a thread without a current device, torch would create a CUDA context on the first device.  This context
+    avoids that.
     """
     cuda, stack = require("torch", extra="torch").cuda, ExitStack()
     stack.enter_context(cuda.device(stream.device))
@@ -129,8 +135,8 @@ def on_stream(stream: Any) -> AbstractContextManager[Any]:
 def map_tensors(
     batch: Any, function: Callable[[Any], Any], otherwise: Callable[[Any], Any] = lambda value: value
 ) -> Any:
-    """Return a batch (mappings and sequences, also named tuples) with ``function`` applied to its tensors,
-    and ``otherwise`` to what is neither."""
+    """Return a batch with ``function`` applied to each tensor, and ``otherwise`` to each other value.  The
+    batch may consist of nested mappings, sequences and named tuples."""
     if isinstance(batch, require("torch", extra="torch").Tensor):
         return function(batch)
     if isinstance(batch, Mapping):
@@ -143,7 +149,7 @@ def map_tensors(
             return clone
         return type(batch)(made)  # type: ignore[call-arg]
     if isinstance(batch, require("torch.nn.utils.rnn", extra="torch").PackedSequence):
-        return otherwise(batch)  # it moves itself: some of its tensors have to stay
+        return otherwise(batch)  # a PackedSequence moves itself, because some of its tensors must not move
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(map_tensors(value, function, otherwise) for value in batch))
     if isinstance(batch, (list, tuple)):

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-# Interfaces between the packages.  Kinds of data do not import each other (``tests/test_layering.py`` lists
-# the exceptions): they share these types, and ``fastpipe.torch`` and ``fastpipe.tf`` combine them.
+# Interfaces between the packages.  The packages for kinds of data (images, volumes, tables …) share these
+# types and do not import each other; ``tests/test_layering.py`` lists the exceptions.  ``fastpipe.torch`` and
+# ``fastpipe.tf`` combine the packages.
 
 UInt8Array = npt.NDArray[np.uint8]
 FloatArray = npt.NDArray[np.float64]
@@ -24,7 +25,7 @@ class Size(NamedTuple):
 
 
 class Box(NamedTuple):
-    """A rectangle in pixels.  It may reach outside the image it refers to."""
+    """A rectangle in pixels.  The rectangle may extend outside its image."""
 
     top: int
     left: int
@@ -33,9 +34,11 @@ class Box(NamedTuple):
 
 
 class Key(NamedTuple):
-    """The key of a batch's random parameters: a seed, any integer, taken modulo 2**64; an epoch, from 0; and
-    int64 draws (N,): each sample's position in the epoch's unsharded order, so that a sample drawn twice gets
-    two augmentations."""
+    """The key from which a batch's random parameters are computed.
+
+    ``seed`` is any integer, taken modulo 2**64, and ``epoch`` counts from 0.  ``draws``, int64 (N,), are the
+    samples' positions in the epoch's unsharded order, so a sample drawn twice gets two augmentations.
+    """
 
     seed: int
     epoch: int
@@ -43,8 +46,11 @@ class Key(NamedTuple):
 
 
 class StoredObject(NamedTuple):
-    """An object as its store lists it: its key, from the store's beginning; its size in bytes; a version that
-    changes when it does (an ETag, quotes included), empty where the store has none."""
+    """An object as its store lists the object.
+
+    ``key`` is the object's full key in the store, and ``size`` is the number of bytes.  ``version`` (an ETag,
+    quotes included) changes when the object changes.  ``version`` is empty if the store has no versions.
+    """
 
     key: str
     size: int
@@ -57,21 +63,19 @@ class FetchedObject(NamedTuple):
 
 
 class PartlyDecoded(Protocol):
-    """An image that others may decode a part of."""
+    """An image that a batch decoder may decode in part."""
 
     def encoded(self) -> bytes | None:
-        """Return its file if a batch decoder may decode it; None if this object must."""
+        """Return the encoded file if a batch decoder may decode the image; None if only this object may."""
 
     def give(self, box: Box, pixels: Any) -> None:
-        """Receive the pixels of this box, which were decoded elsewhere."""
+        """Receive the pixels of ``box``, which a batch decoder decoded."""
 
 
 @runtime_checkable
 class EncodedImage(PartlyDecoded, Protocol):
-    """One encoded image, opened: its size is known, its pixels are decoded on demand.
-
-    Implementations are used by one thread, for one sample, and then dropped.
-    """
+    """An opened image, whose size is known and whose pixels are decoded on demand.  One thread uses an object
+    for one sample and then drops the object."""
 
     @property
     def size(self) -> Size: ...
@@ -80,65 +84,67 @@ class EncodedImage(PartlyDecoded, Protocol):
         """Decode a rectangle inside the image to a C-contiguous (H, W, 3) RGB array."""
 
     def rows(self, top: int, count: int) -> UInt8Array | None:
-        """Return whole rows if they are decoded already: C-contiguous (count, W, 3) RGB, read-only;
-        None if they would have to be decoded."""
+        """Return ``count`` whole rows from row ``top`` on, if they are decoded already; else None.  The rows
+        are C-contiguous, (count, W, 3), RGB and read-only."""
 
     def pil(self) -> Any:
-        """Return the whole image as ``PIL.Image.open(f).convert("RGB")`` gives it."""
+        """Return the whole image as ``PIL.Image.open(f).convert("RGB")`` returns it."""
 
     def info(self) -> dict[Any, Any]:
-        """Return the ``info`` of that image (EXIF data, colour profile …), without decoding it."""
+        """Return the ``info`` of the PIL image (EXIF data, colour profile …), without decoding the image."""
 
     def reduced(self, factor: int) -> ReducedImage | None:
-        """Return the image at 1 / ``factor`` (2, 4, 8) of its size, decoded with less work; None if that
-        is impossible, or unwanted because its pixels differ from those of a later resize."""
+        """Return the image at 1 / ``factor`` (2, 4, 8) of its size, which is faster to decode.
+
+        Return None if that is impossible.  Also return None unless the options allow reduced decoding,
+        which changes the pixels of a later resize.
+        """
 
 
 class BatchDecoder(Protocol):
-    """A decoder of parts of images, those of a batch in one call.  Thread-safe."""
+    """A decoder that decodes parts of all images of a batch in one call.  Thread-safe."""
 
     def decode(self, parts: Sequence[tuple[bytes, Box]]) -> Sequence[UInt8Array | None]:
-        """Decode rectangles inside trusted JPEGs to RGB pixels (H, W, 3), C-contiguous; None for declined
-        ones."""
+        """Decode a rectangle of each trusted JPEG to RGB pixels (H, W, 3), C-contiguous.  The result of an
+        image that the decoder does not support is None."""
 
     def describe(self) -> str:
-        """Return its name and purpose, in a few words."""
+        """Return the decoder's name and purpose, in a few words."""
 
 
 class BatchDevice(BatchDecoder, Protocol):
-    """A decoder and resampler of images on a device, those of a batch in one call."""
+    """A decoder and resampler that processes all images of a batch on a device (a GPU) in one call."""
 
     def takes(self, number: int) -> bool:
-        """Return whether the sample of this number in its batch may be decoded there."""
+        """Return whether the device may decode the batch's sample ``number``."""
 
     def decode(self, parts: Sequence[tuple[bytes, Box]]) -> Sequence[Any | None]:
-        """Decode parts of trusted JPEGs, which stay there."""
+        """Decode a rectangle of each trusted JPEG; the pixels stay on the device."""
 
     def finish(
         self, plan: Any, images: Mapping[int, tuple[Any, Any]], rows: Mapping[int, Any], count: int
     ) -> Any:
-        """Make a batch of ``count`` samples there: ``images`` maps some sample numbers to the result of
-        ``decode`` and the plan's ``Resampling``, ``rows`` maps others to rows made elsewhere; the rest is
-        missing."""
+        """Make a batch of ``count`` samples on the device.
+
+        ``images`` maps some sample numbers to the result of ``decode`` and the plan's ``Resampling``.
+        ``rows`` maps other sample numbers to finished rows.  All remaining samples are missing in the batch.
+        """
 
 
 class ReducedImage(Protocol):
-    """An image that is reduced while it is decoded: each size is divided, and rounded up."""
+    """An image that is reduced during decoding: height and width are divided by a factor, and rounded up."""
 
     @property
     def size(self) -> Size: ...
 
     def rows(self, count: int) -> UInt8Array | None:
-        """Return at least this many rows from the top: C-contiguous (≥ count, W, 3) RGB; None if the decoder
-        cannot; the image is then decoded at its full size."""
+        """Return at least the first ``count`` rows, C-contiguous (≥ count, W, 3) RGB.  Return None if the
+        decoder cannot reduce the image.  The caller then decodes the image at full size."""
 
 
 class ChunkObjects(Protocol):
-    """The chunks of one array, each an object of a store.  May be called from any thread, and sent to other
-    processes.
-
-    ``how`` describes how they are fetched, ``state`` identifies the objects and their versions.
-    """
+    """The chunks of one array, each stored as an object of a store.  Thread-safe, and can be pickled.
+    ``how`` describes how the chunks are fetched.  ``state`` identifies the objects and their versions."""
 
     @property
     def how(self) -> str: ...
@@ -147,21 +153,21 @@ class ChunkObjects(Protocol):
     def state(self) -> str: ...
 
     def path(self, chunk: int) -> str:
-        """Return the whole URL, or path, of a chunk, even if it does not exist."""
+        """Return the full URL or path of a chunk, even if the chunk does not exist."""
 
     def read(self, chunk: int) -> bytes | None:
-        """Return a chunk's object; None if it was never written."""
+        """Return the content of a chunk's object; None if the chunk was never written."""
 
     def together(self, chunks: Sequence[int]) -> AbstractContextManager[None]:
-        """Return a context in which each of these is read: they are fetched in parallel."""
+        """Return a context in which the caller reads each of ``chunks``; they are fetched in parallel."""
 
 
 class Store(Protocol):
-    """A place of objects, each under a key: a bucket, or a folder.  Thread-safe.
+    """A collection of objects with keys, such as a bucket or a folder.  Thread-safe.
 
     Every method raises ``FileNotFoundError`` for missing objects, ``StoreAccessError`` if credentials
     are wrong or missing, ``StoreBusyError`` if a retry may succeed, and ``StoreError`` for
-    the rest.  Messages name the store and the key, and never credentials.
+    all other errors.  Messages name the store and the key, and never credentials.
     """
 
     @property
@@ -169,38 +175,39 @@ class Store(Protocol):
         """A unique identifier of the store (endpoint and bucket, for example), without credentials."""
 
     def folders(self, prefix: str) -> list[str]:
-        """Return the names of folders directly below a prefix, which is empty or ends in a slash."""
+        """Return the names of the folders directly below ``prefix``, which is empty or ends in a slash."""
 
     def objects(self, prefix: str) -> Iterator[Sequence[StoredObject]]:
-        """Yield all objects whose keys begin with a prefix, in pages, without those of folders (``x/``)."""
+        """Yield all objects whose keys begin with ``prefix``, page by page.  Objects that only mark a folder
+        (``x/``) are left out."""
 
     @property
     def objects_after(self) -> Callable[[str, str], Iterator[Sequence[StoredObject]]] | None:
-        """A function that yields, for a prefix and a key, those of ``objects`` after the key; None if the
-        store cannot begin a list there."""
+        """A function of a prefix and a key that yields only the ``objects`` whose keys follow the key.  None
+        if the store cannot begin a listing after a key."""
 
     def find(self, key: str) -> StoredObject: ...
 
     def get(self, key: str, version: str = "") -> FetchedObject:
-        """Return an object's whole content; raise an ObjectChangedError if its version is not ``version``, if
-        given."""
+        """Return an object's whole content.  Raise an ObjectChangedError if ``version`` is given and the
+        object has another version."""
 
     def get_range(self, key: str, start: int, stop: int, version: str = "") -> bytes:
-        """Return the bytes of an object from ``start`` to before ``stop``, as ``get`` does."""
+        """Return the bytes ``start`` to ``stop - 1`` of an object.  ``version`` is checked as by ``get``."""
 
     def describe(self) -> str:
-        """Return the name of its reader, in a word."""
+        """Return the name of the client that reads the store, in one word."""
 
     def close(self) -> None:
         """Release connections and threads."""
 
 
 class NextUses(Protocol):
-    """When objects are needed next."""
+    """The known future uses of objects."""
 
     @property
     def tag(self) -> bytes:
-        """Return an identifier of the order, the same for all processes that share one."""
+        """Return an identifier of the order; processes that share an order have equal identifiers."""
 
     def next_uses(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return when each row is needed next, counted in samples; 2**62 if unknown."""
+        """Return when each of ``rows`` is needed next, counted in samples; 2**62 if that is unknown."""

@@ -1,6 +1,7 @@
-"""Make samples with a function on all cores and store each once; keep the results of functions.
+"""Generation of samples on all cores, and memoized functions.
 
-``run`` defines ``generate`` and ``probe``; ``memoized`` defines ``memoize``.  See ARCHITECTURE.md.
+``generate`` and ``probe`` are in the module ``run``.  ``memoize`` is in the module ``memoized``.  See
+ARCHITECTURE.md.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Generated", "ProbeReport", "generate", "memoize", "probe"]
 
-# Imported on first use, so that a starting worker imports none of them.  No module may have the name of a
-# function: importing the module would replace the function.
+# These modules are imported on first use, so that a starting worker process imports none of them.  No module
+# may have the name of a function, because importing the module would replace the function.
 _WHERE = {
     "Generated": "run",
     "ProbeReport": "estimate",

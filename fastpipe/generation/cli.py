@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Make the file, or only probe the function."""
+    """Make the file; with ``--dry-run`` only probe the function."""
     progress.stop()
     options: dict[str, Any] = {
         "seed": args.seed, "workers": args.workers, "executor": "threads" if args.threads else None,
@@ -95,5 +95,5 @@ def _imported(name: str) -> Callable[..., Any]:
 
 
 def _workers(text: str) -> int | str:
-    """Convert an option's text to a number of workers or ``auto``, as an argparse type."""
+    """Convert the text of ``--workers`` to an int, or return ``"auto"``; an argparse type."""
     return text if text == "auto" else int(text)

@@ -1,9 +1,10 @@
-"""Versions of code, on which a result depends besides its arguments; and digests of values.
+"""Versions of code, and digests of values.
 
-The version covers a function's own code and everything of the user's that it names: functions, classes,
-constants, modules.  Each of these is a *part* with its own digest, so that a difference can be named.  The
-digest of code is that of its source's syntax tree without docstrings, if the source compiles to the code that
-runs; otherwise that of its bytecode instructions.  Packages and Python count by their versions.
+A stored result is valid only for the code and the arguments of its call.  The version of a function covers
+its own code and the user's functions, classes, constants and modules that the code names.  Each of these is a
+*part* with its own digest, so that messages can name the parts that changed.  If the source compiles to the
+code that runs, the digest is that of the source's syntax tree without docstrings.  Otherwise the digest is
+that of the bytecode instructions.  Packages and Python count by their versions.
 """
 
 from __future__ import annotations
@@ -36,19 +37,24 @@ Origin = Literal["user", "package", "python"]
 
 
 class CodeVersion(NamedTuple):
-    """The code of a function and of everything that it names, at one time."""
+    """The version of a function's code and of everything that the code names."""
 
     digest: str
-    parts: dict[str, str]  # by ``"module:name"``: the part's kind and its digest, ``"helper:3f0c…"``
+    parts: dict[str, str]  # name of a part, ``"module:name"`` -> its kind and digest, ``"helper:3f0c…"``
 
 
 def code_version(fn: Callable[..., Any]) -> CodeVersion:
-    """Return the version of a function's code; it is equal in all processes that would run the same code.
+    """Return the version of a function's code; two processes that run the same code get equal versions.
 
-    It covers: the function's own code; its defaults, its closure, and what a ``functools.partial`` or bound
-    method holds; its attribute ``batch``; the user's functions, classes and constants that it names, and what
-    those name; the versions of Python and of packages.  A value without a digest counts by its type.  Global
-    variables that the user's functions assign are ignored.
+    The version covers:
+
+    - the function's own code, defaults, closure, and attribute ``batch``;
+    - the values in a ``functools.partial``, and the object of a bound method;
+    - the user's functions, classes and constants that the code names, and the code that they name in turn;
+    - the versions of Python and of packages.
+
+    A value without a digest counts by its type.  Global variables that the user's functions assign are
+    ignored.
 
     >>> mine = {"__name__": "mine"}
     >>> exec("rate = 2; fast = lambda x: x * rate", mine)
@@ -61,7 +67,7 @@ def code_version(fn: Callable[..., Any]) -> CodeVersion:
 
 
 def changed(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    """Describe the differences between the ``parts`` of two versions, one line each.
+    """Return a text for each difference between the ``parts`` of two versions.
 
     >>> changed({"a:f": "function:1", "a:g": "helper:2"}, {"a:f": "function:1", "a:g": "helper:3"})
     ["helper 'a:g' changed"]
@@ -97,9 +103,9 @@ def _hex(value: Any) -> str:
     return hashlib.sha256(repr(value).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-# ---- one piece of code ------------------------------------------------------------------------------
+# ---- the code of one function -----------------------------------------------------------------------
 
-_COUNTING_FLAGS = 0x3FF  # *args, **kwargs, generators, coroutines …, but no flags of the place of compilation
+_COUNTING_FLAGS = 0x3FF  # *args, **kwargs, generators, coroutines …; not flags of __future__ imports
 _LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_GLOBALS",
           "LOAD_FROM_DICT_OR_DEREF"}  # fmt: skip
 _SKIPPED = {"PUSH_NULL", "CACHE", "EXTENDED_ARG", "NOP", "NOT_TAKEN"}
@@ -112,9 +118,9 @@ class _Code(NamedTuple):
     digest: str
     chains: tuple[
         tuple[str, ...], ...
-    ]  # names it uses, each with the attributes that follow directly: np.random.normal
+    ]  # names that the code uses, each with its attributes: ("np", "random", "normal")
     imports: tuple[tuple[str, tuple[str, ...], int], ...]  # modules, names imported from them, import level
-    written: frozenset[str]  # the global names that it assigns
+    written: frozenset[str]  # global names that the code assigns
 
 
 @functools.lru_cache(4096)
@@ -137,7 +143,7 @@ def _read_code(code: types.CodeType) -> _Code:
                 level, names = steps[at - 2].argval, steps[at - 1].argval
                 imports.add((str(step.argval), tuple(names or ()), int(level or 0)))
         found = [(step.opname, constant(step.argval)) for step in steps]
-        handlers = getattr(code, "co_exceptiontable", b"")  # before 3.11 instructions take their place
+        handlers = getattr(code, "co_exceptiontable", b"")  # Python 3.10 has instructions for handlers
         return found, handlers, _scope(code)
 
     def constant(value: Any) -> Any:
@@ -158,27 +164,28 @@ def _scope(code: types.CodeType) -> tuple[Any, ...]:
     return *counts, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_flags & _COUNTING_FLAGS
 
 
-# By the ids of code objects, which are kept too.  A digest is that of the file when the code was loaded.
+# The id of a code object -> the object, and its digests without and with decorators.  The object is kept so
+# that its id is not used again.
 _digests: dict[int, tuple[types.CodeType, str, str]] = {}
 
 
 def _body_digest(fn: types.FunctionType, decorators: bool) -> str:
-    """Return a digest of what a function does, and of its decorators if they count.
+    """Return a digest of the body of a function, and of its decorators if ``decorators`` is true.
 
     The digest of the source does not depend on formatting.  If there is no source, or the file was edited
-    since the code was loaded, the digest is that of the instructions, and decorators do not count.
+    after the code was loaded, the digest is that of the instructions, and decorators do not count.
     """
-    code = fn.__code__  # tools that reload edited files put new code into the same function
+    code = fn.__code__  # not fn: tools that reload edited files put new code into the same function
     if id(code) not in _digests:
         own = with_decorators = _read_code(code).digest
-        linecache.checkcache(code.co_filename)  # its cached lines may be of an older file than the code
+        linecache.checkcache(code.co_filename)  # the cached lines may be older than the code
         source = "".join(linecache.getlines(code.co_filename, fn.__globals__))
         there = [
             (line != code.co_firstlineno, number, node)
             for number, (line, other, node) in enumerate(_functions_in(source, code.co_filename))
             if other.co_name == code.co_name and _read_code(other).digest == own
         ]
-        if there:  # if several are equal, take the one at this line
+        if there:  # of several equal functions take the function at this line
             node = min(there)[2]
             scope = *_scope(code), code.co_names, sys.flags.optimize
             own = _hex((scope, [ast.dump(one) for one in node.body]))
@@ -192,11 +199,11 @@ def _body_digest(fn: types.FunctionType, decorators: bool) -> str:
 
 @functools.lru_cache(64)
 def _functions_in(source: str, filename: str) -> list[tuple[int, types.CodeType, Any]]:
-    """Return the functions of a source: their first lines, their code, and their syntax trees."""
+    """Return the first line, the code and the syntax tree of each function in a source."""
     try:
         tree = ast.parse(source, filename)
         todo = [compile(tree, filename, "exec", dont_inherit=True)]
-    except (SyntaxError, ValueError, RecursionError):  # the file has other content by now
+    except (SyntaxError, ValueError, RecursionError):  # the file has been changed since it was imported
         return []
     codes: dict[tuple[str, int], types.CodeType] = {}
     while todo:
@@ -220,9 +227,10 @@ def _without_docstrings(tree: ast.AST) -> ast.AST:
     return tree
 
 
-# ---- from one function to all that counts -------------------------------------------------------------
+# ---- all parts of a function's version ----------------------------------------------------------------
 
-# Ignored: what Python and packages store in a class, which may contain addresses.  Fields do count.
+# Attributes that Python and packages store in a class are ignored, because they may contain addresses.  The
+# attributes in `_FIELDS` do count.
 _LEFT_OUT = {"__annotate__", "__annotate_func__", "_abc_impl"}
 _FIELDS = {"__attrs_attrs__", "__pydantic_fields__", "__slots__"}
 _DESCRIPTORS = types.MemberDescriptorType | types.GetSetDescriptorType
@@ -230,17 +238,20 @@ _FUNCTIONS = types.FunctionType, staticmethod, classmethod, property
 
 
 class _Walk:
-    """Collector of the parts of a function."""
+    """The collector of all parts of a function's version.
+
+    Many methods return *words*: a text that identifies a value in the digest of the code that uses the value.
+    """
 
     def __init__(self) -> None:
         self.parts = {"python": f"package:{sys.version_info.major}.{sys.version_info.minor}"}
         self._names: dict[int, tuple[object, str]] = {}
         self._written: dict[int, frozenset[str]] = {}
-        # Functions and classes: name, kind, and if decorators count.
+        # Functions and classes to visit: each with name, kind, and True if decorators count.
         self._todo: list[tuple[Any, str, str, bool]] = []
 
     def run(self, fn: Any) -> str:
-        """Return the words for the function itself, and complete all parts."""
+        """Return the words for the function ``fn``, and collect all parts in ``parts``."""
         name = code_name(fn)
         is_code = isinstance(fn, types.FunctionType | types.MethodType | functools.partial | type)
         words = [name, self._mention(fn, name if is_code else f"{name}[self]", kind="function")]
@@ -255,9 +266,9 @@ class _Walk:
         return "; ".join(words)
 
     def _mention(self, thing: Any, place: str, *, kind: str = "helper", decorators: bool = False) -> str:
-        """Return the words for a value that code names ``place``; "" if it does not count.
+        """Return the words for a value that code names ``place``; "" if the value does not count.
 
-        A function's decorators count if the value is what a package's decorator returned.
+        The decorators of a function count only if a package's decorator returned the value.
         """
         if isinstance(thing, types.FunctionType | type):
             return self._code(thing, kind=kind, decorators=decorators)
@@ -283,13 +294,13 @@ class _Walk:
             return code_name(thing)
         wrapped, module = _wrapped(thing), type(thing).__module__
         if wrapped is not None and callable(thing) and origin_of_module(module) != "user":
-            is_ours = module.startswith("fastpipe.")  # else functools.cache, numba.jit, tf.function …
+            is_ours = module.startswith("fastpipe.")  # False for functools.cache, numba.jit, tf.function …
             maker = "" if is_ours else self._code(type(thing))
             return f"{maker} {self._mention(wrapped, place, kind=kind, decorators=not is_ours)}"
         return self._value(thing, place)
 
     def _value(self, value: Any, place: str) -> str:
-        """Return the words for a constant, a default or anything else that is not code."""
+        """Return the words for a constant, a default or another value that is not code."""
         try:
             words = value_digest(value, self._code)
         except DigestError:
@@ -300,7 +311,7 @@ class _Walk:
         return place
 
     def _free(self, name: str, words: str | None = None) -> str:
-        """Return a name that no other part has."""
+        """Return ``name``, with a number if another part already has this name."""
         count, wanted = 1, name
         while name in self.parts and self.parts[name] != words:
             count += 1
@@ -308,7 +319,7 @@ class _Walk:
         return name
 
     def _code(self, thing: Any, *, kind: str = "", decorators: bool = False) -> str:
-        """Return the name of a function or class; the user's own is visited later."""
+        """Return the name of a function or class; put the user's own code on the list to visit."""
         if id(thing) in self._names:
             return self._names[id(thing)][1]
         is_class = isinstance(thing, type)
@@ -316,7 +327,7 @@ class _Walk:
         name = code_name(thing)
         if origin_of_module(module) != "user":
             self._package(module)
-            inner = _wrapped(thing)  # the user's function that a package's decorator has wrapped
+            inner = _wrapped(thing)  # the function that a package's decorator has wrapped
             if inner is not None:
                 name = f"{module} {self._mention(inner, name, kind=kind or 'helper', decorators=True)}"
             return name
@@ -350,7 +361,7 @@ class _Walk:
             yield f"{parameter} = {self._mention(value, f'{name}[{parameter}]')}"
         closure = {}
         for variable, cell in zip(code.co_freevars, fn.__closure__ or (), strict=True):
-            with contextlib.suppress(ValueError):  # not assigned yet
+            with contextlib.suppress(ValueError):  # the variable has not been assigned yet
                 closure[variable] = cell.cell_contents
         for chain in read.chains:
             yield self._reference(chain, fn.__globals__, closure, name)
@@ -361,14 +372,14 @@ class _Walk:
                 yield f"{attribute} {self._mention(inner, f'{name}.{attribute}')}"
 
     def _reference(self, chain: Sequence[str], namespace: Any, closure: dict[str, Any], name: str) -> str:
-        """Return the words for what a name and its attributes refer to."""
+        """Return the words for the value to which a name and its attributes refer."""
         first, *attributes = chain
         holder, at = _module_name(str(namespace.get("__name__", "?"))), first
         if first in closure:
             found, place = closure[first], f"{name}[{first}]"
         elif first in namespace and not first.startswith("__"):
             found, place = namespace[first], ""
-        else:  # Python's, a local variable of an enclosing function, or not defined yet
+        else:  # a built-in name, a local variable of an enclosing function, or a name not defined yet
             return ""
         while (
             isinstance(found, types.ModuleType) and attributes and origin_of_module(found.__name__) == "user"
@@ -381,7 +392,7 @@ class _Walk:
         return f"{'.'.join(chain)} is {self._mention(found, place or f'{holder}:{at}')}"
 
     def _names_written(self, namespace: dict[str, Any]) -> frozenset[str]:
-        """Return the global names that a module's functions and methods assign: state, not constants."""
+        """Return the global names that a module's functions assign; these are state, not constants."""
         if id(namespace) not in self._written:
             found: set[str] = set()
             for value in list(namespace.values()):
@@ -394,7 +405,7 @@ class _Walk:
         return self._written[id(namespace)]
 
     def _imported(self, module: str, names: tuple[str, ...], level: int, package: str) -> Iterator[str]:
-        """Yield the words for a module that code imports when it runs, perhaps not yet imported."""
+        """Yield the words for a module and submodules that code imports when the code runs."""
         if level:
             try:
                 module = importlib.util.resolve_name("." * level + module, package)
@@ -407,7 +418,7 @@ class _Walk:
                     yield self._module(f"{module}.{name}")
 
     def _module(self, module: str) -> str:
-        """Return the words for a whole module: its code, and what that imports."""
+        """Return the words for a module; its whole code and its imports become parts."""
         module, (origin, file) = _module_name(module), _module_file(module)
         if origin == "package":
             self._package(module)
@@ -428,7 +439,7 @@ class _Walk:
 
 
 def _wrapped(thing: Any) -> Any:
-    """Return the function that was wrapped to make this; None if there is none."""
+    """Return the function that ``thing`` wraps; None if ``thing`` wraps none."""
     try:
         inner = getattr(thing, "__wrapped__", None)
     except Exception:  # a proxy object may raise anything
@@ -436,11 +447,11 @@ def _wrapped(thing: Any) -> Any:
     return inner if callable(inner) else None
 
 
-# ---- where code is from -------------------------------------------------------------------------------
+# ---- the origin of code: the user, a package, or Python -----------------------------------------------
 
 _PACKAGES = ("site-packages", "dist-packages")
 _STDLIB = {PurePath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
-_MAIN = ("__main__", "__mp_main__")  # the second is the script in a process that multiprocessing started
+_MAIN = ("__main__", "__mp_main__")  # "__mp_main__" is the script in a process of multiprocessing
 
 
 def origin_of_module(name: str) -> Origin:
@@ -450,7 +461,7 @@ def origin_of_module(name: str) -> Origin:
     ('python', 'package')
     """
     top = name.partition(".")[0]
-    if top == "fastpipe":  # also from a checkout
+    if top == "fastpipe":  # also if fastpipe is imported from a source checkout
         return "package"
     module = sys.modules.get(name, sys.modules.get(top))
     file = getattr(module, "__file__", None) or getattr(getattr(module, "__spec__", None), "origin", None)
@@ -468,7 +479,7 @@ def _origin_of_file(top: str, file: str | None) -> Origin:
 
 
 def _module_name(name: str) -> str:
-    """Return the name by which others import a module, also for the script that runs."""
+    """Return the name by which other code imports a module, also for the script that runs."""
     if name not in _MAIN:
         return name
     module = sys.modules.get(name)
@@ -480,7 +491,7 @@ def _module_name(name: str) -> str:
 
 
 def _module_file(name: str) -> tuple[Origin, str | None]:
-    """Return the origin of a module and the file with its source; import nothing."""
+    """Return the origin of a module and the file with its source, without importing the module."""
     top, search, spec, at = name.partition(".")[0], None, None, ""
     if top == "fastpipe" or top in sys.builtin_module_names:
         return "package" if top == "fastpipe" else "python", None
@@ -501,7 +512,7 @@ def _module_file(name: str) -> tuple[Origin, str | None]:
 
 @functools.cache
 def _package_version(top: str) -> str:
-    """Return the version of the distributions that contain a package; "" if unknown."""
+    """Return the version of the distribution that contains a package; "" if it is unknown."""
     if top == "fastpipe":
         return str(sys.modules["fastpipe"].__version__)
     try:
@@ -513,18 +524,18 @@ def _package_version(top: str) -> str:
 
 # ---- digests of values --------------------------------------------------------------------------------
 #
-# joblib.hash does not fit: its hash of equal values depends on which parts are one object, its hash of a
-# tensor on the address, and code counts by its name.
+# joblib.hash does not fit.  It may give equal values different hashes if some parts are the same object.  The
+# hash of a tensor depends on its address, and code counts only by its name.
 
-_PLAIN = {bool, int, float, str, bytes, type(None)}  # C's pickler writes these, each in only one way
+_PLAIN = {bool, int, float, str, bytes, type(None)}  # C's pickler writes equal values of these types equally
 
 
 class DigestError(TypeError):
-    """A value without a digest: pickle would save no state of it, so it cannot be compared."""
+    """A value has no digest: pickle does not save its state, so the value cannot be compared."""
 
 
 def joined(*parts: bytes | memoryview) -> bytes:
-    """Return one digest, 32 bytes, of many parts."""
+    """Return a digest, 32 bytes, of all ``parts`` in order."""
     made = hashlib.blake2b(digest_size=32)
     for part in parts:
         made.update(len(part).to_bytes(8, "little"))
@@ -535,9 +546,9 @@ def joined(*parts: bytes | memoryview) -> bytes:
 def value_digest(value: object, code: Callable[[Any], str]) -> str:
     """Return a digest of a value; equal values have equal digests in every process.
 
-    Arrays, tables and tensors count by their values, functions and classes by ``code(thing)``, other objects
-    by the state that pickle would save.  The order of a dict counts, as a function may iterate over it.
-    Raises a DigestError if there is no digest.
+    Arrays, tables and tensors count by their values.  Functions and classes count by the result of
+    ``code(thing)``, and other objects by the state that pickle would save.  The order of a dict counts,
+    because a function may iterate over the dict.  Raises a DigestError if the value has no digest.
 
     >>> one, same, other = (value_digest([1, (number, "x")], repr) for number in (2.0, 4 / 2, 2))
     >>> one == same != other
@@ -554,13 +565,14 @@ def value_digest(value: object, code: Callable[[Any], str]) -> str:
 
 
 class _Digests:
-    """Digests of the parts of a value; an object counts once, however many others refer to it."""
+    """Digests of the parts of a value.  An object's digest is computed once and used for all references."""
 
     def __init__(self, code: Callable[[Any], str]) -> None:
         self._code = code
-        self._path: dict[int, int] = {}  # depths of the objects that enclose the present one
-        self._known: dict[int, tuple[object, bytes]] = {}  # with the object, so that its id is not reused
-        self._highest = 0  # the least depth of an object to which the present one refers
+        self._path: dict[int, int] = {}  # ids and depths of the objects that enclose the current object
+        # Digests by the ids of objects.  The objects are kept so that their ids are not used again.
+        self._known: dict[int, tuple[object, bytes]] = {}
+        self._highest = 0  # the least depth of an enclosing object to which the current object refers
 
     def of(self, value: Any) -> bytes:
         kind = type(value)
@@ -576,7 +588,7 @@ class _Digests:
         outer, self._highest = self._highest, depth
         made = self._of_parts(value)
         del self._path[key]
-        if self._highest >= depth:  # otherwise its digest depends on its place in the enclosing objects
+        if self._highest >= depth:  # otherwise the digest depends on the enclosing objects
             self._known[key] = value, made
         self._highest = min(outer, self._highest)
         return made
@@ -617,12 +629,12 @@ class _Digests:
         if not array.nbytes:
             return tag
         as_bytes = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        if dtype.char in "gG" and np.finfo(dtype).nmant == 63:  # 80 bits, stored in 128
+        if dtype.char in "gG" and np.finfo(dtype).nmant == 63:  # numbers of 80 bits, stored in 128 bits
             as_bytes = as_bytes.reshape(-1, 16)[:, :10].reshape(-1)
         return joined(tag, as_bytes.data)
 
     def _of_table(self, value: Any) -> bytes | None:
-        """Return the digest of a pandas table by its values, regardless of its memory layout."""
+        """Return the digest of the values in a pandas table; the memory layout does not count."""
         pandas = sys.modules.get("pandas")
         if pandas is None or not isinstance(value, pandas.Index | pandas.Series | pandas.DataFrame):
             return None
@@ -649,7 +661,7 @@ class _Digests:
         return joined(b"tensor", repr((*tag, value.device.type)).encode(), values)
 
     def _of_object(self, value: Any) -> bytes:
-        """Return the digest of any other object by the state that pickle would save."""
+        """Return the digest of the state that pickle would save for another object."""
         if any(one.__name__ == "KerasSaveable" for one in type(value).__mro__):
             raise DigestError(
                 "a saved Keras model contains the time of saving: pass its get_weights() instead"
@@ -668,14 +680,14 @@ class _Digests:
             return joined(b"slots", *map(self._of_state, state))
         if type(state) is not dict:
             return self.of(state)
-        # The order in which attributes were set does not count.
+        # The attributes are sorted, so that the order in which they were set does not count.
         return joined(b"state", *sorted(joined(self.of(name), self.of(one)) for name, one in state.items()))
 
 
 def _plain(value: Any) -> bytes:
-    """Return a digest of a value whose parts are all of ``_PLAIN`` types."""
+    """Return a digest of a value with parts of the types in ``_PLAIN`` only."""
     made = hashlib.blake2b(digest_size=32)
     pickler = pickle.Pickler(types.SimpleNamespace(write=made.update), 4)
-    pickler.fast = True  # without references between parts that are one object
+    pickler.fast = True  # write every part completely, also a part that was written before
     pickler.dump(value)
     return made.digest()

@@ -1,4 +1,4 @@
-"""Columns of samples: learned from the first row or declared, and enforced for all rows."""
+"""The columns of samples.  They are derived from the first row or declared, and all rows must fit them."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ Columns = Sequence[str] | Mapping[str, Any] | None
 
 
 class SampleError(ValueError):
-    """A function returned a value that is no sample, or a sample unlike the others."""
+    """A function returned a value that is not a sample, or a sample of another form than other samples."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """One value of every sample: a dataset of the file."""
+    """The description of a value that every sample has; the values become a dataset of the file."""
 
     name: str
-    dtype: str  # of its elements, as NumPy spells it; or "text"
-    shape: tuple[int | None, ...] = ()  # None as the first length if it varies between samples
-    is_declared: bool = False  # if True, values of other types may be cast to it
+    dtype: str  # NumPy's text for the dtype of the elements, or "text"
+    shape: tuple[int | None, ...] = ()  # the first length is None if it varies between samples
+    is_declared: bool = False  # if True, values of other dtypes may be cast to this dtype
 
     @cached_property
     def is_text(self) -> bool:
@@ -41,31 +41,31 @@ class Column:
 
     @cached_property
     def is_ragged(self) -> bool:
-        """True if each value has its own length."""
+        """True if the first length of the values varies between samples; also true for text."""
         return self.is_text or (len(self.shape) > 0 and self.shape[0] is None)
 
     @cached_property
     def element(self) -> np.dtype[Any]:
-        """The dtype that is stored; that of bytes for text."""
+        """The dtype of the stored elements; uint8 for text."""
         dtype = ast.literal_eval(self.dtype) if self.dtype.startswith("[") else self.dtype
         return np.dtype(np.uint8 if self.is_text else dtype)
 
     @cached_property
     def inner(self) -> tuple[int, ...]:
-        """The shape of a value; for a ragged column, of one element along the length."""
+        """The shape of a value; in a ragged column, the shape of one element along the varying length."""
         return tuple(length for length in self.shape if length is not None)
 
     @cached_property
     def nbytes(self) -> int:
-        """The bytes of a value; for a ragged column, of one element along the length."""
+        """The bytes of a value; in a ragged column, the bytes of one element along the varying length."""
         return int(np.prod(self.inner, dtype=np.int64)) * self.element.itemsize
 
     def array(self, value: Any) -> npt.NDArray[Any]:
-        """Return a value as it is stored: with the column's dtype and shape; (length, …) if ragged.
+        """Return a value as an array with the column's dtype and shape; (length, …) if ragged.
 
         Raises a SampleError if the value does not fit this column.
         """
-        # The usual case comes first: at a hundred thousand rows a second each microsecond counts.
+        # The usual case comes first, because each microsecond counts at a hundred thousand rows per second.
         if type(value) is np.ndarray and value.dtype == self.element and value.shape == self.shape:
             return value
         if self.is_text:
@@ -97,7 +97,7 @@ class Column:
         return array
 
     def stacked(self, values: Any, count: int) -> npt.NDArray[Any]:
-        """Return the stacked values (count, …) of several samples; only for columns that are not ragged."""
+        """Return ``values`` of ``count`` samples as an array (count, …); only for columns of fixed shape."""
         return replace(self, shape=(count, *self.shape)).array(values)
 
 
@@ -116,7 +116,8 @@ class Schema:
     def learned(cls, sample: Any, wanted: Columns) -> Schema:
         """Return the schema of a sample, which is a dict, a tuple, or a single value.
 
-        Raises a SampleError if it cannot be stored, an OptionError if it lacks a wanted column.
+        Raises a SampleError if the sample cannot be stored, and an OptionError if the sample lacks a column
+        of ``wanted``.
         """
         known = declared(wanted)
         named, is_dict = _named(sample, list(known))
@@ -142,7 +143,7 @@ class Schema:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Schema:
-        """Return the schema that `as_json` has written."""
+        """Return the schema from the values that ``as_json`` returned."""
         columns = (Column(**{**one, "shape": tuple(one["shape"])}) for one in content["columns"])
         return cls(tuple(columns), bool(content["is_dict"]))
 
@@ -152,12 +153,12 @@ class Schema:
 
     @cached_property
     def fixed(self) -> list[Column]:
-        """Columns whose values all have the same shape."""
+        """Columns whose values have the same shape in all samples."""
         return [one for one in self.columns if not one.is_ragged]
 
     @cached_property
     def ragged(self) -> list[Column]:
-        """Columns whose values each have their own length."""
+        """Columns whose values differ in length between samples."""
         return [one for one in self.columns if one.is_ragged]
 
     @cached_property
@@ -165,7 +166,7 @@ class Schema:
         return [one.name for one in self.columns]
 
     def arrays(self, sample: Any) -> list[npt.NDArray[Any]]:
-        """Return a sample's values as they are stored; raise a SampleError if it does not fit this schema."""
+        """Return a sample's values as arrays to store; raise a SampleError if the sample does not fit."""
         return [one.array(value) for one, value in zip(self.columns, self.values(sample), strict=True)]
 
     def values(self, sample: Any) -> list[Any]:
@@ -182,7 +183,7 @@ class Schema:
         return [named[name] for name in names]
 
     def row_nbytes(self, sample: Any) -> int:
-        """Return about how many bytes of the file one sample takes."""
+        """Return the approximate bytes that one sample takes in the file."""
         return sum(max(one.nbytes, 1) for one in self.arrays(sample))
 
 
@@ -192,7 +193,7 @@ def length_name(name: str) -> str:
 
 
 def declared(wanted: Columns) -> dict[str, Column | None]:
-    """Return the columns that ``columns=`` describes, by name; None for a column with only a name.
+    """Return the columns that ``columns=`` describes, by name; None for a column without a type.
 
     Raises an OptionError if ``columns=`` cannot be parsed.
     """
@@ -221,7 +222,7 @@ def _declared(name: str, spec: Any) -> Column:
 
 
 def _column(name: str, value: Any) -> Column:
-    """Return the column for a value."""
+    """Return the column to which a value of the first row belongs."""
     if isinstance(value, str):
         return Column(name, _TEXT)
     array = _as_array(name, value)
@@ -236,7 +237,7 @@ def _column(name: str, value: Any) -> Column:
 def _checked(
     name: str, dtype: np.dtype[Any], shape: tuple[int | None, ...], *, is_declared: bool = False
 ) -> Column:
-    """Return a column with a dtype, if HDF5 supports it."""
+    """Return a column with a dtype; raise a SampleError if HDF5 does not support the dtype or the size."""
     h5py = require("h5py", extra="generation")
     try:
         h5py.h5t.py_create(dtype, logical=True)
@@ -253,7 +254,7 @@ def _checked(
 
 
 def _as_array(name: str, value: Any) -> npt.NDArray[Any]:
-    """Return a value as an array of numbers."""
+    """Return a value as a contiguous array of numbers; raise a SampleError if that is impossible."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         return np.frombuffer(value, np.uint8)
     if value is None or isinstance(value, (str, Mapping, set)):

@@ -1,4 +1,4 @@
-"""The estimate before a long run: its duration, its size, where the time goes, and what workers gain."""
+"""The estimate for a long run: duration, file size, the slowest functions, and the speed-up by workers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fastpipe.generation.rows import Maker, Task
 from fastpipe.generation.workers import Done, Processes, ThisThread, Threads, Workers
 
 _ALONE_S, _PROFILED_S, _TOGETHER_S = 0.8, 0.6, 1.6
-_BLOCK_S = 0.05  # least duration of a block of quick rows
+_BLOCK_S = 0.05  # blocks of quick rows grow until a block takes about this many seconds
 _MANY_CORES = 1.2
 _TOP, _LEAST_SHARE = 6, 0.03
 _HOURS_S = 3600.0
@@ -26,12 +26,12 @@ _GAIN = 1.1  # least speed-up by workers that is worth their memory
 
 @dataclass(frozen=True)
 class TopFunction:
-    """A function in which time is spent.
+    """A function that takes a large part of the time.
 
     Attributes:
-        where: file, line and name.
-        share: fraction of all time, including what it calls.
-        calls: number of its calls for each row.
+        where: name, file and line of the function.
+        share: fraction of all time, including the functions that this function calls.
+        calls: number of calls of the function for each row.
     """
 
     where: str
@@ -45,11 +45,12 @@ class ProbeReport:
 
     Attributes:
         rows: number of rows to make.
-        row_nbytes: about how many bytes a row takes.
-        alone: rows a second in this thread, with the libraries' default number of threads.
-        cores: average number of busy cores meanwhile.
-        single: rows a second in this thread, with one thread for each library.
-        workers, together: number of workers, and the rows a second that they make together.
+        row_nbytes: approximate bytes of a row.
+        alone: rows per second in this thread, with the libraries' default number of threads.
+        cores: average number of busy cores during the measurement of ``alone``.
+        single: rows per second in this thread, with one thread for each library.
+        workers: number of workers that were measured.
+        together: rows per second of all workers together.
         free_nbytes: free bytes of the disk.
         top: the functions that take most time.
     """
@@ -66,12 +67,12 @@ class ProbeReport:
 
     @property
     def best_workers(self) -> int:
-        """Number of workers that is worth starting; 0 for none."""
+        """Number of workers to start; 0 if workers are not worth their memory."""
         return self.workers if self.together > _GAIN * self.single else 0
 
     @property
     def rate(self) -> float:
-        """Rows a second with that many workers."""
+        """Rows per second with ``best_workers`` workers."""
         return self.together if self.best_workers else self.single
 
     @property
@@ -114,9 +115,10 @@ class ProbeReport:
 def look(
     task: Task, rows: int, row_nbytes: int, count: int, are_threads: bool, out: Path
 ) -> ProbeReport:  # fmt: skip
-    """Measure a function, for about three seconds or a few rows.
+    """Measure the function of ``task`` for about three seconds, or longer if a row takes long.
 
-    Up to ``count`` workers are started; each of the ``rows`` rows takes about ``row_nbytes`` bytes.
+    ``rows`` is the number of rows to estimate, ``row_nbytes`` the approximate bytes of a row.  ``count`` is
+    the number of workers to start, 0 for none; ``are_threads`` selects threads instead of processes.
     """
     blocks = _Blocks(rows, max(task.batch_rows, 1))
     alone, cores = blocks.alone(Maker(task))
@@ -131,7 +133,7 @@ def look(
 
 
 class _Blocks:
-    """Blocks of a few rows, made again and again and discarded."""
+    """Blocks of a few rows, which are made repeatedly and discarded."""
 
     def __init__(self, rows: int, step: int) -> None:
         self._rows, self._step = rows, step
@@ -147,7 +149,7 @@ class _Blocks:
         return at + last - first
 
     def alone(self, maker: Maker) -> tuple[float, float]:
-        """Return the rows a second in this thread, and the number of busy cores."""
+        """Return the rows per second in this thread, and the number of busy cores."""
         made, begun, used = 0, time.perf_counter(), time.process_time()
         while made == 0 or time.perf_counter() - begun < _ALONE_S:
             start = time.perf_counter()
@@ -158,9 +160,9 @@ class _Blocks:
         return made / seconds, (time.process_time() - used) / seconds
 
     def rate(self, workers: Workers, seconds: float) -> float:
-        """Return the rows a second from the time at which all workers have started."""
+        """Return the rows per second of ``workers``, measured after all of them have started."""
         with workers:
-            # The first block of each worker includes its start.
+            # The first block of a worker includes the start of the worker.
             wait([workers.submit(*self._block(number * self._step)) for number in range(workers.count)])
             flying: dict[Future[Done], int] = {}
             begun, done, at = time.perf_counter(), 0, 0
@@ -176,7 +178,7 @@ class _Blocks:
                     done += flying.pop(future)
 
     def profiled(self, maker: Maker) -> Iterator[TopFunction]:
-        """Yield the functions in which the time of a row is spent."""
+        """Yield the functions that take the most time for a row."""
         made, begun = 0, time.perf_counter()
         with cProfile.Profile() as profile:
             while made == 0 or time.perf_counter() - begun < _PROFILED_S:

@@ -1,9 +1,9 @@
-"""A job's files: which of them exist, and the HDF5 structure around rows that are already in place.
+"""The files of a job: the description of a job, its existing files, and the HDF5 structure around the rows.
 
-The HDF5 library creates the structure of a file before there is any data, with chunks allocated early and not
-filled.  Chunks of whole rows are then contiguous: row ``r`` of a dataset is at ``begin + r * row_nbytes``,
-for any writer at any time.  The structure depends only on the datasets, the library and the attributes.  So
-rows are written without the library, and the structure is written around them at the end.
+The HDF5 library first creates the structure of a file without data; chunks are allocated early and not
+filled.  Chunks of whole rows are then contiguous: row ``r`` of a dataset is at ``begin + r * row_nbytes``.
+The structure depends only on the datasets, the library and the attributes.  So several writers can write rows
+in any order without the library.  At the end the structure is written around the rows.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ from fastpipe.generation.workers import FUNCTION
 
 _FORMAT = 1
 _ATTRIBUTE = "fastpipe_generation"
-_OWN_SUFFIXES = (".data", ".spool", ".h5", ".unfinished", ".part")  # the last one by earlier versions
+_OWN_SUFFIXES = (".data", ".spool", ".h5", ".unfinished", ".part")  # earlier versions made ".part"
 _CHUNK_NBYTES = 64 << 10
 _LARGEST_CHUNK = 2**32 - 1
 _AT_ONCE = 32 << 20
 _STRUCTURE, _COMPACT = "structure.h5", ".compact.data"
-LEFT_OUT = "left out before"  # the error of a row that failed when a file was made; the file keeps no more
+LEFT_OUT = "left out before"  # reported for rows that failed in an earlier job; the file has no error texts
 
 
 # ---- jobs, their files and their folder -----------------------------------------------------------
@@ -63,21 +63,21 @@ LEFT_OUT = "left out before"  # the error of a row that failed when a file was m
 class Job:
     """The description of the rows and files to make."""
 
-    function: str
-    code: str  # digest and parts, from `code_version`
-    parts: Mapping[str, str]
+    function: str  # "module:name"
+    code: str  # digest from `code_version`
+    parts: Mapping[str, str]  # parts from `code_version`
     seed: int
     rows: int
     schema: Schema
-    columns: str  # as given
+    columns: str  # the argument ``columns=`` as text
     chunk_rows: int | None
     max_bytes: int | None
     policy: Policy
     seeds_globals: bool
-    shard_rows: int | None  # at most so many rows a file; None for one file
-    batch_rows: int  # rows of a call of ``batch``; 0 without ``batch``
+    shard_rows: int | None  # largest number of rows in a file; None for one file
+    batch_rows: int  # number of rows in a call of ``batch``; 0 if there is no ``batch``
     versions: Mapping[str, str]  # versions of everything that affects the rows
-    extends: int = 0  # rows that are taken from existing files
+    extends: int = 0  # number of rows in the finished files that the job extends
 
     def as_json(self) -> dict[str, Any]:
         """Return the job as JSON-compatible values, for the journal."""
@@ -87,15 +87,15 @@ class Job:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Job:
-        """Return the job that `as_json` has written, if this version of fastpipe wrote it."""
+        """Return the job from the values that ``as_json`` returned; a GenerationError for another format."""
         if content.get("format") != _FORMAT:
             raise GenerationError("it was made by another version of fastpipe")
         values = {name: value for name, value in content.items() if name not in ("format", "form")}
         return cls(**{"parts": {}, "extends": 0, **values, "schema": Schema.from_json(content["form"])})
 
     def attributes(self, rows: range, skipped: Sequence[int], nan_rows: int) -> dict[str, Any]:
-        """Return the attributes of a finished file, for readers and for extending it."""
-        # Without the parts of the function's code, which may be long, and without the file's history.
+        """Return the attributes of a finished file, for readers and for a job that extends the file."""
+        # The parts of the function's code are left out because they may be long, and so is ``extends``.
         content = {name: value for name, value in self.as_json().items() if name not in ("parts", "extends")}
         found: dict[str, Any] = {
             "function": self.function,
@@ -114,7 +114,7 @@ class Job:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what affects the rows and the file."""
+    """Return the versions of Python and of the libraries that affect the rows and the file."""
     h5py = require("h5py", extra="generation")
     return {
         "python": platform.python_version(),
@@ -125,7 +125,7 @@ def versions() -> dict[str, str]:
 
 
 def differences(one: Job, wanted: Job) -> list[str]:
-    """Describe how an existing job differs from the wanted one, apart from the number of rows."""
+    """Describe how an existing job ``one`` differs from the job ``wanted``, except for the number of rows."""
     found = []
     if one.code != wanted.code:
         what = "; ".join(changed(one.parts, wanted.parts)[:4]) if one.parts else ""
@@ -142,12 +142,12 @@ def differences(one: Job, wanted: Job) -> list[str]:
 
 
 def shard_path(out: Path, number: int, count: int) -> Path:
-    """Return the name of a file: ``out`` if it is the only one, else with a number."""
+    """Return the path of a file: ``out`` if ``count`` is 1, otherwise ``out`` with ``number`` in the name."""
     return out if count == 1 else out.with_name(f"{out.stem}-{number:05d}{out.suffix}")
 
 
 def paths_of(out: Path) -> tuple[Path, ...]:
-    """Return the existing files with a name, or with that name and numbers."""
+    """Return the existing file ``out``, or the existing files with the name of ``out`` and numbers."""
     if os.path.lexists(out):
         return (out,)
     found: list[Path] = []
@@ -162,12 +162,15 @@ class Finished:
 
     paths: tuple[Path, ...]
     job: Job
-    skipped: tuple[int, ...]  # rows that no file has
-    nan_rows: int
+    skipped: tuple[int, ...]  # rows that are in no file
+    nan_rows: int  # number of rows with NaN
 
     @classmethod
     def at(cls, out: Path) -> Finished | None:
-        """Return the files with a name; None if there are none.  OptionError: it is something else."""
+        """Return the finished files of ``out``; None if there are none.
+
+        Raises an OptionError if a file with such a name does not belong to one job of ``generate``.
+        """
         paths = paths_of(out)
         if not paths:
             return None
@@ -204,7 +207,7 @@ def _head(path: Path) -> dict[str, Any]:
 
 
 class Folder(GrowingFolder):
-    """The locked folder ``OUT.partial``, in which a job's files grow."""
+    """The locked folder ``OUT.partial``, in which the files of a job grow."""
 
     def __init__(self, out: Path) -> None:
         super().__init__(out, GenerationError)
@@ -219,13 +222,13 @@ class Folder(GrowingFolder):
             )
 
     def clear(self) -> None:
-        """Remove what jobs have left, except the journal, which is restarted."""
+        """Remove the files of earlier jobs, except the lock and the journal, which is used again."""
         for name in self._own():
             if name not in (JOURNAL, LOCK):
                 os.unlink(self.folder / name)
 
     def tidy(self, blocks: Sequence[Stored]) -> None:
-        """Remove what was written but is not in the journal, to free space on a full disk."""
+        """Remove data that is not in the journal, to free space on a full disk."""
         ends: dict[str, int] = {}
         for spooled in (spooled for one in blocks for spooled in one.spooled):
             ends[spooled.file] = max(ends.get(spooled.file, 0), spooled.begin + spooled.nbytes)
@@ -236,30 +239,30 @@ class Folder(GrowingFolder):
                 os.truncate(self.folder / name, ends[name])
 
     def remove(self) -> None:
-        """Remove the folder: the journal last, then only the lock.  Other programs' files stay."""
+        """Remove the job's files, then the journal, the lock and the folder; files of other programs stay."""
         names = sorted(self._own(), key=lambda name: (name == LOCK, name == JOURNAL))
-        for name in names:  # the lock too: no process may acquire it in a folder that is being removed
+        for name in names:  # also the lock: no process may acquire it in a folder that is being removed
             (self.folder / name).unlink(missing_ok=True)
         self.close()
         with contextlib.suppress(OSError):
             self.folder.rmdir()
 
     def _own(self) -> list[str]:
-        """Return the names of the files that jobs leave."""
+        """Return the names of the files in the folder that jobs create."""
         own = JOURNAL, LOCK, FUNCTION
         return [one for one in os.listdir(self.folder) if one in own or one.endswith(_OWN_SUFFIXES)]
 
 
-# ---- structure --------------------------------------------------------------------------------------
+# ---- the structure of an HDF5 file ------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Array:
-    """A dataset of a file, as it will be created."""
+    """The description of a dataset to create."""
 
     name: str
     dtype: Any
-    shape: tuple[int, ...]  # of one row
+    shape: tuple[int, ...]  # the shape of one row
     attributes: Mapping[str, Any]
 
     @property
@@ -272,7 +275,7 @@ def _fixed_arrays(schema: Schema) -> list[_Array]:
 
 
 def _arrays(schema: Schema, widths: Sequence[int]) -> list[_Array]:
-    """Return all datasets of a finished file, from the greatest length in each ragged column."""
+    """Return all datasets of a finished file; ``widths`` has the greatest length in each ragged column."""
     found = _fixed_arrays(schema)
     for column, longest in zip(schema.ragged, widths, strict=True):
         width = max(longest, 1)
@@ -291,7 +294,7 @@ def _create(
 ) -> list[Region]:
     """Create a file with structure and without data; return the region of the rows of each dataset."""
     h5py = require("h5py", extra="generation")
-    # Without timestamps, so that equal rows give equal files.
+    # The file has no timestamps, so that equal rows give equal files.
     creation, access = (h5py.h5p.create(kind) for kind in (h5py.h5p.FILE_CREATE, h5py.h5p.FILE_ACCESS))
     creation.set_obj_track_times(False)
     access.set_libver_bounds(h5py.h5f.LIBVER_V110, h5py.h5f.LIBVER_V110)
@@ -329,7 +332,7 @@ def _create_dataset(h5py: Any, file: Any, array: _Array, rows: int, chunk_rows: 
 
 
 def layout_of(job: Job, folder: Path) -> Layout:
-    """Return the layout of a job's rows in its files."""
+    """Return the layout of the rows in the files of a job."""
     scratch = folder / _STRUCTURE
     layout = Layout(folder, job.rows, job.shard_rows or job.rows, [])
     counts, arrays = [len(layout.shard(number)) for number in range(layout.shards)], _fixed_arrays(job.schema)
@@ -340,7 +343,7 @@ def layout_of(job: Job, folder: Path) -> Layout:
     return replace(layout, regions=[found[count] for count in counts])
 
 
-# ---- rows that are there already --------------------------------------------------------------------
+# ---- existing rows ----------------------------------------------------------------------------------
 
 
 def damaged(blocks: Sequence[Stored], layout: Layout) -> list[Stored]:
@@ -377,7 +380,7 @@ def _crc(descriptor: int, begin: int, nbytes: int, crc: int) -> int:
 
 
 def _pieces(descriptor: int, begin: int, nbytes: int) -> Iterator[bytes]:
-    """Yield the bytes of a range of a file, in pieces that do not fill memory."""
+    """Yield the bytes of a range of a file, in pieces of at most 32 MiB."""
     end = begin + nbytes
     while begin < end:
         data = os.pread(descriptor, min(end - begin, _AT_ONCE), begin)
@@ -388,7 +391,7 @@ def _pieces(descriptor: int, begin: int, nbytes: int) -> Iterator[bytes]:
 
 
 class OldRows:
-    """The rows of finished files, as blocks."""
+    """The reader of rows from finished files."""
 
     def __init__(self, paths: Sequence[Path], schema: Schema) -> None:
         h5py = require("h5py", extra="generation")
@@ -399,7 +402,7 @@ class OldRows:
         self._starts = np.cumsum([0, *map(len, kept)])
 
     def block(self, first: int, last: int) -> Block:
-        """Return rows as a worker would make them."""
+        """Return the block of rows from ``first`` to ``last - 1``, as a worker would make it."""
         at = np.arange(*np.searchsorted(self._rows, (first, last)))
         rows = self._rows[at] - first
         block = Block(first, last, [], [], [])
@@ -450,7 +453,7 @@ def _kept(file: Any) -> npt.NDArray[np.int64]:
 
 
 def _files_with_rows(layout: Layout, blocks: Sequence[Stored]) -> dict[int, list[int]]:
-    """Return, by the number of each file that has any rows, the rows that it lacks because they failed."""
+    """Return the failed rows of each file, by the file's number; files without any good row are left out."""
     failed = sorted(pair for one in blocks for pair in one.failed)
     found, indices = {}, [index for index, _ in failed]
     for number in range(layout.shards):
@@ -464,9 +467,9 @@ def _files_with_rows(layout: Layout, blocks: Sequence[Stored]) -> dict[int, list
 
 
 def finish(job: Job, layout: Layout, blocks: Sequence[Stored], say: Callable[[str], None]) -> None:
-    """Write the structure around rows that are all in place; it is safe to repeat after an interruption.
+    """Write the structure of the files around the rows, after all rows have been written.
 
-    Raises a GenerationError if all rows failed.
+    The call may be repeated after an interruption.  Raises a GenerationError if all rows failed.
     """
     blocks = sorted(blocks, key=lambda one: one.first)
     firsts, lasts = [one.first for one in blocks], [one.last for one in blocks]
@@ -494,7 +497,7 @@ def _finish_file(
         if skipped:
             target = stack.enter_context(opened(compact))
             _copy_kept(source, target, rows, skipped, fixed, regions)
-        else:  # rows of this file failed in an earlier run, were made again, and succeeded
+        else:  # a compact file may remain from an earlier run in which rows of this file failed
             compact.unlink(missing_ok=True)
             if [one.begin for one in regions[: len(fixed)]] != [one.begin for one in fixed]:
                 raise RuntimeError("HDF5 puts rows elsewhere than before; please report this")
@@ -504,7 +507,7 @@ def _finish_file(
 
 
 def _copy_structure(scratch: Path, target: int, regions: Sequence[Region]) -> None:
-    """Copy everything of a file except its regions."""
+    """Copy the bytes of the file ``scratch`` that are outside ``regions`` to the file ``target``."""
     descriptor = open_regular(scratch)
     try:
         at, size = 0, os.fstat(descriptor).st_size
@@ -520,7 +523,7 @@ def _copy_kept(
     source: int, target: int, rows: range, skipped: Sequence[int], old: Sequence[Region],
     new: Sequence[Region],
 ) -> None:  # fmt: skip
-    """Copy the rows that did not fail, run by run."""
+    """Copy the rows that did not fail, one run of consecutive rows after another."""
     at, first = 0, rows.start
     for end in (*skipped, rows.stop):
         for before, after in zip(old, new, strict=False):
@@ -540,7 +543,7 @@ def _write_ragged(
     schema: Schema, layout: Layout, rows: range, skipped: Sequence[int], blocks: Sequence[Stored],
     target: int, regions: Sequence[Region],
 ) -> None:  # fmt: skip
-    """Write ragged columns from the spools; pad each row to the longest."""
+    """Write ragged columns from the spools; pad each row to the length of the longest row."""
     columns_regions = iter(regions)
     for number, column in enumerate(schema.ragged):
         values, at = next(columns_regions), 0
@@ -564,7 +567,10 @@ def _write_ragged(
 def _padded(
     sizes: npt.NDArray[np.int64], flat: npt.NDArray[np.uint8], keep: npt.NDArray[np.bool_], width: int
 ) -> Iterator[npt.NDArray[np.uint8]]:
-    """Yield rows padded with zeros to ``width`` bytes, in pieces that do not fill memory."""
+    """Yield arrays of rows, each row padded with zeros to ``width`` bytes; an array has about 32 MiB.
+
+    ``sizes`` has the bytes of each row, ``flat`` the bytes of all rows.  ``keep`` selects the rows.
+    """
     ends = np.cumsum(sizes)
     rows = np.flatnonzero(keep)
     step = max(1, _AT_ONCE // width)
@@ -577,9 +583,9 @@ def _padded(
 
 
 def name_files(out: Path, layout: Layout, journal: Journal, old: Sequence[Path]) -> list[Path]:
-    """Give finished files their final names, and remove the old files, of fewer rows, that they replace.
+    """Give finished files their final names, and remove the ``old`` files, which had fewer rows.
 
-    Raises an OptionError if something else has one of these names by now.
+    Returns the final paths.  Raises an OptionError if another file has got one of these names meanwhile.
     """
     numbers = list(_files_with_rows(layout, journal.blocks))
     paths = [shard_path(out, place, len(numbers)) for place in range(len(numbers))]
@@ -591,7 +597,7 @@ def name_files(out: Path, layout: Layout, journal: Journal, old: Sequence[Path])
     for number, path in zip(numbers, paths, strict=True):
         compact, made = layout.folder / f"{number:05d}{_COMPACT}", data_file(layout.folder, number)
         if compact.exists():
-            made.unlink(missing_ok=True)  # first, so that a file that remains here has no name yet
+            made.unlink(missing_ok=True)  # first, because a later call would rename a remaining data file
             made = compact
         if made.exists():
             os.replace(made, path)

@@ -1,4 +1,4 @@
-"""Memoized functions: results stored in a folder by arguments, by files that arguments name, and by code."""
+"""Memoized functions: results are stored by arguments, by the files that arguments name, and by code."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _log = logging.getLogger("fastpipe.memoize")
-_MOST_CHANGES = 4  # listed in a message
+_MOST_CHANGES = 4  # a message lists at most this many changes
 
 
 @overload
@@ -57,42 +57,46 @@ def memoize(
 def memoize(
     fn: Callable[P, T] | None = None, *, dir: str | os.PathLike[str], pickle: bool = False
 ) -> Memoized[P, T] | Callable[[Callable[P, T]], Memoized[P, T]]:
-    """Store a function's results in a folder, and load a stored one when it is called again.
+    """Store the results of a function in a folder, and load a stored result instead of computing it again.
 
-    It also works as a decorator: ``@memoize(dir="cache")``.  A stored result is loaded if all these match:
+    ``memoize`` also works as a decorator: ``@memoize(dir="cache")``.  A stored result is loaded if the
+    arguments, the files and the code of the call are equal to those of the stored call:
 
-    - the arguments, passed by position or by name.  Arrays and tables compare by their values, objects by the
-      state that pickle would save, the user's functions and classes by their code;
-    - the files: each argument, or part of one, that is a path, or a string that is the path of an existing
-      file or folder.  Files compare by device, inode, size and times;
-    - the code of the function and of the user's functions, classes and constants that it names, without
-      comments, docstrings and formatting; and the versions of Python (such as 3.12) and of packages.
+    - Arguments may be passed by position or by name.  Arrays and tables compare by their values.  The user's
+      functions and classes compare by their code, and other objects by the state that pickle would save.
+    - A file counts if an argument or a part of an argument is its path.  A string counts as a path only if
+      the file or folder exists.  Files compare by device, inode, size and times.
+    - The code is that of the function and of the user's functions, classes and constants that the code names,
+      without comments, docstrings and formatting.  The versions of Python (such as 3.12) and of packages
+      count, too.
 
-    Make everything else on which the result depends an argument, or set it inside the function: random
-    generators, the environment, files whose paths are not among the arguments.  A call that loads a result
-    has no side effects and draws no random numbers.
+    If the result depends on anything else, make this an argument or set it inside the function.  Examples are
+    random generators, the environment, and files whose paths are not among the arguments.  A call that loads
+    a result has no side effects and draws no random numbers.
 
     None, numbers, strings, bytes, NumPy arrays and scalars, torch tensors, and lists, tuples, sets and dicts
-    of these are loaded with equal types and bits, and without running code.  An entry that is damaged or
-    cannot be loaded is renamed, and the result is computed again.  A result that cannot be stored is still
-    returned.  The logger ``"fastpipe.memoize"`` logs at level INFO which results were loaded, and why others
-    were not; and at level WARNING what went wrong.
+    of these types are loaded with equal types and bits, and without running code.  An entry that is damaged
+    or cannot be decoded is renamed, and the result is computed again.  A result that cannot be stored is
+    still returned.  The logger ``"fastpipe.memoize"`` logs at level INFO which results were loaded, and why
+    other results were computed.  At level WARNING it logs problems.
 
-    Threads and processes that need the same result at the same time wait until one of them has computed it.
+    If several threads and processes need the same result at the same time, one of them computes the result,
+    and the others wait.
 
     Args:
         fn: the function.  It is not changed.
         dir: the folder.  The first call creates it, private to the user.  Several functions may share it.
         pickle: also store results of other types, with pickle.  They are sealed with a key in the user's
-            settings folder; data without this seal is never unpickled.
+            settings folder.  Data without this seal is never unpickled.
 
     Returns:
-        A function with the same signature; its ``clear()`` removes the stored results.
+        A function with the same signature.  Its method ``clear()`` removes the stored results.
 
     Raises:
-        OptionError: ``fn`` is a generator or coroutine, or is not callable; in a call: an argument has no
-            digest.
-        CacheError: in a call: the folder belongs to somebody else, lets others in, or cannot be created.
+        OptionError: ``fn`` is a generator or coroutine, or is not callable.  A call of the returned function
+            raises this error if an argument has no digest.
+        CacheError: raised by a call if the folder belongs to another user, is accessible to other users, or
+            cannot be created.
 
     >>> calls = []
     >>> def square(x):
@@ -115,7 +119,7 @@ class Memoized(Generic[P, T]):
         functools.update_wrapper(self, fn)
         self._fn, self._name = fn, code_name(fn)
         self._dir, self._pickle = Path(dir).absolute(), pickle
-        code_version(fn)  # reads the source of decorators while it surely matches this code
+        code_version(fn)  # reads the source of decorators now, while the source surely matches this code
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         try:
@@ -149,13 +153,13 @@ class Memoized(Generic[P, T]):
         name = str(getattr(self._fn, "__qualname__", ""))
         with contextlib.suppress(AttributeError):
             if operator.attrgetter(name)(sys.modules.get(str(self._fn.__module__))) is self:
-                return name  # the name under which the wrapper replaces the function
+                return name  # the module's attribute with this name is this wrapper
         return functools.partial(Memoized, dir=self._dir, pickle=self._pickle), (self._fn,)
 
     def clear(self) -> int:
-        """Remove this function's entries, for any arguments and code; return how many there were.
+        """Remove all entries of this function, for any arguments and code; return the number of entries.
 
-        Entries that were renamed as damaged stay.  Raises a CacheError as a call does.
+        Files of damaged entries, which have been renamed, stay.  Raises a CacheError as a call does.
         """
         if not os.path.lexists(self._dir):
             return 0
@@ -170,7 +174,7 @@ class Memoized(Generic[P, T]):
         return PrivateFolder(self._dir)
 
     def _wanted(self, folder: PrivateFolder, bound: inspect.BoundArguments) -> Header:
-        """Return the header that a call's entry must have."""
+        """Return the header that the stored entry of a call has."""
         arguments = dict(bound.arguments)
         for name, parameter in self._signature.parameters.items():
             if parameter.kind is parameter.VAR_KEYWORD:
@@ -183,7 +187,10 @@ class Memoized(Generic[P, T]):
         return Header(self._name, key, version.parts, digests, data)
 
     def _load(self, entries: Entries, key: str, *, is_alone: bool) -> tuple[Header, Any] | str:
-        """Return the entry, or why it is not used; renames a bad one only while alone with the key."""
+        """Return the header and the value of an entry, or the reason why the entry is not used.
+
+        ``is_alone`` is True if the caller holds the lock of ``key``.  Only then a bad entry is renamed.
+        """
         try:
             return entries.load(key, pickled=self._pickle)
         except FileNotFoundError:
@@ -207,7 +214,7 @@ class Memoized(Generic[P, T]):
         seconds = time.perf_counter() - begin
         try:
             entries.store(replace(wanted, seconds=seconds), result, pickled=self._pickle)
-        except Exception as error:  # it may have taken hours to compute: return it whatever goes wrong
+        except Exception as error:  # return the result after any error: computing it may have taken hours
             what = f"{type(error).__name__}: {error}. It is computed again at the next call"
             if isinstance(error, NotStorableError):
                 also = "" if self._pickle else ", or pass pickle=True"
@@ -234,7 +241,7 @@ def _checked_signature(fn: Callable[..., Any]) -> inspect.Signature:
 
 
 def _held(fn: Any) -> dict[str, Any]:
-    """Return the values bound to the function on which a call depends, as arguments."""
+    """Return the values that are bound to a partial, a method or an object, as arguments of the call."""
     if isinstance(fn, functools.partial):
         return {"functools.partial": (fn.args, fn.keywords)} | _held(fn.func)
     if isinstance(fn, types.MethodType):
@@ -249,7 +256,7 @@ def _held(fn: Any) -> dict[str, Any]:
 
 
 def _reason(headers: list[Header], wanted: Header) -> str:
-    """Explain why there is no entry, by comparison with the most similar one."""
+    """Explain why there is no entry, by comparison with the most similar header in ``headers``."""
     found = []
     for header in headers:
         arguments = _other(header.arguments, wanted.arguments)
@@ -270,7 +277,7 @@ def _reason(headers: list[Header], wanted: Header) -> str:
 
 
 def _other(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
-    """Return the names whose values differ."""
+    """Return the names whose values differ between two mappings."""
     return [name for name in {**other, **one} if one.get(name) != other.get(name)]
 
 
@@ -280,9 +287,10 @@ def _other(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
 def _digests(
     name: str, arguments: Mapping[str, Any], own: tuple[int, int]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return digests of the values of a function's arguments, and of the files and folders that they name.
+    """Return the digests of a function's arguments, and of the files and folders that the arguments name.
 
-    ``own``, the device and inode of the folder of entries, is ignored below other folders.
+    ``own`` is the device and inode of the folder of entries.  If an argument names a folder that contains the
+    folder of entries, the entries do not count.
     """
     digests, data = {}, {}
     for argument, value in arguments.items():
@@ -302,14 +310,17 @@ def _digests(
 
 
 def _code(thing: Any) -> str:
-    """Return the digest of a function or class in an argument: the user's count by their code."""
+    """Return the name of a function or class in an argument; for the user's own, add a digest of the code."""
     module = thing.__module__ if isinstance(thing, type) else thing.__globals__.get("__name__")
     name = code_name(thing)
     return f"{name} {code_version(thing).digest}" if origin_of_module(str(module)) == "user" else name
 
 
 def _paths(value: Any, seen: set[int]) -> Iterator[str]:
-    """Yield the existing files and folders that a value names; strings "/" and "." do not count."""
+    """Yield the paths of files and folders in a value.
+
+    A string counts if the file or folder exists, but strings of only "/" and "." do not count.
+    """
     if isinstance(value, os.PathLike):
         yield os.fsdecode(value)
     elif isinstance(value, str):
@@ -333,7 +344,7 @@ def _of_path(path: str, own: tuple[int, int]) -> bytes:
 
 
 def _of_folder(top: str, seen: set[tuple[int, int]]) -> Iterator[bytes]:
-    """Yield digests of all files below a folder, also through links to folders, each folder once."""
+    """Yield digests of all files below a folder; follow links to folders, and visit each folder once."""
     todo = [top]
     while todo:
         folder = todo.pop()

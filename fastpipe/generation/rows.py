@@ -1,4 +1,4 @@
-"""Rows that a function makes, each with its own random generator."""
+"""Rows that a function makes.  Each row has its own random generator."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from numpy.random.bit_generator import ISpawnableSeedSequence
 
 from fastpipe.generation.columns import SampleError, Schema
 
-# ---- A row's own random numbers: a function of (seed, index) and of nothing else --------------------
+# ---- the random numbers of a row depend only on the seed and the index ------------------------------
 #
-# Row ``i`` draws from ``np.random.default_rng([seed, i])``, so that it can be made again with NumPy alone.
-# Creating one takes 18 µs, mostly for NumPy's hash of the two numbers.  Here the hashes of many rows are
-# computed at once, by the algorithm of ``np.random.SeedSequence`` (M. E. O'Neill, "Developing a seed_seq
-# Alternative", 2015), and compared with NumPy's own for each block.
+# Row ``i`` draws from ``np.random.default_rng([seed, i])``, so that NumPy is enough to make the row again.
+# Creating a generator takes 18 µs, mostly for NumPy's hash of the two numbers.  Here the hashes of many rows
+# are computed at once, by the algorithm of ``np.random.SeedSequence`` (M. E. O'Neill, "Developing a seed_seq
+# Alternative", 2015).  For each block the first hash is compared with NumPy's own.
 
 _GLOBALS = threading.RLock()  # threads, including those of an executor, share the global generators
-_FEW = 8  # for so few it is faster to create them one by one
+_FEW = 8  # fewer generators than this are created one by one, which is then faster
 _POOL, _MASK = 4, 0xFFFFFFFF
 _INIT_A, _MULT_A, _INIT_B, _MULT_B = 0x43B0D7E5, 0x931E8875, 0x8B51F9DD, 0x58F38DED
 _MIX_L, _MIX_R, _SHIFT = np.uint32(0xCA01F9DD), np.uint32(0x4973F715), np.uint32(16)
 
 
 def row_generator(seed: int, index: int, attempt: int = 0) -> np.random.Generator:
-    """Return the generator of a row; each attempt draws different numbers."""
+    """Return the generator of a row; each ``attempt`` has different random numbers."""
     return np.random.default_rng([seed, index, attempt] if attempt else [seed, index])
 
 
 def row_generators(seed: int, indices: Sequence[int]) -> RowGenerators:
-    """Return the generators of rows, created a block at a time.
+    """Return the generators of several rows; this is faster than a call of ``row_generator`` for each row.
 
     >>> rows = row_generators(7, range(3))
     >>> rows[2].random() == np.random.default_rng([7, 2]).random()
@@ -54,10 +54,10 @@ def row_generators(seed: int, indices: Sequence[int]) -> RowGenerators:
 
 
 class RowGenerators(Sequence[np.random.Generator]):
-    """The generators of a batch's rows; also a ``np.random.Generator`` that returns one result for each row.
+    """The generators of the rows of a batch: a sequence with the methods of ``np.random.Generator``.
 
-    ``rng.uniform(0, 1, size=3)`` returns an array (B, 3); its row ``k`` is what the generator of row ``k``
-    alone would draw.  It has every method of ``np.random.Generator``; all rows get the same arguments.
+    ``rng.uniform(0, 1, size=3)`` returns an array (B, 3).  Row ``k`` of the array equals the result of
+    ``rng[k].uniform(0, 1, size=3)``.  Every method passes the same arguments to the generators of all rows.
 
     >>> rows = row_generators(0, [4, 5])
     >>> rows.normal(size=3).shape, rows.integers(10).shape, len(rows)
@@ -89,9 +89,9 @@ class RowGenerators(Sequence[np.random.Generator]):
 
 @contextmanager
 def globals_seeded(seed: int, index: int, attempt: int = 0) -> Iterator[None]:
-    """Seed ``random``, ``np.random`` and, if it is loaded, torch for a row; restore them afterwards.
+    """Seed ``random``, ``np.random`` and, if it is loaded, torch for a row; restore their states afterwards.
 
-    Only one thread at a time may be inside.
+    A lock admits one thread at a time.
     """
     torch = sys.modules.get("torch")
     first, second = row_generator(seed, index, attempt).integers(2**32, size=2).tolist()
@@ -111,7 +111,10 @@ def globals_seeded(seed: int, index: int, attempt: int = 0) -> Iterator[None]:
 
 
 class _Hashed(ISpawnableSeedSequence):
-    """A row's ``SeedSequence`` with known words for a PCG64; everything else is NumPy's own."""
+    """The ``SeedSequence`` of a row.
+
+    The state ``words`` of a PCG64 is known.  Everything else is computed by NumPy's own ``SeedSequence``.
+    """
 
     def __init__(self, entropy: list[int], words: npt.NDArray[np.uint64]) -> None:
         self._entropy, self._words = entropy, words
@@ -134,7 +137,7 @@ class _Hashed(ISpawnableSeedSequence):
 def _hashed(seed: int, indices: Sequence[int]) -> npt.NDArray[np.uint64] | None:
     """Return ``SeedSequence([seed, i]).generate_state(4, np.uint64)`` for each ``i``: uint64 (B, 4).
 
-    Return None if NumPy's algorithm has changed.
+    Return None if the installed NumPy uses another algorithm.
     """
     rows = np.asarray(indices, np.uint32)
     hashed, zero = _hash(_INIT_A, _MULT_A), np.zeros_like(rows)
@@ -164,11 +167,11 @@ def _hash(constant: int, factor: int) -> Callable[[Any], npt.NDArray[np.uint32]]
     return hashed
 
 
-# ---- Rows that the user's function makes, in blocks of arrays ---------------------------------------
+# ---- blocks of the rows that the user's function makes ----------------------------------------------
 
 Policy = Literal["raise", "skip", "retry"]
 
-_ATTEMPTS = 10  # attempts for a row under ``"retry"``
+_ATTEMPTS = 10  # attempts for a row under the policy ``"retry"``
 FAILURES = (Exception, SystemExit)  # errors of a row; other errors end the worker
 _AS_IT_IS: AbstractContextManager[None] = nullcontext()
 
@@ -180,12 +183,12 @@ class Failure:
     index: int
     error: str  # type and message
     trace: str = ""  # the traceback, as text
-    is_final: bool = False  # if True, no policy continues: other rows would fail in the same way
+    is_final: bool = False  # True if generation stops under any policy: other rows would fail, too
 
     @classmethod
     def of(cls, index: int, error: BaseException, note: str = "", *, is_final: bool = False) -> Failure:
-        """Describe an error."""
-        # Without memory or a module all later rows would fail, too, and be left out.
+        """Return the failure of row ``index`` with ``error``."""
+        # If memory or a module is missing, all later rows would fail, too, and would be left out.
         is_final = is_final or isinstance(error, (MemoryError, ImportError))
         trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         return cls(index, f"{type(error).__name__}: {error}{note}", trace, is_final)
@@ -197,10 +200,10 @@ class Block:
 
     first: int
     last: int  # index after the last row
-    fixed: list[npt.NDArray[Any]]  # for each column of fixed shape its rows, (rows, …)
-    lengths: list[npt.NDArray[np.int64]]  # for each ragged column, (rows,)
-    flat: list[npt.NDArray[Any]]  # for each ragged column all values, concatenated: (sum of lengths, …)
-    failed: list[Failure] = field(default_factory=list)  # rows left out: they have zeros or length 0
+    fixed: list[npt.NDArray[Any]]  # the rows of each column of fixed shape, (rows, …)
+    lengths: list[npt.NDArray[np.int64]]  # the lengths of the rows in each ragged column, (rows,)
+    flat: list[npt.NDArray[Any]]  # the concatenated values of each ragged column, (sum of lengths, …)
+    failed: list[Failure] = field(default_factory=list)  # rows that are left out: zeros, and length 0
 
     @property
     def nbytes(self) -> int:
@@ -208,7 +211,7 @@ class Block:
         return sum(one.nbytes for one in (*self.fixed, *self.flat))
 
     def rows_with_nan(self) -> list[int]:
-        """Return the rows in which a number is NaN."""
+        """Return the indices of the rows in which a number is NaN."""
         found: set[int] = set()
         for array in self.fixed:
             found.update(_with_nan(array))
@@ -225,7 +228,7 @@ def _with_nan(array: npt.NDArray[Any]) -> list[int]:
 
 
 class _BlockBuilder:
-    """A block under construction; it copies each row, so that a function may reuse its arrays."""
+    """A block under construction.  Each row is copied, so the user's function may reuse its arrays."""
 
     def __init__(self, schema: Schema, first: int, last: int) -> None:
         self._schema, self._first, self._count = schema, first, 0
@@ -236,7 +239,7 @@ class _BlockBuilder:
         self._failed: list[Failure] = []
 
     def add(self, values: Sequence[npt.NDArray[Any]]) -> None:
-        """Add a row, given by column."""
+        """Add a row; ``values`` has an array for each column."""
         at = self._count
         for value, column in zip(values, self._schema.columns, strict=True):
             if column.is_ragged:
@@ -247,7 +250,7 @@ class _BlockBuilder:
         self._count = at + 1
 
     def add_many(self, values: Sequence[Any], rows: int) -> None:
-        """Add rows, given by column: an array (rows, …), or a list of arrays for a ragged column."""
+        """Add rows; ``values`` has an array (rows, …) or, if ragged, a list of arrays for each column."""
         at, end = self._count, self._count + rows
         for value, column in zip(values, self._schema.columns, strict=True):
             if column.is_ragged:
@@ -258,7 +261,7 @@ class _BlockBuilder:
         self._count = end
 
     def leave_out(self, failure: Failure) -> None:
-        """Put zeros, and length 0, in place of a failed row."""
+        """Add a failed row: zeros in fixed columns, and length 0 in ragged columns."""
         self._failed.append(failure)
         for array in self._fixed.values():
             array[self._count] = np.zeros((), array.dtype)
@@ -279,13 +282,13 @@ class _BlockBuilder:
 
 @dataclass(frozen=True)
 class Task:
-    """The settings of rows that are the same for all blocks."""
+    """The user's function and the settings that are the same for all blocks."""
 
     function: Callable[..., Any]  # function(index, rng), perhaps with an attribute ``batch``
     seed: int
     schema: Schema
-    # Rows of a call of ``batch``; 0 without ``batch``.  A call always gets the same rows, however blocks are
-    # cut: a row's last bits may depend on the other rows of the call.
+    # Number of rows in a call of ``batch``; 0 if there is no ``batch``.  The division into blocks does not
+    # change which rows a call gets, because a row's last bits may depend on the other rows of the call.
     batch_rows: int = 0
     policy: Policy = "raise"
     seeds_globals: bool = False
@@ -301,7 +304,8 @@ class Maker:
         """Make rows; ``first`` must be the first row of a call of ``batch``.
 
         Returns:
-            The rows, and the failure that ended the block early, if any; ``"skip"`` leaves failed rows out.
+            The rows, and the failure that ended the block early, or None.  Under the policy ``"skip"`` a
+            failed row is left out and usually does not end the block.
         """
         builder = _BlockBuilder(self._schema, first, last)
         for failure in self._fill(builder, first, last):
@@ -316,9 +320,9 @@ class Maker:
             return self._task.function(index, row_generator(self._seed, index, attempt))
 
     def batch(self, indices: Sequence[int], attempt: int = 0) -> list[Any]:
-        """Return the results of ``batch`` by column: an array (B, …), or a list of arrays if it is ragged.
+        """Return the result of ``batch`` for each column: an array (B, …), or a list of arrays if ragged.
 
-        Raises a SampleError if they do not fit the schema.
+        Raises a SampleError if the results do not fit the schema.
         """
         rngs = (
             RowGenerators(row_generator(self._seed, index, attempt) for index in indices)
@@ -340,7 +344,7 @@ class Maker:
         return found
 
     def _fill(self, builder: _BlockBuilder, first: int, last: int) -> Iterator[Failure]:
-        """Add rows one after another; yield the failures, which the caller leaves out."""
+        """Add rows to ``builder``; yield a failure for each row that the caller must leave out."""
         if not self._task.batch_rows:
             function, rows = self._task.function, range(first, last)
             for index, rng in zip(rows, row_generators(self._seed, rows), strict=True):
@@ -358,9 +362,9 @@ class Maker:
                 yield from self._one_by_one(builder, indices, error)
 
     def _one_by_one(self, builder: _BlockBuilder, indices: range, error: BaseException) -> Iterator[Failure]:
-        """Make the rows of a failed batch one by one, to find the cause.
+        """Make the rows of a failed batch one by one, to find the row that fails.
 
-        Under ``"raise"`` none of them is kept: they are made again in the same batch as always.
+        Under the policy ``"raise"`` none of these rows is kept: a later run makes them in a batch again.
         """
         is_found = False
         for index in indices:
@@ -379,7 +383,7 @@ class Maker:
     def _again(
         self, builder: _BlockBuilder, index: int, error: BaseException, make: Callable[[int, int], list[Any]]
     ) -> Iterator[Failure]:
-        """Retry a row if the policy says so; yield a failure if it still fails."""
+        """Retry a failed row under the policy ``"retry"``; yield a failure if no attempt succeeds."""
         for attempt in range(1, _ATTEMPTS) if self._task.policy == "retry" else ():
             try:
                 builder.add(make(index, attempt))

@@ -1,4 +1,4 @@
-"""``generate``: make a function's samples on all cores and store each once; ``probe``: estimate first."""
+"""``generate`` makes samples with a function and stores them in files; ``probe`` estimates the duration."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from fastpipe.generation.schedule import Interrupts, Missing, Report, Schedule
 from fastpipe.generation.storage import Journal, Layout, Stored, Writer
 from fastpipe.generation.workers import Cluster, Kind, OneThreadEach, Processes, ThisThread, Threads, Workers
 
-# ---- what users call ------------------------------------------------------------------------------
+# ---- public functions -----------------------------------------------------------------------------
 
 
 def generate(
@@ -68,48 +68,56 @@ def generate(
     seed_globals: bool = False,
     progress: bool = True,
 ) -> Generated:
-    """Make samples with a function, and store each once, in an HDF5 file for :class:`FastHDF5Dataset`.
+    """Make samples with a function, and store each sample once, in an HDF5 file for :class:`FastHDF5Dataset`.
 
     Row ``i`` is the result of ``fn(i, np.random.default_rng([seed, i]))`` and depends on nothing else.  The
-    file is the same for any number of workers, on any executor, and after any number of interruptions.  After
-    a kill, the same call continues; with a larger ``n`` it makes the missing rows.
+    content of the file does not depend on the number of workers, on the executor or on interruptions.  If the
+    process is killed, repeat the call to continue.  A call with a larger ``n`` makes the missing rows.
 
     Args:
-        fn: ``fn(index, rng)`` returns a dict of arrays, numbers, strings or bytes; or a tuple of them; or one
-            of them.  ``index`` is an int from 0 to ``n - 1``, ``rng`` a ``np.random.Generator``.  With
-            ``fn.batch``, ``fn.batch(indices, rng)`` makes several rows at once: ``indices`` is int64 (B,),
-            the Generator methods of ``rng`` return a row for each, (B, …), and the result has arrays (B, …).
+        fn: a function ``fn(index, rng)`` that returns a sample: an array, a number, a string or bytes, or a
+            dict or a tuple of these types.  ``index`` is an int from 0 to ``n - 1``, ``rng`` a
+            ``np.random.Generator``.  If ``fn`` has an attribute ``batch``, ``fn.batch(indices, rng)`` makes
+            several rows at once.  ``indices`` is int64 (B,).  The methods of this ``rng`` return one result
+            for each row, (B, …), and ``batch`` returns arrays (B, …).
         n: number of rows.
-        out: path of the file.  While it grows, its rows are in the folder ``out.partial`` beside it.
+        out: path of the file.  While the file grows, its rows are in the folder ``out.partial`` next to it.
         seed: seed of all random numbers; 0 or more.
-        workers: number of rows made at the same time; 0 makes them in this thread.  ``"auto"``: one for each
-            core that this process may use, unless a probe of the function shows that workers gain nothing.
+        workers: number of workers, each of which makes a row at a time; 0 makes all rows in this thread.
+            ``"auto"`` starts a worker for each core that this process may use, unless a probe of the function
+            shows that workers gain nothing.
         executor: ``"processes"`` (the default), ``"threads"``, or any ``concurrent.futures.Executor``, such
-            as Dask's ``client.get_executor()``; its workers must see the folder of ``out``.
-        columns: names for a tuple's values; or, for some columns, a type (``str``, ``"float32"``), or a type
-            and a shape: ``{"motion": ("float32", (None, 25, 3))}``, in which ``None`` is a length that varies
-            between samples.  All other types and shapes are those of the first row.
-        chunk_rows: rows of a chunk; ``"auto"``: as many as make 64 KiB.
-        resume: continue from existing rows.  False restarts; ``"changed"`` also continues if the code of
-            ``fn`` has changed: use it for corrections that leave the rows as they are.
-        probe: before long work, measure for three seconds how long it will take, and why.
-        max_bytes: approximate largest size of a file in bytes; more rows go to ``out-00000.h5`` and so on.
-        bad_samples: what to do if ``fn`` raises.  ``"raise"`` stops and keeps all earlier rows; ``"skip"``
-            leaves the row out of the file; ``"retry"`` tries other random numbers: ten calls in all.
+            as Dask's ``client.get_executor()``.  The executor's workers must see the folder of ``out``.
+        columns: names for the values of a tuple, or a dict that gives some columns a type (``str``,
+            ``"float32"``) or a type and a shape.  For example, ``{"motion": ("float32", (None, 25, 3))}``
+            declares a first length that varies between samples.  All other types and shapes are those of the
+            first row.
+        chunk_rows: number of rows in a chunk.  ``"auto"`` takes as many rows as make 64 KiB.
+        resume: continue from existing rows; False starts again.  ``"changed"`` also continues if the code of
+            ``fn`` has changed: use this for changes of the code that do not change the rows.
+        probe: before long work, measure for three seconds how long the work will take, and report why.
+        max_bytes: approximate largest size of a file in bytes.  More rows make more files:
+            ``out-00000.h5``, ``out-00001.h5`` and so on.
+        bad_samples: the policy for a row whose call of ``fn`` raises an error.  ``"raise"`` stops and keeps
+            all finished rows.  ``"skip"`` leaves the row out of the file.  ``"retry"`` calls ``fn`` up to ten
+            times for a row, each time with other random numbers.
         seed_globals: seed ``random``, ``np.random`` and torch for each row, for code that draws from them.
-        progress: show the progress on standard error; as a bar in a terminal.
+        progress: show the progress on standard error; in a terminal as a bar.
 
     Returns:
         The files, the number of rows, and the rows that failed.
 
-    Ragged columns are padded with zeros to the longest row; their lengths are in ``NAME_length``.  NaN are
-    kept and counted.  While rows are made libraries use one thread each, so sums are the same everywhere.
+    Ragged columns, whose lengths vary, are padded with zeros to the longest row.  The lengths are in the
+    dataset ``NAME_length``.  NaN are kept and counted.  While rows are made, each library uses one thread, so
+    that sums are equal on machines with different numbers of cores.
 
     Raises:
-        GenerationError: a row failed; or the existing rows are of another function, seed or number of rows.
-        OptionError: an option is invalid, or ``out`` exists and is something else.
-        OSError: for instance the disk is full; the same call continues.
-        KeyboardInterrupt: rows in flight were finished and kept; a second interrupt does not wait for them.
+        GenerationError: a row failed, or the existing rows were made with another function or seed, or there
+            are more than ``n`` rows.
+        OptionError: an option is invalid, or ``out`` exists and was not made by ``generate``.
+        OSError: rows cannot be written, for instance because the disk is full.  Repeat the call to continue.
+        KeyboardInterrupt: the user interrupted the call.  Rows in flight were finished and kept; a second
+            interrupt does not wait for them.
 
     >>> import h5py, os, tempfile
     >>> def sample(index, rng):
@@ -147,16 +155,16 @@ def probe(
 ) -> ProbeReport:
     """Estimate how long ``generate`` will take, how large the file will be, and how much workers gain.
 
-    It makes rows for about three seconds and keeps none.
+    The estimate makes rows for about three seconds and keeps none of them.
 
     Args:
-        fn, n, out, seed, workers, executor, columns, seed_globals: as for :func:`fastpipe.generate`.
+        fn, n, out, seed, workers, executor, columns, seed_globals: see :func:`fastpipe.generate`.
 
     Returns:
-        The measurements and estimates; ``print`` them.
+        The measurements and estimates.  ``print`` shows them as text.
 
     Raises:
-        As ``generate``.
+        The errors that ``generate`` raises.
 
     >>> found = probe(lambda index, rng: rng.normal(size=100), 1000, workers=1, executor="threads")
     >>> found.rows, found.row_nbytes, found.seconds > 0
@@ -232,24 +240,27 @@ class Options:
 
 # ---- the first row ----------------------------------------------------------------------------------
 
-_TRIED = 100  # rows at most, to find one that does not fail
+_TRIED = 100  # the most rows that are tried to find a row that does not fail
 _BATCH_NBYTES, _MOST_BATCH_ROWS = 4 << 20, 256
-_BATCH_ROW_S = 1e-3  # assumed if it cannot be measured
-_TIMED, _TIMED_S = 9, 0.002  # time at most so many rows, until they took so many seconds
-_TOLERANCE = 1e-5  # relative, between a row alone and the same row in a batch
+_BATCH_ROW_S = 1e-3  # assumed duration of a row if a batch cannot be measured
+_TIMED, _TIMED_S = 9, 0.002  # the most rows that are timed, and the seconds after which timing ends
+_TOLERANCE = 1e-5  # tolerance, absolute and relative, between a row of ``fn`` and the row of a batch
 
 
 class First(NamedTuple):
-    """The first row's schema; about how many bytes a row takes in the file, and how many seconds."""
+    """The schema of the first row, and the approximate size and duration of a row."""
 
     schema: Schema
-    row_nbytes: int
-    row_s: float
-    batch_rows: int  # of a call of ``batch``; 0 without
+    row_nbytes: int  # approximate bytes of a row in the file
+    row_s: float  # approximate seconds to make a row
+    batch_rows: int  # number of rows in a call of ``batch``; 0 if there is no ``batch``
 
 
 def first_row(options: Options) -> First:
-    """Make the first row that does not fail.  OptionError: wrong columns, or ``batch`` makes other rows."""
+    """Make the first row that does not fail, and return its schema, size and duration.
+
+    Raises an OptionError if ``columns=`` does not fit, or if ``batch`` makes other rows than ``fn``.
+    """
     maker = Maker(options.task(Schema((), is_dict=True), 0))
     tried = min(_TRIED, options.rows)
     with OneThreadEach():
@@ -278,32 +289,32 @@ def first_row(options: Options) -> First:
 
 
 def _next_row_s(maker: Maker, rows: range) -> float:
-    """Return about how long a row takes after the first, which may import, compile or load things."""
+    """Return the approximate duration of the rows after the first row, which may import or compile code."""
     took: list[float] = []
     while rows and len(took) < min(_TIMED, len(rows)) and sum(took) < _TIMED_S:
         begun = time.perf_counter()
         try:
             maker.sample(rows[len(took)])
-        except FAILURES:  # it is reported when the row is made
+        except FAILURES:  # the failure is reported later, when the row is made again
             break
         took.append(time.perf_counter() - begun)
     return statistics.median(took) if took else math.inf
 
 
 def _check_batch(options: Options, schema: Schema, index: int, first: list[Any], batch_rows: int) -> float:
-    """Check that ``batch`` makes the same rows as ``fn``; return about how many seconds it takes for one."""
+    """Check that ``batch`` makes the same rows as ``fn``; return the approximate seconds for a row."""
     maker = Maker(options.task(schema, batch_rows))
     rows = range(index, min(index + batch_rows, options.rows))
     try:
-        made = maker.batch(rows)  # warm-up: it may compile or load things
+        made = maker.batch(rows)  # a warm-up, because the first call may compile code
         begun = time.perf_counter()
         made = maker.batch(rows)
         row_s = (time.perf_counter() - begun) / len(rows)
     except SampleError as error:
         raise OptionError(f"fn.batch of rows {rows.start} to {rows.stop - 1}: {error}") from error
     except FAILURES:
-        return _BATCH_ROW_S  # the failing row is found and handled when it is made
-    if options.seeds_globals:  # one seed for the batch, so its rows must differ
+        return _BATCH_ROW_S  # the row that fails is found and handled when the rows are made
+    if options.seeds_globals:  # a batch has one seed for all its rows, so the rows differ from those of fn
         return row_s
     for at, alone in ((0, first), (len(rows) - 1, schema.arrays(maker.sample(rows[-1])))):
         for column, values, value in zip(schema.columns, made, alone, strict=True):
@@ -323,8 +334,8 @@ def _equal(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
 
 # ---- the run ----------------------------------------------------------------------------------------
 
-_SHORT_S = 1.0  # of work: starting processes is not worth it for less
-_PROBED_S = 20.0  # of work: a probe is worth it for more
+_SHORT_S = 1.0  # if the work takes less time, no workers are started
+_PROBED_S = 20.0  # if the work takes more time, the function is probed first
 _COPIED_NBYTES = 32 << 20
 _ACCEPT = "; or, if rows are as good as those of the function as it is, give resume='changed'"
 
@@ -336,9 +347,9 @@ class Generated:
     Attributes:
         paths: the files, in the order of their rows.
         rows: number of rows in the files.
-        failed: rows that were left out, each with its error.
+        failed: index and error of each row that was left out.
         nan_rows: number of rows with a NaN.
-        made: number of rows that this call made; the others existed.
+        made: number of rows that this call made; all other rows existed.
         seconds: duration of this call.
     """
 
@@ -370,18 +381,18 @@ class Run:
             f"{name}: {one.dtype} {one.shape}" if one else name
             for name, one in declared(options.columns).items()
         )
-        self._first: First | None = None  # unknown if rows exist already
+        self._first: First | None = None  # None if this call continues or extends existing rows
 
     def run(self) -> Generated:
-        """Make the missing rows; raise as ``generate``."""
+        """Make the missing rows; raise the errors of ``generate``."""
         out = self._options.out
         if not folder_of(out).exists() and (there := self._there(Finished.at(out))) is not None:
             return there
         with Folder(out) as folder, closing(Journal(folder.folder)) as journal:
-            is_begun = bool(journal.blocks) or journal.is_naming  # otherwise nothing could be lost
+            is_begun = bool(journal.blocks) or journal.is_naming  # if False, no finished rows can be lost
             if not self._options.resume or not is_begun:
-                finished = Finished.at(out)  # the lock is held: no other process can make them now
-                # This also holds if only the folder is left of a job whose files have their names.
+                finished = Finished.at(out)  # the lock is held, so no other process can make files now
+                # The files may also belong to a job that ended before it removed its folder.
                 if (there := self._there(finished)) is not None:
                     folder.remove()
                     return there
@@ -406,7 +417,10 @@ class Run:
         return made
 
     def _there(self, finished: Finished | None) -> Generated | None:
-        """Return the existing rows if they are all that is wanted; None if there are fewer."""
+        """Return the result if the existing files have all wanted rows; None if rows are missing.
+
+        Raises an error if the files belong to another job, have more rows, or must not be used.
+        """
         if finished is None:
             return None
         path, job, rows = finished.paths[0], finished.job, self._options.rows
@@ -427,12 +441,12 @@ class Run:
         return Generated(finished.paths, job.rows - len(failed), failed, finished.nan_rows)
 
     def _differences(self, job: Job) -> list[str]:
-        """Describe how an existing job differs from the wanted one, except for accepted differences."""
+        """Describe how an existing job differs from the wanted job, except for accepted differences."""
         is_accepted = self._options.resume == "changed"
         return differences(replace(job, code=self._code.digest) if is_accepted else job, self._wanted(job))
 
     def _wanted(self, like: Job) -> Job:
-        """Return the wanted job, with the schema of an existing one."""
+        """Return the wanted job, with the schema of an existing job ``like``."""
         options = self._options
         return replace(
             like, function=self._name, code=self._code.digest, parts=self._code.parts, seed=options.seed,
@@ -441,7 +455,7 @@ class Run:
         )  # fmt: skip
 
     def _checked_journal(self, journal: Journal) -> Job:
-        """Return a journal's job if it matches the wanted one and has no more rows."""
+        """Return the job of a journal; raise a GenerationError if the job differs or has more rows."""
         folder, rows = folder_of(self._options.out), self._options.rows
         removed = f"which removes {_rows_of(journal.blocks):,} rows"
         if journal.job is None:
@@ -460,7 +474,7 @@ class Run:
         return replace(job, code=self._code.digest, parts=self._code.parts)
 
     def _begin(self, journal: Journal, finished: Finished | None) -> None:
-        """Write the job to the journal."""
+        """Write the description of the job to the journal."""
         if finished is not None:
             wanted = self._wanted(finished.job)
             journal.begin(replace(wanted, extends=finished.job.rows, versions=versions()).as_json())
@@ -477,8 +491,8 @@ class Run:
 
     def _made(self, job: Job, folder: Folder, journal: Journal) -> Generated:
         """Make the missing rows of a job, and its files."""
-        old: Sequence[Path] = ()  # files whose rows the job copies, and which its own files replace
-        if job.extends and journal.is_naming:  # some of these files may be the job's own already
+        old: Sequence[Path] = ()  # the files whose rows the job copies, and which the new files replace
+        if job.extends and journal.is_naming:  # some of the files may be new files of the job already
             old = paths_of(self._options.out)
         elif job.extends and (finished := Finished.at(self._options.out)) is not None:
             old = finished.paths
@@ -504,7 +518,7 @@ class Run:
         return Generated(tuple(paths), job.rows - len(failed), failed, nan_rows, made)
 
     def _check_stored(self, journal: Journal, layout: Layout) -> None:
-        """Check the rows that were made before."""
+        """Check the rows that earlier calls have stored, and drop damaged blocks from the journal."""
         if not journal.blocks:
             return
         if journal.damaged:
@@ -518,7 +532,7 @@ class Run:
         self._report.say(f"going on: {_rows_of(journal.blocks):,} of {layout.rows:,} rows are there")
 
     def _take_over(self, job: Job, journal: Journal, writer: Writer, old: Sequence[Path]) -> None:
-        """Copy the rows of finished files, except those of an incomplete last batch."""
+        """Copy the rows of the finished files ``old``, except the rows of an incomplete last batch."""
         if not old:
             return
         align = max(job.batch_rows, 1)
@@ -544,7 +558,7 @@ class Run:
         return count
 
     def _workers(self, task: Task, layout: Layout, writer: Writer, rows: int) -> Workers:
-        """Start the workers."""
+        """Start the workers that suit the options and the probed function."""
         options, count = self._options, self._options.most_workers
         if options.executor is not None and not isinstance(options.executor, str):
             asked = None if options.workers == "auto" else options.workers
@@ -554,7 +568,7 @@ class Run:
             return ThisThread(task, writer)
         are_threads = options.executor == "threads"
         if self._first and options.probe and seconds / count > _PROBED_S:
-            with suppress(WorkerError, OSError):  # a worker that died or cannot start is found later
+            with suppress(WorkerError, OSError):  # if a worker dies or cannot start, this is reported later
                 found = look(task, rows, self._first.row_nbytes, count, are_threads, options.out)
                 for line in found.lines():
                     self._report.say(line)
@@ -572,7 +586,7 @@ class Run:
             return ThisThread(task, writer)
 
     def _explained(self, error: BaseException, blocks: Sequence[Stored], job: Job) -> BaseException:
-        """Return the error with a text that says what is kept, and how to continue."""
+        """Return the error with a message about the rows that are kept, and about how to continue."""
         out = self._options.out
         kept = f"{_rows_of(blocks):,} of {job.rows:,} rows are kept in {folder_of(out)}"
         again = f"{kept}; the same call goes on from there"
@@ -594,7 +608,7 @@ class Run:
 
 
 def _rows_of(blocks: Sequence[Stored]) -> int:
-    """Return the number of rows of blocks, including failed ones."""
+    """Return the number of rows of blocks, including failed rows."""
     return sum(one.last - one.first for one in blocks)
 
 
@@ -602,7 +616,7 @@ def _noted(journal: Journal) -> list[tuple[int, int]]:
     return [(one.first, one.last) for one in journal.blocks]
 
 
-_BY_VALUE = "<dynamic-code>"  # cloudpickle's name for the file of a function
+_BY_VALUE = "<dynamic-code>"  # cloudpickle's name for the file of a function that it pickled by value
 
 
 def _of_row(error: GenerationError, again: str, job: Job, function: Callable[..., Any]) -> GenerationError:
@@ -611,7 +625,7 @@ def _of_row(error: GenerationError, again: str, job: Job, function: Callable[...
         name, index = job.function.split(":")[-1], error.index
         alone = f" Alone it is {name}({index}, np.random.default_rng([{job.seed}, {index}]))."
         policy = ". bad_samples='skip' leaves such rows out, and 'retry' draws again"
-    plain = getattr(function, "func", function)  # unwrap a partial; for an object, its class has the source
+    plain = getattr(function, "func", function)  # unwrap a partial; an object's source is that of its class
     plain = plain if inspect.isfunction(inspect.unwrap(plain)) else type(plain)
     trace = error.trace.replace(_BY_VALUE, inspect.getsourcefile(plain) or _BY_VALUE)
     found = GenerationError(

@@ -1,4 +1,4 @@
-"""The schedule: which blocks are in flight, their size, what happens when one fails; and the progress."""
+"""The loop that submits blocks to workers and handles their failures, and the report of the progress."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from fastpipe.generation.storage import Journal, Stored, Writer
 from fastpipe.generation.workers import Done, Workers
 
 _BLOCK_S = 1.0
-_FIRST_BLOCK_S = 0.1  # until the duration of rows in workers is known
+_FIRST_BLOCK_S = 0.1  # used until the duration of rows in workers is known
 _LEAST_BLOCK_S = 0.02
-_BLOCK_NBYTES = 8 << 20  # small enough to reuse memory, and to be in the cache when it is written
+_BLOCK_NBYTES = 8 << 20  # so small that memory is reused and a block is in the CPU's cache when it is written
 _COMMIT_S = 1.0
-_DEATHS = 3  # worker deaths in a row's block before that row counts as the cause
-_LOOK_S = 0.25  # interval of checks for a reason to stop
-_LINE_S = 30.0  # between lines of progress if there is no terminal
+_DEATHS = 3  # after this many deaths of workers in a block of one call, its first row is reported
+_LOOK_S = 0.25  # interval at which interrupts are checked
+_LINE_S = 30.0  # interval between lines of progress if there is no terminal
 _RATE_S = 0.2  # least time before a rate is shown
 _log = logging.getLogger("fastpipe.generate")
 
 
 class Report:
-    """The progress of a file, shown in a ``with`` block; important messages are always logged."""
+    """The progress of a file, shown while its ``with`` block runs.  Important messages are always logged."""
 
     def __init__(
         self, name: str, rows: int, *, is_shown: bool = True, console: Console | None = None
@@ -66,7 +66,7 @@ class Report:
         self._show()
 
     def advance(self, rows: int, nbytes: int, failed: int) -> None:
-        """Add rows that were made, the bytes of their values, and how many of them are left out."""
+        """Add ``rows`` new rows with ``nbytes`` bytes of values; ``failed`` of the rows are left out."""
         self._done += rows
         self._made += rows
         self._nbytes += nbytes
@@ -74,7 +74,7 @@ class Report:
         self._show()
 
     def step(self, text: str) -> None:
-        """Show a step other than making rows; in a terminal only."""
+        """Show the name of another step than making rows; does nothing without a terminal."""
         if self._bar is not None:
             self._bar.update(self._task, told=printable(text))
 
@@ -105,9 +105,10 @@ class Report:
 
 
 class Interrupts:
-    """A counter of Ctrl-C, which does not raise it, in a ``with`` block of the main thread.
+    """A context manager of the main thread that counts each Ctrl-C instead of raising KeyboardInterrupt.
 
-    If this thread makes the rows, the second Ctrl-C is raised, as no other thread checks the count.
+    With ``is_here=True`` the main thread itself makes the rows, so no thread checks the count.  The second
+    Ctrl-C then raises KeyboardInterrupt.
     """
 
     def __init__(self, *, is_here: bool = False) -> None:
@@ -116,7 +117,7 @@ class Interrupts:
 
     def __enter__(self) -> Interrupts:
         is_main = threading.current_thread() is threading.main_thread()
-        # A script's own handler, or ignored interrupts, stay as they are.
+        # If the script has its own handler or ignores interrupts, nothing is changed.
         if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             self._before = signal.signal(signal.SIGINT, self._add)
         return self
@@ -133,7 +134,9 @@ class Interrupts:
 
 
 class Missing:
-    """The rows not made yet; blocks of them begin at multiples of ``align``, or where others end.
+    """The rows that are still to be made.
+
+    A block of these rows begins at a multiple of ``align`` or directly after rows that are done.
 
     >>> missing = Missing(10, [(2, 4)])
     >>> missing.take(5), missing.take(5), missing.take(5), missing.left
@@ -153,7 +156,10 @@ class Missing:
         self.left = sum(last - first for first, last in self._ranges)
 
     def take(self, rows: int) -> tuple[int, int] | None:
-        """Take the next rows, about ``rows`` of them; None if there are none."""
+        """Take a block of about ``rows`` rows; None if no row is left.
+
+        A block is the index of its first row and the index after its last row.
+        """
         if not self._ranges:
             return None
         first, end = self._ranges.pop()
@@ -166,7 +172,7 @@ class Missing:
         return first, last
 
     def give_back(self, first: int, last: int) -> None:
-        """Return rows that are still missing."""
+        """Put back a block that was taken but not made."""
         self._ranges.append((first, last))
         self.left += last - first
 
@@ -174,7 +180,7 @@ class Missing:
 class Schedule:
     """The loop in which all missing rows are made, stored and added to the journal.
 
-    ``expected`` is about how many seconds and how many bytes a row takes; None if unknown.
+    ``expected`` holds the approximate seconds and bytes of a row; None if they are unknown.
     """
 
     def __init__(
@@ -189,16 +195,17 @@ class Schedule:
         self._pending: list[Stored] = []
         self._committed = time.monotonic()
         self._deaths: dict[int, int] = {}
-        self._most: dict[int, int] = {}  # by first row: most rows of a block in which a worker died
+        self._most: dict[int, int] = {}  # after a worker's death: first row of a block -> its most rows
         self._stop: BaseException | None = None
 
     def run(self) -> None:
-        """Make everything; finished rows stay on any exit.
+        """Make all missing rows; finished rows are kept even if an error is raised.
 
         Raises:
-            GenerationError: a row failed, or workers cannot work.
-            KeyboardInterrupt: it was interrupted; blocks in flight were finished.
-            OSError: for instance the disk is full.
+            GenerationError: a row failed, or the workers cannot make rows.
+            KeyboardInterrupt: the user interrupted the loop.  Blocks in flight were finished, except after a
+                second interrupt.
+            OSError: rows cannot be written, for instance because the disk is full.
         """
         try:
             while self._flying or (self._stop is None and self._missing.left):
@@ -245,15 +252,18 @@ class Schedule:
                 self._missing.give_back(*self._flying.pop(future))
 
     def _block_rows(self) -> int:
-        """Return the rows of the next block: about a second's, fewer towards a common end."""
+        """Return the number of rows of the next block.
+
+        A block takes about a second.  The last blocks are smaller, so that all workers end together.
+        """
         wanted = (_BLOCK_S if self._is_measured else _FIRST_BLOCK_S) / self._row_s
         share = self._missing.left / (2 * max(self._workers.count, 1))
-        # One row's time says little about others: rely on it only after all workers have made some rows.
+        # One row may be far slower than the others: derive no minimum from it before a block is measured.
         least = _LEAST_BLOCK_S / self._row_s if self._is_measured else 1
         return max(1, min(int(min(wanted, max(share, least))), _BLOCK_NBYTES // self._row_nbytes))
 
     def _collect(self) -> None:
-        """Wait for blocks, and handle those that are done."""
+        """Wait until a block is done or a short time has passed, and handle the blocks that are done."""
         ready, _ = wait(self._flying, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
         for future in ready:
             first, last = self._flying.pop(future)
@@ -285,11 +295,11 @@ class Schedule:
             self._stop = self._stop or GenerationError(text, index=failure.index, trace=failure.trace)
 
     def _died(self, error: WorkerError, first: int, last: int) -> None:
-        """Make the rows of a worker that died again in smaller blocks, to find the cause."""
+        """Put back the rows of a worker that died, to be made in smaller blocks that isolate the cause."""
         self._missing.give_back(first, last)
         if self._stop is not None:
             return
-        calls = -(-(last - first) // self._missing.align)  # calls of the function, which are never split
+        calls = -(-(last - first) // self._missing.align)  # number of calls; the rows of a call stay together
         self._most[first] = max(1, calls // 2) * self._missing.align
         self._deaths[first] = self._deaths.get(first, 0) + (calls == 1)
         if self._deaths[first] >= _DEATHS or sum(self._deaths.values()) + len(self._most) > 40:
@@ -298,7 +308,7 @@ class Schedule:
             self._stop.__cause__ = error
 
     def _end(self, error: BaseException, first: int, last: int, cause: BaseException | None = None) -> None:
-        """Stop for an error that the next block would also meet."""
+        """Stop because of an error that would also occur in the next block."""
         self._missing.give_back(first, last)
         if self._stop is None:
             self._stop = error

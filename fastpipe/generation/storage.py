@@ -1,7 +1,8 @@
-"""Blocks on disk, and the journal of the complete ones.
+"""Blocks of rows on disk, and the journal that lists the complete blocks.
 
-Rows of a fixed shape are written to their final place in the file.  The place of ragged rows depends on the
-longest row, which is unknown until the end; until then their lengths and values are in a *spool*.
+A *block* is a range of consecutive rows.  Rows of a fixed shape are written to their final position in the
+file.  The position of ragged rows depends on the longest row, which is unknown until all rows are made.
+Until then the lengths and values of ragged rows are in a temporary file, the *spool*.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from fastpipe.core.files import UNFINISHED, open_regular, retrying_open, sync_fo
 from fastpipe.generation.rows import Block
 
 JOURNAL = "journal"
-_MOST_NOTED = 20  # rows with NaN of a block, listed by number
+_MOST_NOTED = 20  # the journal lists the numbers of at most this many rows with NaN for each block
 
 
 def data_file(folder: Path, shard: int) -> Path:
-    """Return the path of the data file that becomes a shard."""
+    """Return the path of the data file that later becomes a finished file, a *shard*."""
     return folder / f"{shard:05d}.data"
 
 
@@ -41,7 +42,7 @@ def bytes_of(array: npt.NDArray[Any]) -> memoryview:
 
 
 def write_all(descriptor: int, view: memoryview, offset: int) -> None:
-    """Write all bytes at an offset of a file."""
+    """Write all bytes of ``view`` at an offset of a file."""
     done = 0
     while done < len(view):
         done += os.pwrite(descriptor, view[done:], offset + done)
@@ -49,7 +50,7 @@ def write_all(descriptor: int, view: memoryview, offset: int) -> None:
 
 @contextmanager
 def opened(path: Path) -> Iterator[int]:
-    """Open a file, created if missing, and yield its descriptor."""
+    """Open a file and yield its descriptor; create the file if it is missing."""
     descriptor = retrying_open(open_regular, path, os.O_RDWR | os.O_CREAT)
     try:
         yield descriptor
@@ -58,17 +59,17 @@ def opened(path: Path) -> Iterator[int]:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Create or replace a file atomically; it is on the disk when this returns."""
+    """Create or replace a file atomically, and flush the file to the disk."""
     unfinished = path.with_name(f"{path.name}{UNFINISHED}")
     write_whole(path, lambda file: file.write(content), sync=True, unfinished=unfinished)
 
 
 class Region(NamedTuple):
-    """The place of a dataset's rows in a file, in bytes."""
+    """The bytes of a file that hold the rows of one dataset."""
 
-    begin: int
+    begin: int  # offset of the first row, in bytes
     row_nbytes: int
-    rows: int
+    rows: int  # number of rows
 
     @property
     def end(self) -> int:
@@ -77,11 +78,11 @@ class Region(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """The places of rows in the files that grow in a folder."""
+    """The positions of rows in the files that grow in a folder."""
 
     folder: Path
-    rows: int
-    shard_rows: int  # rows of each file
+    rows: int  # number of rows in all files
+    shard_rows: int  # number of rows in each file
     regions: Sequence[Sequence[Region]]  # for each file, the regions of its columns of fixed shape
 
     @property
@@ -94,7 +95,7 @@ class Layout:
         return range(first, min(first + self.shard_rows, self.rows))
 
     def pieces(self, first: int, last: int) -> Iterator[tuple[int, range, int]]:
-        """Yield a block's rows by file: its number, the rows, and the position of the first in the file."""
+        """Yield the parts of a block: the number of the file, the rows, and the position of the first row."""
         for number in range(first // self.shard_rows, -(-last // self.shard_rows)):
             shard = self.shard(number)
             rows = range(max(first, shard.start), min(last, shard.stop))
@@ -102,12 +103,12 @@ class Layout:
 
 
 class Spooled(NamedTuple):
-    """The place of a block's values of a ragged column in a spool."""
+    """The position in a spool of the values that a block has in one ragged column."""
 
-    file: str
-    begin: int
-    nbytes: int
-    crc: int
+    file: str  # name of the spool
+    begin: int  # offset in the spool, in bytes
+    nbytes: int  # bytes of the lengths and values
+    crc: int  # CRC-32 of these bytes
     longest: int  # length of the longest row
 
 
@@ -117,11 +118,11 @@ class Stored:
 
     first: int
     last: int  # index after the last row
-    crcs: tuple[int, ...]  # one for each column of fixed shape
-    spooled: tuple[Spooled, ...]
-    failed: tuple[tuple[int, str], ...] = ()  # rows that are left out, each with its error
+    crcs: tuple[int, ...]  # a CRC-32 for each column of fixed shape
+    spooled: tuple[Spooled, ...]  # the position in a spool for each ragged column
+    failed: tuple[tuple[int, str], ...] = ()  # rows that are left out: index and error of each
     with_nan: int = 0  # number of rows with NaN
-    first_with_nan: tuple[int, ...] = ()
+    first_with_nan: tuple[int, ...] = ()  # indices of the first rows with NaN, at most ``_MOST_NOTED``
     nbytes: int = 0  # bytes of the values
 
     def as_json(self) -> dict[str, Any]:
@@ -133,7 +134,7 @@ class Stored:
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Stored:
-        """Return the record that `as_json` has written."""
+        """Return the record from the values that ``as_json`` returned."""
         with_nan, rows = content.get("nan", (0, ()))
         spooled = tuple(Spooled(*one) for one in content.get("spooled", ()))
         failed = tuple((index, text) for index, text in content.get("failed", ()))
@@ -152,7 +153,10 @@ def described(block: Block, spooled: tuple[Spooled, ...] = ()) -> Stored:
 
 
 class Writer:
-    """The writer of blocks.  Safe between threads; each process has its own, with its own spool."""
+    """The writer of blocks.
+
+    Threads may share a writer.  Each process has its own writer and its own spool.
+    """
 
     def __init__(self, layout: Layout) -> None:
         self._layout, self._lock = layout, threading.Lock()
@@ -160,7 +164,10 @@ class Writer:
         self._synced: set[Path] = set()
 
     def put(self, block: Block) -> Stored:
-        """Write a block; raise an OSError, for instance if the disk is full."""
+        """Write a block and return its record for the journal.
+
+        Raises an OSError if the block cannot be written, for instance because the disk is full.
+        """
         for number, rows, at in self._layout.pieces(block.first, block.last):
             with opened(data_file(self._layout.folder, number)) as descriptor:
                 for array, region in zip(block.fixed, self._layout.regions[number], strict=True):
@@ -170,7 +177,7 @@ class Writer:
         return described(block, tuple(spooled))
 
     def sync(self, blocks: Sequence[Stored]) -> None:
-        """Flush blocks to the disk, regardless of which process wrote them."""
+        """Flush the files of blocks to the disk; any process may have written the blocks."""
         folder = self._layout.folder
         paths = {folder / spooled.file for one in blocks for spooled in one.spooled}
         for one in blocks:
@@ -196,14 +203,15 @@ class Writer:
 
 
 class Journal:
-    """The journal of a folder: one line for each block, written after the block is on the disk.
+    """The journal of a folder, with one line for each block.
 
-    So the blocks that it lists exist even after a crash of the machine.  Each line begins with a checksum of
-    its rest, which detects an incomplete line.
+    The line is written after the block is on the disk.  So the blocks in the journal exist even after a crash
+    of the machine.  Each line begins with a checksum of the rest of the line.  The checksum detects an
+    incomplete line.
 
     Attributes:
-        job: the description of what is made; None in a new journal.
-        is_naming: whether all rows are done, and the files are being renamed.
+        job: the description of the job, that is of the rows and files to make; None in a new journal.
+        is_naming: True if all rows are done and the files are being renamed.
         damaged: number of lines that cannot be read.
     """
 
@@ -220,14 +228,14 @@ class Journal:
             raise
 
     def begin(self, job: dict[str, Any]) -> None:
-        """Start an empty journal for a job."""
+        """Replace the content of the journal with the description of a job."""
         os.ftruncate(self._descriptor, 0)
         self.job, self.blocks, self.is_naming, self.damaged = job, [], False, 0
         self._append([{"job": job}])
         sync_folder(self._folder)
 
     def add(self, blocks: Sequence[Stored]) -> None:
-        """Add blocks whose data is on the disk."""
+        """Append lines for blocks whose data is on the disk."""
         self._append([one.as_json() for one in blocks])
         self.blocks += blocks
 
@@ -253,19 +261,19 @@ class Journal:
             os.close(descriptor)
 
     def _append(self, entries: Sequence[dict[str, Any]]) -> None:
-        """Append all of the lines, or none."""
+        """Append the lines of all entries; on an error append none of them."""
         end = os.lseek(self._descriptor, 0, os.SEEK_END)
         data = memoryview("".join(map(_line, entries)).encode())
         try:
             while data:
                 data = data[os.write(self._descriptor, data) :]
             os.fsync(self._descriptor)
-        except BaseException:  # also on an interrupt: lines after an incomplete one would be lost
+        except BaseException:  # also an interrupt, because lines after an incomplete line would be lost
             os.ftruncate(self._descriptor, end)
             raise
 
     def _read(self) -> None:
-        """Read all lines and cut off an incomplete last one.  Rows of damaged lines count as missing."""
+        """Read all lines, and cut off an incomplete last line; rows of damaged lines count as missing."""
         whole = 0
         with open(self._path, "rb", opener=open_regular) as file:
             for line in file:

@@ -1,14 +1,15 @@
-"""Stored results in a folder, one file each; no byte is used before all have been verified.
+"""Stored results in a folder.
 
-::
+Each result is an *entry*, which has its own file.  The checksum of the whole file is verified before the
+result is decoded.  The format of the file::
 
-    16 bytes   "fastpipe memo 3\\n": the format
-     8         b"plain..." or b"sealed..": plain values only, or anything that can be pickled
+    16 bytes   "fastpipe memo 3\\n", the number of the format
+     8         b"plain..." for plain values only, b"sealed.." for any value that can be pickled
     32         plain: SHA-256 of the rest of the file; sealed: HMAC-SHA256 with the user's key
-    16         bytes of the header, number of blobs
-               header: JSON; describes the call, and how long it took
+    16         size of the header in bytes, and number of blobs
+               header: JSON that describes the call and its duration
                sizes of the blobs, 8 bytes each
-               blobs:  the value in pickle's notation, then arrays and the like
+               blobs:  the value in the format of pickle, then the bytes of arrays and tensors
 """
 
 from __future__ import annotations
@@ -68,17 +69,17 @@ class NeedsPickleError(Exception):
 
 
 class NotStorableError(TypeError):
-    """A value with a part that is not stored without ``pickle=True``; the message names it."""
+    """A part of a value cannot be stored without ``pickle=True``.  The message names the part."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """The call to which an entry belongs."""
+    """The description of the call to which an entry belongs."""
 
-    name: str  # of the function
-    key: str  # of the call; also part of the file's name
-    parts: dict[str, str]  # parts of the function's code
-    arguments: dict[str, str]  # digests by argument name
+    name: str  # name of the function
+    key: str  # digest of the call; also a part of the file name
+    parts: dict[str, str]  # parts of the function's code, see ``CodeVersion``
+    arguments: dict[str, str]  # digests of the arguments, by argument name
     data: dict[str, str]  # digests of the files that arguments name, by argument name
     seconds: float = 0.0  # duration of the computation
 
@@ -100,17 +101,17 @@ class Entries:
         self._prefix = f"{words}-{hashlib.sha256(name.encode()).hexdigest()[:8]}-"
 
     def file_name(self, key: str) -> str:
-        """Return the file name of a key's entry."""
+        """Return the file name of the entry for a key."""
         return f"{self._prefix}{key}{_SUFFIX}"
 
     def load(self, key: str, *, pickled: bool) -> tuple[Header, Any]:
-        """Return an entry's header and value; a sealed one only if ``pickled`` is true.
+        """Return the header and the value of an entry; a sealed entry is loaded only if ``pickled`` is true.
 
         Raises:
             FileNotFoundError: there is no entry.
             NeedsPickleError: the entry is sealed, and ``pickled`` is false.
-            EntryError: the entry is damaged, sealed with another key, or cannot be decoded.
-            OSError, MemoryError: the entry or the key cannot be read at present.
+            EntryError: the entry is damaged, is sealed with another key, or cannot be decoded.
+            OSError, MemoryError: the entry or the key cannot be read now, but perhaps later.
         """
         with self._opened(self.file_name(key)) as file:
             kind, check = _read_prefix(file)
@@ -128,7 +129,7 @@ class Entries:
         return header, value
 
     def store(self, header: Header, value: object, *, pickled: bool) -> None:
-        """Store a value that ``encode`` supports; if ``pickled``, any other value, sealed."""
+        """Store a value that ``encode`` supports; if ``pickled`` is true, pickle and seal any other value."""
         try:
             kind, blobs = _PLAIN, encode(value)
         except NotStorableError:
@@ -145,7 +146,10 @@ class Entries:
         self._folder.write(self.file_name(header.key), lambda file: file.writelines([prefix, *pieces]))
 
     def set_aside(self, key: str) -> str | None:
-        """Rename an entry's file, replacing an earlier one, and return the name; None if the file is gone."""
+        """Rename the file of an entry to ``….corrupt``, and return this name; None if there is no file.
+
+        An older file with the new name is replaced.
+        """
         aside = f"{self.file_name(key)}.corrupt"
         try:
             self._folder.rename(self.file_name(key), aside)
@@ -154,7 +158,7 @@ class Entries:
         return aside
 
     def headers(self) -> list[Header]:
-        """Return the headers of the newest readable entries."""
+        """Return the headers of the newest entries; entries that cannot be read are left out."""
         times: list[tuple[int, str]] = []
         for name in self._names():
             with contextlib.suppress(FileNotFoundError):
@@ -168,7 +172,7 @@ class Entries:
         return found
 
     def clear(self) -> int:
-        """Remove all entries except those set aside; return how many there were."""
+        """Remove all entries, and return their number; files that were set aside stay."""
         names = self._names()
         for name in names:
             self._folder.remove(name)
@@ -196,12 +200,12 @@ def _read_prefix(file: BinaryIO) -> tuple[bytes, bytes]:
 
 
 def _read_checked(file: BinaryIO, kind: bytes, expected: bytes) -> tuple[bytes, list[ByteArray]]:
-    """Return the header and the blobs, each in its own memory, after verifying the checksum of all."""
+    """Return the header and the blobs, after verifying the checksum; each blob has its own memory."""
     left, check = os.fstat(file.fileno()).st_size - _PREFIX.size, _new_check(kind)
 
     def take(nbytes: int) -> ByteArray:
         nonlocal left
-        if nbytes > left:  # a wrong size must not allocate memory
+        if nbytes > left:  # memory must not be allocated for a wrong size
             raise EntryError("it is cut off, or damaged")
         left -= nbytes
         found = np.empty(nbytes, np.uint8)
@@ -227,7 +231,7 @@ def _unpickled(blobs: list[ByteArray]) -> Any:
 
 
 def _pickled(value: object) -> list[Bytes]:
-    """Pickle any value; arrays follow it in their own memory."""
+    """Return the pickle of any value, followed by the memory of its arrays."""
     buffers: list[pickle.PickleBuffer] = []
     try:
         content = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
@@ -238,11 +242,11 @@ def _pickled(value: object) -> list[Bytes]:
         raise NotStorableError(f"it cannot be pickled: {type(error).__name__}: {error}") from error
 
 
-# ---- values that load without running code -------------------------------------------------------------
+# ---- plain values, which load without running code -----------------------------------------------------
 #
-# The format is pickle's, restricted to Python's own values: it names no class and no function, and the reader
-# refuses a file that does.  Every other value is a description made of plain values, which `_Reader` decodes:
-# an array has the number of the blob with its bytes.
+# The format is that of pickle, restricted to Python's own values.  The format names no class and no function,
+# and the reader rejects a file that does.  `_Writer` replaces every other value by a description of plain
+# values, which `_Reader` decodes.  For example, the description of an array has the number of its blob.
 
 _OWN = {type(None), bool, int, float, str, bytes, bytearray, list, tuple, set, frozenset, dict}
 
@@ -250,8 +254,8 @@ _OWN = {type(None), bool, int, float, str, bytes, bytearray, list, tuple, set, f
 def encode(value: object) -> list[Bytes]:
     """Return a value as blobs, which may share the value's memory.
 
-    Raises a NotStorableError if it holds anything but None, numbers, strings, bytes, arrays, tensors, and
-    lists, tuples, sets and dicts of those.
+    Supported are None, numbers, strings, bytes, arrays, tensors, and lists, tuples, sets and dicts of these
+    types.  Raises a NotStorableError if the value contains another type.
     """
     file = io.BytesIO()
     writer = _Writer(file)
@@ -262,7 +266,7 @@ def encode(value: object) -> list[Bytes]:
         raise NotStorableError(f"it{place} is {error}") from None
     except RecursionError:
         raise NotStorableError("it is nested too deep") from None
-    if writer.tensors:  # all in one call, as some share memory
+    if writer.tensors:  # save all tensors in one call, because some may share memory
         tensors = io.BytesIO()
         sys.modules["torch"].save(writer.tensors, tensors)
         writer.blobs.append(tensors.getbuffer())
@@ -270,7 +274,10 @@ def encode(value: object) -> list[Bytes]:
 
 
 def decode(blobs: Sequence[ByteArray]) -> Any:
-    """Decode a value, with arrays in the blobs' memory; raise any exception if they are invalid."""
+    """Return the value of ``blobs``; its arrays use the blobs' memory.
+
+    Invalid blobs may raise any exception.
+    """
     return _Reader(blobs).load()
 
 
@@ -287,13 +294,13 @@ class _Writer(pickle.Pickler):
         self.tensors: list[Any] = []
 
     def persistent_id(self, value: Any) -> Any:
-        """Return the description of a value that is not Python's own."""
+        """Return the description of a value that is not Python's own, and None for Python's own values."""
         kind = type(value)
         if kind in _OWN:
             return None
         if kind is complex:
             return "complex", value.real, value.imag
-        if kind in (np.str_, np.bytes_):  # arrays would strip zeros at the end
+        if kind in (np.str_, np.bytes_):  # not as arrays, which strip zeros at the end
             return kind.__name__, (str if kind is np.str_ else bytes)(value)
         if kind is np.ndarray or isinstance(value, np.generic):
             return self._array(value)
@@ -302,7 +309,7 @@ class _Writer(pickle.Pickler):
                 "OrderedDict",
                 list(value.items()),
                 vars(value),
-            )  # a state_dict stores versions of layers there
+            )  # the attributes of a state_dict hold the versions of layers
         torch = sys.modules.get("torch")
         if torch is None or kind not in (torch.Tensor, torch.nn.Parameter):
             raise _UnknownError(value, f"a {_words(value)}")
@@ -312,7 +319,7 @@ class _Writer(pickle.Pickler):
             and not value.is_quantized
             and value.untyped_storage().nbytes() > value.numel() * value.element_size()
         )
-        if is_part:  # part of a larger memory, which would be written completely
+        if is_part:  # copy a part of a larger storage, because torch would write the whole storage
             value = value.detach().clone().requires_grad_(value.requires_grad)
         self.tensors.append(value)
         return "tensor", len(self.tensors) - 1
@@ -333,8 +340,8 @@ def _bytearray(reader: Any) -> None:
     reader.append(bytearray(reader.read(int.from_bytes(reader.read(8), "little"))))
 
 
-# All opcodes that `_Writer` writes.  Their numbers allocate only as many bytes as the file has.  PUT with
-# an index is not among them: C's reader allocates a table as long as the index.
+# All opcodes that `_Writer` writes.  The sizes in these opcodes cannot make the reader allocate more bytes
+# than the file has.  PUT is not in the list: for PUT, C's reader allocates a table as long as the index.
 _STEPS = {
     ord(code): _bytearray if code == pickle.BYTEARRAY8 else pickle._Unpickler.dispatch[ord(code)]
     for code in (
@@ -362,7 +369,7 @@ class _Reader(pickle._Unpickler):
     def load(self) -> Any:
         try:
             return super().load()
-        except KeyError as error:  # an opcode that Python's own values do not use, such as a class's name
+        except KeyError as error:  # an opcode that plain values do not use, such as the name of a class
             raise EntryError("it needs pickle, but its signature is missing") from error
 
     def persistent_load(self, found: Any) -> Any:
@@ -394,7 +401,7 @@ class _Reader(pickle._Unpickler):
 
 
 def _keys_to(part: object, value: Any, seen: set[int]) -> list[Any] | None:
-    """Return the keys and indices that lead to a part of a value."""
+    """Return the keys and indices that lead from ``value`` to its part ``part``; None if it is not found."""
     if value is part:
         return []
     if not isinstance(value, (dict, list, tuple)) or id(value) in seen:
@@ -407,11 +414,11 @@ def _keys_to(part: object, value: Any, seen: set[int]) -> list[Any] | None:
 
 
 def _dtype_words(dtype: np.dtype[Any]) -> Any:
-    """Return a dtype as the header of an .npy has it; None if that would not give the same dtype."""
+    """Return the description of a dtype in the header of an .npy file; None if it does not give ``dtype``."""
     if dtype.hasobject or dtype.subdtype is not None or _has_metadata(dtype) or dtype.isbuiltin == 2:
         return None
     words: Any = np.lib.format.dtype_to_descr(dtype)
-    if isinstance(words, str) and np.dtype(words).char != dtype.char:  # C's long long, as large as a long
+    if isinstance(words, str) and np.dtype(words).char != dtype.char:  # C's long long is as large as a long
         words = words[0] + dtype.char
     return words if np.lib.format.descr_to_dtype(words) == dtype else None
 
@@ -428,12 +435,12 @@ def _loaded_tensors(content: bytes) -> Any:
     torch = require("torch", extra="torch")
     try:
         return torch.load(io.BytesIO(content), weights_only=True)
-    except RuntimeError:  # they were on a device that does not exist here
+    except RuntimeError:  # the tensors were on a device that does not exist here
         return torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
 
 
 def _words(value: object) -> str:
-    """Return a text with the type of a value, and what to return instead."""
+    """Return a text with the type of a value and, for models, a value to return instead."""
     kind = type(value)
     name = f"{kind.__module__}.{kind.__qualname__}"
     if any(one.__name__ == "KerasSaveable" for one in kind.__mro__):
@@ -445,23 +452,23 @@ def _words(value: object) -> str:
     return f"{name}: return an array, as its numpy() gives" if name.startswith("tensorflow.") else name
 
 
-# ---- the key that seals what is pickled ----------------------------------------------------------------
+# ---- the key that seals pickled entries ----------------------------------------------------------------
 #
-# It is in the user's settings folder, never beside the entries: others who write entries, or copy a folder of
-# them, have no key to seal them.
+# The key is in the user's settings folder, never in the folder of the entries.  So another user who writes
+# into the folder of the entries, or copies the folder, does not have the key to seal an entry.
 
 _KEY_NAME, _KEY_BYTES = "memoize.key", 32
 
 
 def key_path() -> Path:
-    """Return the path of the key: ``~/.config/fastpipe/memoize.key``, or according to ``XDG_CONFIG_HOME``."""
-    import platformdirs  # imported here, as most programs do not need it
+    """Return the path of the key; on Linux by default ``~/.config/fastpipe/memoize.key``."""
+    import platformdirs  # imported here, because most programs do not need platformdirs
 
     return platformdirs.user_config_path("fastpipe", appauthor=False) / _KEY_NAME
 
 
 def sealing_key() -> bytes:
-    """Return the user's key, created on first use; raise a CacheError if others can access it."""
+    """Return the user's key, and create the key on first use; a CacheError if other users can access it."""
     path = key_path()
     what = f"the key of pickled entries, {str(path)!r}"
     if not path.is_absolute():
@@ -481,7 +488,7 @@ def sealing_key() -> bytes:
                 )
             fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed
             key = file.read(_KEY_BYTES)
-            if len(key) < _KEY_BYTES:  # new, or left by a process that ended before it sealed anything
+            if len(key) < _KEY_BYTES:  # the file is new, or its process ended before it had written the key
                 key = secrets.token_bytes(_KEY_BYTES)
                 file.seek(0)
                 file.write(key)
@@ -490,21 +497,21 @@ def sealing_key() -> bytes:
 
 
 def _new_check(kind: bytes) -> Any:
-    """Return a new checksum or seal of an entry."""
+    """Return a new hash object: SHA-256 for a plain entry, HMAC-SHA256 for a sealed entry."""
     if kind == _PLAIN:
         return hashlib.sha256(kind)
     return hmac.new(sealing_key(), kind, digestmod="sha256")
 
 
-# ---- one at a time for each key, among threads and processes -------------------------------------------
+# ---- locks: one thread of one process at a time computes the result of a key ---------------------------
 #
-# Each key has its own lock, in a file that exists only while the lock is held.  With a fixed number of files
-# two keys could share a lock, and a computation that needs the other key's result would deadlock.
+# Each key has its own lock file, which exists only while the lock is held.  With a fixed number of files, two
+# keys could share a lock.  If a computation then needed the result of the other key, it would deadlock.
 
-_held: set[int] = set()  # open descriptors
+_held: set[int] = set()  # open descriptors of lock files
 
 
-_mine: set[tuple[int, str, str]] = set()  # thread, folder and name
+_mine: set[tuple[int, str, str]] = set()  # locks that are held: thread, folder and name
 
 
 def _own(folder: PrivateFolder, name: str) -> tuple[int, str, str]:
@@ -512,15 +519,16 @@ def _own(folder: PrivateFolder, name: str) -> tuple[int, str, str]:
 
 
 def is_computing(folder: PrivateFolder, name: str) -> bool:
-    """Return whether this thread is inside ``computing`` of the same name and must not wait for itself."""
+    """Return True if this thread holds the lock of ``name``, and so must not wait for the lock."""
     return _own(folder, name) in _mine
 
 
 @contextlib.contextmanager
 def computing(folder: PrivateFolder, name: str) -> Iterator[None]:
-    """Hold the lock of a key's name, at most until this process ends; others wait.
+    """Hold the lock of an entry's file name during the ``with`` block.
 
-    Without file locks there is no waiting.
+    Other threads and processes wait for the lock, at most until this process ends.  If the file system has no
+    locks, nobody waits.
     """
     own, lock = _own(folder, name), name + _LOCK_SUFFIX
     descriptor = _locked(folder, lock)
@@ -531,7 +539,7 @@ def computing(folder: PrivateFolder, name: str) -> Iterator[None]:
         _mine.discard(own)
         if descriptor in _held:  # not in a forked child
             with contextlib.suppress(OSError):
-                folder.remove(lock)  # a waiting process notices, and creates another
+                folder.remove(lock)  # a waiting process detects the removal, and creates a new file
             _drop(descriptor)
 
 
@@ -547,7 +555,7 @@ def _locked(folder: PrivateFolder, name: str) -> int:
                 entry = name.removesuffix(_LOCK_SUFFIX)
                 _log.info("%s: another process is computing it; waiting for it", entry)
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-            with contextlib.suppress(FileNotFoundError):  # it was removed during the wait
+            with contextlib.suppress(FileNotFoundError):  # the file was removed during the wait
                 is_alone = os.path.samestat(folder.stat(name), os.fstat(descriptor))
             if is_alone:
                 return descriptor
@@ -565,7 +573,7 @@ def _drop(descriptor: int) -> None:
 
 
 def _leave_to_the_parent() -> None:
-    """Close the locks' descriptors in a forked child, which would hold them after its parent's end."""
+    """Close the descriptors of locks in a forked child, so that it does not hold the locks."""
     while _held:
         os.close(_held.pop())
 

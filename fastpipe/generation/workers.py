@@ -1,4 +1,4 @@
-"""Workers that make blocks: in this thread, in threads, in processes, or in an executor such as Dask's."""
+"""Workers that make blocks of rows in this thread, in threads, in processes, or in any executor."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ from fastpipe.generation.rows import Block, Failure, Maker, Task
 from fastpipe.generation.storage import Layout, Stored, Writer, described, replace_file
 
 Kind = Literal["processes", "threads"]
-FUNCTION = "function"  # the file that holds the task for an executor's workers
+FUNCTION = "function"  # name of the file from which an executor's workers read the task
 
 
 @dataclass(frozen=True)
 class Done:
     """The result of a worker for one block."""
 
-    stored: Stored  # the rows; none if the first one failed
-    failure: Failure | None  # the failure that ended it
-    seconds: float
+    stored: Stored  # the record of the rows; it has no rows if the first row failed
+    failure: Failure | None  # the failure that ended the block early
+    seconds: float  # duration of the block
     who: tuple[str, int, int]  # machine, process and thread
     sent: tuple[bytes, int] | None = (
-        None  # the pickled rows and their checksum, if they are still to be stored
+        None  # the pickled rows and their checksum, if the worker has not stored the rows
     )
 
     def block(self) -> Block | None:
-        """Return the rows that were sent; raise a ValueError if their checksum differs."""
+        """Return the rows that the worker sent, or None; raise a ValueError if their checksum differs."""
         if self.sent is None:
             return None
         content, crc = self.sent
@@ -59,7 +59,10 @@ class Done:
 
 
 def _work(task: Task, writer: Writer | None, *, sends: bool = False) -> Callable[[int, int], Done]:
-    """Return a function that makes and stores blocks; without a writer it discards or sends them."""
+    """Return a function that makes a block and stores the block with ``writer``.
+
+    Without a writer the function returns the block if ``sends`` is true, and otherwise discards the block.
+    """
     maker, put = Maker(task), writer.put if writer else described
 
     def run(first: int, last: int) -> Done:
@@ -88,7 +91,7 @@ class _ThisThread(Executor):
 
 
 class Workers(AbstractContextManager["Workers"]):
-    """An executor that makes ``count`` blocks at a time; leaving its ``with`` block ends it."""
+    """An executor that makes ``count`` blocks at a time, as a context manager that ends it."""
 
     def __init__(
         self, executor: Executor, run: Callable[[int, int], Done], count: int, *, limits: bool = True
@@ -102,18 +105,18 @@ class Workers(AbstractContextManager["Workers"]):
 
     @property
     def slots(self) -> int:
-        """The most blocks in flight: one being made and one waiting for each worker."""
+        """The most blocks in flight: for each worker one block that it makes and one that waits."""
         return 2 * self.count
 
     def submit(self, first: int, last: int) -> Future[Done]:
-        """Submit rows to be made."""
+        """Submit the block of rows from ``first`` to ``last - 1``."""
         return self._executor.submit(self._run, first, last)
 
     def abandon(self) -> None:
-        """End without finishing blocks in flight, if possible."""
+        """End the workers, without finishing the blocks in flight if that is possible."""
 
     def close(self) -> None:
-        """End after the blocks that have been started."""
+        """End the workers after they have finished the blocks that they have started."""
         self._executor.shutdown(cancel_futures=True)
         if self._limits is not None:
             self._limits.lift()
@@ -123,7 +126,7 @@ class Workers(AbstractContextManager["Workers"]):
 
 
 class ThisThread(Workers):
-    """Workers in this thread: a block is made when it is submitted."""
+    """A worker in this thread: ``submit`` makes the block before it returns."""
 
     slots = 1
 
@@ -132,7 +135,7 @@ class ThisThread(Workers):
 
 
 class Threads(Workers):
-    """Worker threads, for functions that release the interpreter's lock."""
+    """Worker threads, for functions that release the GIL."""
 
     def __init__(self, task: Task, writer: Writer | None, count: int) -> None:
         pool = ThreadPoolExecutor(count, "fastpipe-generate", limit_this_thread)
@@ -140,16 +143,17 @@ class Threads(Workers):
 
 
 class Cluster(Workers):
-    """The user's executor, which the user closes; its workers see the job's folder and return their blocks.
+    """Workers in the user's executor, which the user closes.
 
-    Without ``count`` the number of workers is learned from those that return blocks.
+    The workers must be able to read the job's folder.  They return their blocks, which this process stores.
+    If ``count`` is None, a worker is counted when it returns its first block.
     """
 
     def __init__(self, task: Task, folder: Path, executor: Executor, count: int | None) -> None:
         content = _pickled(task)
         replace_file(folder / FUNCTION, content)
         run = functools.partial(_run_from_folder, str(folder.resolve()), hashlib.sha256(content).hexdigest())
-        # Its workers may be threads of this process, so libraries' threads are limited here, too.
+        # The executor's workers may be threads of this process, so libraries' threads are limited here, too.
         super().__init__(executor, run, count or getattr(executor, "_max_workers", None) or 0)
         self._seen: set[tuple[str, int, int]] = set()
 
@@ -172,7 +176,7 @@ class Cluster(Workers):
 
 
 def _run_from_folder(folder: str, digest: str, first: int, last: int) -> Done:
-    """Make rows in a worker of an executor, with the task from a folder that all of them see."""
+    """Make rows in a worker of an executor; read the task from a folder that all workers share."""
     try:
         task = _task(folder, digest)
     except FileNotFoundError as error:
@@ -195,7 +199,7 @@ def _task(folder: str, digest: str) -> Task:
 
 
 def _pickled(task: Task) -> bytes:
-    """Pickle a task for another process; functions of a script and inner functions by value."""
+    """Pickle a task for another process; functions of a script and inner functions are pickled by value."""
     cloudpickle = require("cloudpickle", extra="generation")
     try:
         data: bytes = cloudpickle.dumps(task, protocol=pickle.HIGHEST_PROTOCOL)
@@ -211,22 +215,24 @@ def _pickled(task: Task) -> bytes:
         ) from error
 
 
-# ---- processes, each a fresh interpreter, one of which may die without the others -----------------------
+# ---- worker processes, each a new interpreter ------------------------------------------------------------
 #
 # The standard library's executor imports the script again in each process that it spawns, so scripts need a
-# guard.  It breaks when one process dies, and does not say which task that process had.  Here a worker
-# receives only the function, by value.  Each side detects through the pipe that the other has ended.
+# ``__main__`` guard.  When one process dies, that executor fails and does not report the task of the process.
+# Here a worker process receives only the function, by value.  When a worker process dies, the others go on.
+# Each side of the pipe detects that the other side has ended.
 
 _CHILD = """import sys; sys.path[:] = {path!r}; sys.argv[:] = {argv!r}
 from fastpipe.generation.workers import serve; serve({descriptor}, {parent})"""
-_END_S = 5.0  # grace for a worker that should end, before it is killed
+_END_S = 5.0  # time that a worker has to end before it is killed
 _LOOK_S = 0.5  # interval at which the parent checks that a busy worker is alive
 
 
 class Processes(Workers):
-    """Worker processes; one that dies is replaced, and its future raises a `WorkerError`.
+    """Worker processes.
 
-    Without a layout the rows are discarded.
+    If a process dies, a new process replaces it, and the future of its block raises a `WorkerError`.  If
+    ``layout`` is None, the rows are discarded.
     """
 
     def __init__(self, task: Task, layout: Layout | None, count: int) -> None:
@@ -283,12 +289,12 @@ class _Process:
                 start_new_session=True,  # Ctrl-C goes only to the parent, which lets this block finish
                 env={**os.environ, **ONE_THREAD},
             )  # fmt: skip
-        with suppress(OSError):  # it is gone already, which the first task will show
+        with suppress(OSError):  # the process has ended already; the first call of `run` reports this
             for part in self._content:
                 self._pipe.send_bytes(part)
 
     def run(self, first: int, last: int) -> Done:
-        """Make rows in the process; raise its error, or a WorkerError if it died."""
+        """Make rows in the process; raise the error of the process, or a WorkerError if the process died."""
         if self._process is None:
             if self._is_killed:
                 raise CancelledError
@@ -296,7 +302,7 @@ class _Process:
         assert self._process is not None and self._pipe is not None
         try:
             self._pipe.send((first, last))
-            # The pipe does not always report the end: a child of the worker may have it open, too.
+            # The pipe may not report the end of the worker: a child of the worker may hold the pipe open.
             while not self._pipe.poll(_LOOK_S):
                 if self._process.poll() is not None and not self._pipe.poll():
                     raise EOFError
@@ -317,7 +323,7 @@ class _Process:
         return found
 
     def kill(self) -> None:
-        """Kill the process; no other is started."""
+        """Kill the process, and start no new process."""
         self._is_killed = True
         if (process := self._process) is not None:  # another thread may be ending it at this moment
             process.kill()
@@ -339,9 +345,12 @@ class _Process:
 
 
 def serve(descriptor: int, parent: int) -> None:
-    """Work for a parent process until it closes the pipe; ``descriptor`` is this end of it."""
+    """Make blocks for a parent process until the parent closes the pipe.
+
+    ``descriptor`` is the worker's end of the pipe.
+    """
     if not end_with_parent(parent) and sys.platform == "linux":
-        return  # the parent has ended; on other systems the pipe reports that after the block
+        return  # the parent has ended; on other systems the pipe reports the end after the block
     pipe = Connection(descriptor)
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent has closed its end
         content, where = pipe.recv_bytes(), pipe.recv_bytes()
@@ -365,7 +374,7 @@ def serve(descriptor: int, parent: int) -> None:
                 pipe.send(RuntimeError(text))
 
 
-# ---- libraries' own threads: one each is enough, and sums are the same everywhere ----------------------
+# ---- one thread for each library: more gain nothing, and with one all sums are equal on any machine -----
 
 # The environment variables that libraries read when they are loaded.
 ONE_THREAD = dict.fromkeys(
@@ -375,16 +384,18 @@ ONE_THREAD = dict.fromkeys(
 
 
 class OneThreadEach(AbstractContextManager["OneThreadEach"]):
-    """A limit of one thread for libraries such as NumPy's BLAS, including those loaded while it lasts.
+    """A limit of one thread for each library such as NumPy's BLAS.
 
-    It starts on construction.  With several, in threads of an executor, the first sets the limits of the
-    process and the last restores them; each sets and restores the limits of its own thread.
+    The limit begins with the construction of the object and ends with ``lift``.  It also holds for libraries
+    that are loaded in between.  Several threads of an executor may have such objects at the same time.  The
+    first object sets the limits of the process, and the last object restores them.  Each object sets and
+    restores the limits of its own thread.
     """
 
     _lock: ClassVar[threading.Lock] = threading.Lock()
     _count: ClassVar[int] = 0
     _limits: ClassVar[Any] = None
-    _known: ClassVar[set[str]] = set()  # paths of the libraries loaded before
+    _known: ClassVar[set[str]] = set()  # paths of the libraries that were loaded before the limit began
     _environment: ClassVar[dict[str, str | None]] = {}
 
     def __init__(self) -> None:
@@ -395,7 +406,7 @@ class OneThreadEach(AbstractContextManager["OneThreadEach"]):
             OneThreadEach._count += 1
 
     def lift(self) -> None:
-        """Restore the libraries' threads."""
+        """Restore the libraries' numbers of threads."""
         with OneThreadEach._lock:
             OneThreadEach._count -= 1
             if not OneThreadEach._count:
@@ -425,21 +436,24 @@ class OneThreadEach(AbstractContextManager["OneThreadEach"]):
         cls._limits.restore_original_limits()
         wanted = given["OPENBLAS_NUM_THREADS"] or given["OMP_NUM_THREADS"] or ""
         for library in _libraries("blas").lib_controllers:
-            if library.filepath not in cls._known:  # loaded meanwhile: set what it has without a limit
+            if library.filepath not in cls._known:  # loaded during the limit: set its number without a limit
                 library.set_num_threads(int(wanted) if wanted.isdigit() else available_cpus())
         _let_this_thread_set_limits()
 
 
 def limit_this_thread() -> Any:
-    """Limit OpenMP's libraries to this thread; return the object that restores them."""
+    """Limit OpenMP libraries to one thread in calls from this thread; return the object to end the limit."""
     torch = sys.modules.get("torch")
     if torch is not None:
-        torch.get_num_threads()  # sets this thread's default now, which otherwise would follow later
+        torch.get_num_threads()  # makes torch set this thread's default now, not after the limit
     return _libraries("openmp").limit(limits=1)
 
 
 def _let_this_thread_set_limits() -> None:
-    """Let this thread set OpenBLAS's limits: only their setter may, and the last to leave may be another."""
+    """Let this thread set OpenBLAS's limits, although another thread has set them.
+
+    threadpoolctl lets only that thread change them, and the thread that restores them may be another.
+    """
     controller = getattr(require_threadpoolctl("generation"), "OpenBLASController", None)
     clear = getattr(controller, "clear_controlling_thread", None)
     if clear is not None:
@@ -447,5 +461,5 @@ def _let_this_thread_set_limits() -> None:
 
 
 def _libraries(kind: str) -> Any:
-    """Return the loaded libraries of a kind; a limit on them restores only these."""
+    """Return the loaded libraries of a kind; a limit on the result restores only these libraries."""
     return require_threadpoolctl("generation").ThreadpoolController().select(user_api=kind)

@@ -1,1 +1,1 @@
-"""HDF5 datasets, read in threads: the library locates the bytes, which are then read without it."""
+"""Read HDF5 datasets in threads: the HDF5 library locates the bytes, and fastpipe reads the bytes itself."""

@@ -1,4 +1,4 @@
-"""Decoded chunks: cached from one epoch to the next, and remembered while samples of them are needed."""
+"""Cache decoded chunks across epochs, and keep decoded chunks in memory while their samples are needed."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ UInt8Array = npt.NDArray[np.uint8]
 _log = logging.getLogger("fastpipe.cache")
 
 
-_MOST_NBYTES = 128 << 20  # most bytes of chunks that a batch hands over to the cache
+_MOST_NBYTES = 128 << 20  # the most bytes of chunks that one batch adds to the cache
 
 
 class CachedChunks:
-    """The decoded chunks of one dataset of a file, in a store that others may share.
+    """The decoded chunks of one dataset of a file, in a store that several processes may share.
 
-    ``file`` is the file's state and the content, with the dataset's name; ``native`` finds chunks, as
-    ``native.KeptChunks``.  With ``is_second_use`` a chunk is cached when it is decoded again.
+    ``file`` identifies the file's state and the dataset.  The attribute ``native`` is a
+    ``native.KeptChunks``, which finds cached chunks.  With ``is_second_use``, a chunk is cached only when it
+    is decoded for the second time.
     """
 
     def __init__(
@@ -44,17 +45,17 @@ class CachedChunks:
         self.native = store.chunks(file.digest, count, nbytes, marks=is_second_use)
 
     def look(self) -> int:
-        """Find the chunks that other processes have cached; return the bytes that a batch may hand over."""
+        """Find the chunks that other processes have cached; return the most bytes that a batch may add."""
         self._store.refreshed()
         is_wanted = self._file.is_settled and self._store.has_room(self._nbytes)
         return _MOST_NBYTES if is_wanted else 0
 
     def keep(self, numbers: Sequence[int], chunks: Sequence[UInt8Array]) -> None:
-        """Cache decoded chunks (uint8 (nbytes,) each) by their numbers, as far as there is room."""
+        """Cache decoded ``chunks``, each uint8 (nbytes,), by their ``numbers`` until the store is full."""
         found = dict(zip(map(self._digest, numbers), chunks, strict=True))
         if len(found) > 1 and self._store.put_all(list(found), list(found.values()), self._note) >= 0:
             return
-        for digest, chunk in found.items():  # until the store is full
+        for digest, chunk in found.items():
             self._store.put(digest, chunk.reshape(1, -1, 1), note=self._note)
 
     def _digest(self, number: int) -> bytes:
@@ -62,8 +63,11 @@ class CachedChunks:
 
 
 class ChunkCache:
-    """The place where the decoded chunks of some files are cached: in ``store``, or nowhere; ``note`` gives
-    the reason."""
+    """The cache for the decoded chunks of some files.
+
+    ``store`` is the store of the cache; None if nothing is cached.  ``note`` says, in words, what is cached
+    and where, or why nothing is cached.
+    """
 
     def __init__(self, option: Cache, files: SampleFiles) -> None:
         self.store: EntryStore | None = None
@@ -101,14 +105,18 @@ class ChunkCache:
         )
 
     def _may_keep(self, layout: Layout) -> bool:
-        """Return True if caching helps: the system itself caches the bytes of files."""
+        """Return True if the chunks of a layout may be cached.
+
+        With ``cache="auto"``, only compressed chunks are cached, because the operating system already caches
+        the bytes of files.
+        """
         if layout.kind in ("h5py", "compact"):
             return False
         return bool(layout.filters) or not self._is_auto
 
 
 def decoded_nbytes(layouts: list[Layout]) -> int:
-    """Return the bytes of all decoded chunks that are cached in memory."""
+    """Return the bytes that the decoded chunks of all ``layouts`` take in a cache."""
     return sum(len(layout.offsets) * aligned(chunk_nbytes(layout)) for layout in layouts)
 
 
@@ -116,22 +124,22 @@ def chunk_nbytes(layout: Layout) -> int:
     return layout.dtype.itemsize * math.prod(max(side, 1) for side in layout.chunk)
 
 
-# Threads of a process share it.  The worker processes of a loader share the chunks of a window, as each makes
-# different batches of the same chunks.
+# The threads of a process share a ``ChunkMemory``.  The worker processes of a loader share the chunks of a
+# shuffle window through ``SharedChunks``, because each worker makes different batches from these chunks.
 
-_LEAST_NBYTES = 1 << 22  # of remembered decoded chunks: without a window there are few
-_LEAST_SHARED = 1 << 15  # bytes of a chunk: sharing a smaller one takes longer than decoding it
+_LEAST_NBYTES = 1 << 22  # the least memory for decoded chunks, which matters without a shuffle window
+_LEAST_SHARED = 1 << 15  # bytes of a chunk; sharing a smaller chunk takes longer than decoding it
 _WHY = "worker processes decode their chunks each for itself: %s"
 
 
 class _Chunks(NamedTuple):
     total: int
-    first_keys: dict[tuple[int, int], int]  # by file and dataset, the number of its first chunk in the memory
-    in_group: int  # most chunks of a group of samples
+    first_keys: dict[tuple[int, int], int]  # by (file, dataset): the key of the first chunk in the memory
+    in_group: int  # the most chunks that a group of samples needs
 
 
 def _sizes(files: SampleFiles, leading: int) -> dict[int, _Chunks]:
-    """Return the chunks that must be decoded, by their size in bytes; groups are those of ``leading``."""
+    """Return the counts of filtered chunks by their decoded bytes; dataset ``leading`` defines the groups."""
     found: dict[int, _Chunks] = {}
     samples = files.samples_in_group(leading)
     for number, file in enumerate(files.files):
@@ -147,8 +155,10 @@ def _sizes(files: SampleFiles, leading: int) -> dict[int, _Chunks]:
 
 
 class SharedChunks:
-    """Memory for the chunks of ``groups`` groups of samples of dataset ``leading``, created by the parent of
-    worker processes; picklable."""
+    """Shared memory for decoded chunks, created by the parent of worker processes.  Picklable.
+
+    The memory has room for the chunks of ``groups`` groups of samples of the dataset with index ``leading``.
+    """
 
     def __init__(self, files: SampleFiles, leading: int, groups: int) -> None:
         self._files: dict[int, UnitFile | None] = {}
@@ -160,7 +170,7 @@ class SharedChunks:
             _log.info(_WHY, error)
 
     def opened(self) -> Iterator[tuple[int, Any]]:
-        """Yield the ``native.UnitMemory`` of this process for each size of chunks, in bytes."""
+        """Yield each chunk size in bytes, with this process's ``native.UnitMemory`` for the size."""
         try:
             for nbytes, file in self._files.items():
                 if file is not None:
@@ -170,10 +180,10 @@ class SharedChunks:
 
 
 class ChunkMemory:
-    """Memory of ``nbytes`` in one process for chunks whose samples are still needed.
+    """Memory of ``nbytes`` bytes in one process for decoded chunks whose samples are still needed.
 
-    ``groups`` are used at a time, 0 if samples come in any order; ``shared`` is the memory that worker
-    processes share.
+    ``groups`` is the number of groups of samples in use at a time, or 0 if samples come in any order.
+    ``shared`` is the memory that worker processes share.
     """
 
     def __init__(
@@ -189,12 +199,16 @@ class ChunkMemory:
             slots = min(size.total, max(few, groups * size.in_group))
             try:
                 self._units[nbytes] = private_units(size.total, slots, nbytes)
-            except (OSError, ValueError, OverflowError):  # without it each batch decodes what it needs
+            except (OSError, ValueError, OverflowError):  # without this memory, each batch decodes its chunks
                 continue
             self.nbytes += slots * nbytes
 
     def of(self, number: int, place: int, nbytes: int) -> tuple[Any, int]:
-        """Return the ``native.UnitMemory`` of a file's dataset, or None; and where its chunks begin there."""
+        """Return the ``native.UnitMemory`` for a dataset of a file, and the key of the dataset's first chunk.
+
+        The memory is None if the dataset has none.  ``number`` and ``place`` are the indices of the file and
+        of the dataset.
+        """
         size = self._sizes.get(nbytes)
         first = None if size is None else size.first_keys.get((number, place))
         return (None, 0) if first is None else (self._units.get(nbytes), first)

@@ -1,4 +1,4 @@
-"""Chunks of an HDF5 dataset, read and decoded without the HDF5 library's lock."""
+"""Read and decode the chunks of an HDF5 dataset without the HDF5 library's lock."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ Int64Array = npt.NDArray[np.int64]
 class FileState(NamedTuple):
     """The identity of a file's content.
 
-    It excludes the time of change: renaming a file, or removing one of its names, keeps the content.  If a
-    process is writing the file in SWMR mode, only device and inode count, and the other fields are -1.
+    The inode's time of change (ctime) is not part of the identity, because renaming a file changes the ctime
+    and keeps the content.  If a process is writing the file in SWMR mode (single writer, multiple readers),
+    only device and inode are compared, and the other fields are -1.
     """
 
     device: int
@@ -35,7 +36,7 @@ class FileState(NamedTuple):
 
     @classmethod
     def of(cls, status: os.stat_result, *, is_written: bool = False) -> FileState:
-        """Return the state of a file when it was found; ``is_written`` if a SWMR writer may have it open."""
+        """Return a file's state; ``is_written`` if a SWMR writer may have the file open."""
         if is_written:
             return cls(status.st_dev, status.st_ino, -1, -1)
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
@@ -44,7 +45,7 @@ class FileState(NamedTuple):
         return FileState.of(status, is_written=self.size < 0) == self
 
     def check(self, where: int | str, shown: str) -> None:
-        """Raise an ``HDF5Error`` if a file, given by a path or descriptor, is not in this state."""
+        """Raise an ``HDF5Error`` if the file at ``where``, a path or a descriptor, is not in this state."""
         if not self.fits(os.stat(where)):
             raise self.changed(shown)
 
@@ -55,11 +56,12 @@ class FileState(NamedTuple):
 
 
 class ChunkReader:
-    """The chunks of one dataset, of any kind but ``"h5py"``.  Thread-safe.
+    """A reader of the chunks of one dataset, of any kind except ``"h5py"``.  Thread-safe.
 
-    ``file`` is a shared ``native.DataFile``; ``memory`` a ``native.UnitMemory`` of chunks for coming batches,
-    in which ``first_key`` is the dataset's first; ``kept`` a ``native.KeptChunks``.  ``dataset`` is the
-    ``native.ChunkedDataset``, ``nbytes`` the bytes of a decoded chunk.
+    ``file`` is a shared ``native.DataFile``.  ``memory`` is a ``native.UnitMemory``, which holds decoded
+    chunks for coming batches, and ``first_key`` is the key of the dataset's first chunk in ``memory``.
+    ``kept`` is a ``native.KeptChunks``, which finds cached chunks.  ``dataset`` is the
+    ``native.ChunkedDataset``, and ``nbytes`` is the size of a decoded chunk in bytes.
     """
 
     def __init__(
@@ -75,8 +77,8 @@ class ChunkReader:
     ) -> None:
         self.layout, self._state = layout, state
         if any(step.code == BLOSC2 for step in layout.filters):
-            has_blosc2()  # passes its functions to the core, in each process
-        # An empty dataset would cause a division by zero; a chunk side of 1 replaces 0.
+            has_blosc2()  # passes the functions of c-blosc2 to the native core, once in each process
+        # A chunk side of 0, as in an empty dataset, would cause a division by zero.
         chunk = [max(side, 1) for side in layout.chunk]
         self.nbytes = layout.dtype.itemsize * int(np.prod(chunk, dtype=np.int64))
         count = math.prod(grid_of(layout.shape, chunk))
@@ -88,24 +90,25 @@ class ChunkReader:
         )  # fmt: skip
 
     def in_blocks(self) -> ChunkReader:
-        """Return a reader of contiguous data in blocks of about a megabyte."""
+        """Return a reader that treats contiguous data as chunks of about a megabyte."""
         return ChunkReader(in_blocks(self.layout), self._state)
 
     def decode(self, numbers: Int64Array, out: UInt8Array) -> None:
-        """Decode chunks that were written, by their numbers, into uint8 (N, nbytes), C-contiguous.
+        """Decode the chunks with these ``numbers`` into ``out``: uint8 (N, nbytes), C-contiguous.
 
-        Raises a ``ChunkError`` if the file's content is damaged, and an ``HDF5Error`` if it is another file.
+        All the chunks must have been written.  Raises a ``ChunkError`` if the file is damaged, and an
+        ``HDF5Error`` if the file was changed or replaced.
         """
         if self.layout.kind == "compact":
             out[:] = np.frombuffer(self.layout.inside, np.uint8)
             return
         done = self.dataset.decode(numbers, out)
-        while done < len(numbers):  # a chunk that the core declines
+        while done < len(numbers):  # the native core failed to decode this chunk
             out[done] = self.decode_alone(int(numbers[done]))
             done += 1 + self.dataset.decode(numbers[done + 1 :], out[done + 1 :])
 
     def decode_alone(self, number: int) -> UInt8Array:
-        """Decode one chunk step by step, for a precise error: uint8 (nbytes,)."""
+        """Decode one chunk filter by filter, for a precise error: uint8 (nbytes,)."""
         layout = self.layout
         if layout.kind == "compact":
             return np.frombuffer(layout.inside, np.uint8)
@@ -117,7 +120,7 @@ class ChunkReader:
                 return decode_chunk(stored, layout.filters, int(layout.masks[number]), self.nbytes)
         except ChunkError as error:
             raise ChunkError(f"{self.where(number)}: {error}") from None
-        # The file has no bytes beyond the dataset's end.
+        # The last block of contiguous data may be shorter, so zeros fill the rest.
         return np.frombuffer(stored[: self.nbytes].ljust(self.nbytes, b"\0"), np.uint8)
 
     def where(self, number: int) -> str:

@@ -1,4 +1,4 @@
-"""Copy all of an HDF5 file except the rows of large datasets, and compare a copy with its source."""
+"""Copy an HDF5 file except the rows of large datasets, and compare a copy with its source."""
 
 from __future__ import annotations
 
@@ -22,29 +22,31 @@ from fastpipe.hdf5.reader import RowReader
 
 Array = npt.NDArray[Any]
 
-# Objects are copied with their creation properties and their types as stored in the file, which keeps byte
-# orders, paddings, members of enumerations and names of compounds.
+# Objects are copied with their creation properties and with the types that the file stores.  The copy keeps
+# byte orders, paddings, members of enumerations and names of compounds.
 
-_STEP_NBYTES = 16 << 20  # bytes read at once
+_STEP_NBYTES = 16 << 20  # bytes that are read at a time
 
 SetFilters = Callable[[Any, Any], None]
-Chunk = tuple[int, ...] | None  # of a dataset's copy; None if contiguous
+Chunk = tuple[int, ...] | None  # the chunk shape of a dataset's copy; None if the copy is contiguous
 
 
 def copy_structure(source: Any, copy: Any, chunks: Mapping[str, Chunk], set_filters: SetFilters) -> None:
-    """Copy everything except the rows of the targets, and references, whose objects may not exist yet.
+    """Copy everything except references and the rows of the targets, which are the datasets in ``chunks``.
 
-    ``copy`` is empty, ``chunks`` has the chunks of the targets' copies by name.  ``set_filters`` sets the
-    filters in a chunked target's creation properties; it also receives the old dataset.
+    References are left out because their objects may not exist in the copy yet.  ``copy`` must be empty.
+    ``chunks`` has the chunk shape of each target's copy by the target's name.  ``set_filters`` receives the
+    creation properties of a target's chunked copy and the source dataset, and sets the filters in the
+    properties.
     """
-    # The root group, as the properties of a file differ from those of a group.
+    # Use the root group, because the properties of a file differ from the properties of a group.
     root = source["/"]
     _copy_attributes(root, copy["/"])
-    # By address: a dataset with several names may be found by another name here.
+    # Targets are found by address, because the walk may reach a dataset with several names by another name.
     by_address = {address_of(source[raw_name(name)]): chunk for name, chunk in chunks.items()}
     seen = {address_of(root): "/"}
     groups = [(root, copy["/"], iter(root))]
-    while groups:  # without recursion: groups may be nested thousands deep
+    while groups:  # a loop instead of recursion, because groups may be nested thousands deep
         source, copy, names = groups[-1]
         name = next(names, None)
         if name is None:
@@ -61,7 +63,7 @@ def _copy_member(
     set_filters: SetFilters,
     seen: dict[int, str],
 ) -> bool:
-    """Copy a member of a group; return True if it is a group, whose members are still to be copied."""
+    """Copy a member of a group; return True if the member is a group with members to copy next."""
     own_name, properties_of_link = raw_name(name), h5py.h5p.create(h5py.h5p.LINK_CREATE)
     if not name.isascii():
         properties_of_link.set_char_encoding(h5py.h5t.CSET_UTF8)
@@ -92,13 +94,16 @@ def _copy_member(
         return False
     if isinstance(item, h5py.Dataset):
         _check_can_be_read(item)
-    del item  # with it the library's cached data, as it may confuse chunks when it copies
+    del item  # this also drops the library's cached data, with which the library may confuse chunks in a copy
     h5py.h5o.copy(source.id, own_name, copy.id, own_name, None, properties_of_link)
     return False
 
 
 def _check_can_be_read(dataset: Any) -> None:
-    """Raise an error if a dataset is damaged: the library's copy function may abort the process then."""
+    """Raise an error if a dataset is damaged.
+
+    The library's copy function may abort the process if a dataset is damaged.
+    """
     if not dataset.shape or missing(filters_of(dataset.id.get_create_plist())):
         return
     where = f"{dataset.file.filename}, dataset {name_of(dataset)}"
@@ -119,14 +124,14 @@ def address_of(item: Any) -> int:
 
 
 def _space(dataset: Any) -> Any:
-    # Not the dataset's own: that of a virtual one may have a selection.
+    # The dataspace is new, because the dataspace of a virtual dataset may contain a selection.
     sides = tuple(h5py.h5s.UNLIMITED if side is None else side for side in dataset.maxshape)
     return h5py.h5s.create_simple(dataset.shape, sides)
 
 
 def _properties(dataset: Any, chunk: Chunk, set_filters: SetFilters) -> Any:
     properties = dataset.id.get_create_plist()
-    if storage_of(dataset) in ("virtual", "external"):  # these cannot be removed
+    if storage_of(dataset) in ("virtual", "external"):  # properties cannot lose this storage
         properties = _without_others(dataset, properties)
     if chunk is None:
         for _ in range(properties.get_nfilters()):
@@ -154,9 +159,9 @@ def _without_others(dataset: Any, old: Any) -> Any:
 
 
 def attributes_of(item: Any) -> Iterator[tuple[bytes, Any]]:
-    """Yield names and low-level objects of an object's attributes, in creation order if it is recorded."""
+    """Yield names and low-level objects of an object's attributes, in creation order if the file has it."""
     order = h5py.h5.INDEX_NAME
-    # A named type has no such property.
+    # A named type has no creation properties.
     if hasattr(item.id, "get_create_plist") and item.id.get_create_plist().get_attr_creation_order():
         order = h5py.h5.INDEX_CRT_ORDER
     for number in range(h5py.h5a.get_num_attrs(item.id)):
@@ -180,9 +185,10 @@ def _write_attribute(old: Any, new: Any, change: Callable[[Any], Any] | None = N
 
 
 def copy_references(source: Any, copy: Any) -> int:
-    """Write references, after the objects to which they refer exist in the copy.
+    """Write references into the copy, which must contain all objects to which they refer.
 
-    Return the number of references to objects without a name, which copies do not have; these become empty.
+    References to objects without a name become empty, because the copy does not contain such objects.  Return
+    the number of these references.
     """
     lost = 0
 
@@ -211,7 +217,10 @@ def copy_references(source: Any, copy: Any) -> int:
 
 
 def referred(reference: Any, file: Any) -> bytes | None:
-    """Return the name of a reference's object; None for an empty reference or an object without a name."""
+    """Return the name of the object to which a reference refers.
+
+    Return None if the reference is empty or the object has no name.
+    """
     if not reference:
         return None
     name = h5py.h5r.get_name(reference, file.id)
@@ -219,7 +228,7 @@ def referred(reference: Any, file: Any) -> bytes | None:
 
 
 def replaced(values: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a copy of an array in which references, at any depth, are replaced."""
+    """Return a copy of ``values`` in which ``change`` has replaced the references, at any depth."""
     if isinstance(values, (h5py.Reference, h5py.RegionReference)):
         return change(values)
     if not isinstance(values, np.ndarray) or not values.dtype.hasobject:
@@ -235,14 +244,14 @@ def replaced(values: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def objects_of(file: Any) -> list[tuple[str, Any]]:
-    """Return each object by its first name: groups, the root first, datasets and types."""
+    """Return all groups, datasets and named types with their first names; the root group comes first."""
     found: list[tuple[str, Any]] = [("/", file["/"])]
     file.visititems(lambda name, item: found.append((f"/{os.fsdecode(name)}", item)))
     return found
 
 
 def check_structure(source: Any, copy: Any, skip: set[str]) -> None:
-    """Compare everything except the rows of the datasets ``skip``."""
+    """Raise an error if the copy differs from the source; ignore the rows of the datasets in ``skip``."""
     ones, others = objects_of(source), objects_of(copy)
     _same("the names of its objects", {name for name, _ in ones}, {name for name, _ in others}, source)
     for name, one in ones:
@@ -281,7 +290,7 @@ def _check_attributes(one: Any, other: Any, source: Any, copy: Any) -> None:
 def _check_data(one: Any, other: Any, source: Any, copy: Any) -> None:
     if one.shape is None:
         return
-    if missing(filters_of(one.id.get_create_plist())):  # copied and compared as stored
+    if missing(filters_of(one.id.get_create_plist())):  # such chunks were copied without decoding
         _same("its stored chunks", _chunks(one), _chunks(other), one)
     elif not one.shape:
         _same("its value", _values(one.id, source), _values(other.id, copy), one, same_values)
@@ -301,7 +310,7 @@ def _values(item: Any, file: Any) -> Any:
 
 
 def _by_name(values: Any, file: Any) -> Any:
-    """Return values with names instead of references, whose numbers differ between files."""
+    """Return values in which names replace references, because stored references differ between files."""
     return replaced(values, lambda reference: (type(reference).__name__, referred(reference, file)))
 
 
@@ -317,7 +326,7 @@ def _same(
 
 
 def is_plain(kind: Any) -> bool:
-    """Return True if the elements of an HDF5 type consist only of their own bytes."""
+    """Return True if an HDF5 type contains no references and no values of variable length."""
     return not any(
         each.get_class() in (h5py.h5t.VLEN, h5py.h5t.REFERENCE)
         or (each.get_class() == h5py.h5t.STRING and each.is_variable_str())
@@ -352,7 +361,7 @@ def _has_gaps(dtype: np.dtype[Any]) -> bool:
 
 
 def read_all(item: Any, shape: tuple[int, ...]) -> Array:
-    """Read a complete attribute, or a dataset with a single value, from h5py's low-level object."""
+    """Read a complete attribute or a single-value dataset; ``item`` is h5py's low-level object."""
     kind = item.get_type() if is_plain(item.get_type()) else None
     out = np.zeros(shape, item.dtype if kind is None else (np.void, kind.get_size()))
     item.read(*((h5py.h5s.ALL, h5py.h5s.ALL) if isinstance(item, h5py.h5d.DatasetID) else ()), out, kind)
@@ -360,11 +369,15 @@ def read_all(item: Any, shape: tuple[int, ...]) -> Array:
 
 
 def read_rows(dataset: Any, first: int, last: int) -> Array:
-    """Read rows through h5py: as stored bytes, or as objects if elements are not plain."""
+    """Read the rows from ``first`` up to ``last`` (exclusive) through h5py.
+
+    Elements are returned as their stored bytes, or as objects if the type is not plain (see ``is_plain``).
+    """
     kind = dataset.id.get_type()
     shape = (last - first, *dataset.shape[1:])
     plain = is_plain(kind)
-    # Zeros, as the library skips the gaps in compounds when it fills in elements that were never written.
+    # The array starts as zeros, because the library does not write to gaps between the fields of a compound
+    # when it fills in elements that were never written.
     out = np.zeros(shape, (np.void, kind.get_size()) if plain else dataset.dtype)
     if out.size:
         dataset.id.read(*_spaces(dataset, first, shape), out, kind if plain else None)
@@ -372,7 +385,7 @@ def read_rows(dataset: Any, first: int, last: int) -> Array:
 
 
 def write_rows(dataset: Any, first: int, rows: Array) -> None:
-    """Write rows that ``read_rows`` has read."""
+    """Write ``rows`` from row ``first`` on; ``rows`` must have the form that ``read_rows`` returns."""
     kind = dataset.id.get_type() if rows.dtype.kind == "V" and rows.dtype.names is None else None
     if rows.size:
         dataset.id.write(*_spaces(dataset, first, rows.shape), rows, kind)
@@ -385,7 +398,7 @@ def _spaces(dataset: Any, first: int, shape: tuple[int, ...]) -> tuple[Any, Any]
 
 
 def same_values(one: Any, other: Any) -> bool:
-    """Return True if arrays have the same bits; objects in them are compared by value."""
+    """Return True if two values are equal: arrays by their bits, and Python objects by value."""
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
         if one.shape != other.shape or one.dtype != other.dtype:
             return False
@@ -400,16 +413,17 @@ def same_values(one: Any, other: Any) -> bool:
 
 
 class RowSource:
-    """The rows of one dataset, prefetched by threads if fastpipe reads it itself.
+    """The rows of one dataset, which threads prefetch if fastpipe can read the dataset without the library.
 
-    ``memory`` is the limit in bytes for chunks being decoded; at least one chunk is decoded at a time.
+    ``memory`` is the limit in bytes for all chunks that threads decode at a time.  One thread decodes a chunk
+    even if the chunk is larger than ``memory``.
     """
 
     def __init__(self, dataset: Any, path: str, threads: int, memory: int) -> None:
         self._dataset, self._threads = dataset, 1
         self._reader: RowReader | None = None
-        self._job: NativeJob | None = None  # reads the next rows
-        # The gaps of a compound are undefined, but equal in each read by the library.
+        self._job: NativeJob | None = None  # the job that reads the next rows
+        # The bytes in the gaps of a compound are undefined, and only the library reads equal bytes each time.
         dtype = dtype_of(dataset)
         self._where = f"{path}, dataset {name_of(dataset)}"
         if dtype is None or not is_plain(dataset.id.get_type()) or not dataset.size or _has_gaps(dtype):
@@ -430,7 +444,10 @@ class RowSource:
             self._job.cancel()
 
     def steps(self, step: int) -> Iterator[tuple[int, Array]]:
-        """Yield the index of the first row, and the rows, step by step; the next are read meanwhile."""
+        """Yield the rows in steps of ``step`` rows, each step with the index of its first row.
+
+        While the caller uses one step, threads read the next step.
+        """
         count = int(self._dataset.shape[0])
         ahead = self._begin(0, min(step, count)) if count else None
         for start in range(0, count, step):

@@ -1,4 +1,4 @@
-"""The datasets of HDF5 files that form samples together: opened, checked, and located."""
+"""Open and check the HDF5 datasets that form samples together, and locate their bytes."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ Int64Array = npt.NDArray[np.int64]
 class SampleFile:
     """Datasets of one file with the same number of samples, and the places of their bytes.  Picklable.
 
-    The first ``sample_dims`` dimensions count samples.  ``shown`` is the file's name in messages if not its
-    path: the URL from which it was copied.  A KeyError lists the datasets in the file.
+    The first ``sample_dims`` dimensions count samples.  ``shown`` is the file's name in messages, for example
+    the URL from which the file was copied.  If ``shown`` is empty, messages contain the path.  If a name is
+    missing, a ``KeyError`` lists the datasets in the file.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class SampleFile:
         return self.layouts[number].shape[self.sample_dims :]
 
     def geometry(self, number: int) -> Geometry:
-        """Return the samples and chunks of one dataset; without chunks, blocks of about a megabyte."""
+        """Return the samples and chunks of one dataset; contiguous data count as chunks of about 1 MiB."""
         layout = in_blocks(self.layouts[number])
         return Geometry(layout.shape, layout.chunk, layout.dtype.itemsize, self.sample_dims)
 
@@ -67,9 +68,9 @@ class SampleFile:
 
 
 class SampleFiles:
-    """Files whose datasets of the same names are concatenated.  Picklable.
+    """Files whose datasets of equal names are concatenated.  Picklable.
 
-    ``firsts`` has the number of each file's first sample, and the end: int64 (files + 1,).
+    ``firsts`` contains the number of each file's first sample, and then ``count``: int64 (files + 1,).
     """
 
     def __init__(
@@ -99,15 +100,18 @@ class SampleFiles:
         return self.files[0].sample_shape(number)
 
     def located(self, samples: Int64Array) -> list[tuple[int, Int64Array | None]]:
-        """Return the files that contain samples, each with its samples' positions in the array; None for all
-        of them, if there is only one file."""
+        """Return the numbers of the files that contain ``samples``, each with the indices of its samples in
+        ``samples``.
+
+        If there is only one file, None replaces the indices, and the file contains all samples.
+        """
         if len(self.files) == 1:
             return [(0, None)] if len(samples) else []
         owners = np.searchsorted(self.firsts, samples, side="right") - 1
         return [(int(number), np.flatnonzero(owners == number)) for number in np.unique(owners)]
 
     def groups(self, number: int) -> Int64Array:
-        """Return the group of each sample, by the chunks of one dataset: int64 (count,)."""
+        """Return the group of each sample: int64 (count,); samples of a group share chunks of one dataset."""
         found, first = [np.zeros(0, np.int64)], 0
         for file in self.files:
             geometry = file.geometry(number)
@@ -121,7 +125,7 @@ class SampleFiles:
         return np.concatenate(found)
 
     def samples_in_group(self, number: int) -> int:
-        """Return the most samples in a group of one dataset in the first file."""
+        """Return the largest number of samples in a group of one dataset in the first file."""
         return self.files[0].geometry(number).group_size
 
     def shown_of(self, sample: int) -> str:

@@ -1,4 +1,4 @@
-"""HDF5's filters: described in words, in the native core's form, and undone one by one for errors."""
+"""Describe HDF5's filters in words and for the native core, and undo them one by one for precise errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fastpipe.core.reads import ChunkError, chunk_error
 
 UInt8Array = npt.NDArray[np.uint8]
 
-# Numbers of filters: the HDF5 library's H5Zpublic.h, and The HDF Group's list of registered ones.
+# The numbers of filters are those in the HDF5 library's H5Zpublic.h and in The HDF Group's list of filters.
 DEFLATE, SHUFFLE, FLETCHER32, _SZIP, _NBIT, _SCALE_OFFSET, LZF = 1, 2, 3, 4, 5, 6, 32000
 BLOSC, LZ4, BITSHUFFLE, ZSTD, BLOSC2 = 32001, 32004, 32008, 32015, 32026
 _NAMES = {
@@ -26,22 +26,23 @@ _NAMES = {
 OF_HDF5PLUGIN = set(_NAMES) - {DEFLATE, SHUFFLE, FLETCHER32, _SZIP, _NBIT, _SCALE_OFFSET, LZF}
 _KNOWN = {DEFLATE, SHUFFLE, FLETCHER32, LZF, BLOSC, LZ4, BITSHUFFLE, ZSTD, BLOSC2}
 _LOSSY = {32013, 32017, 32018, 32024, 32028, 32033}
-_FLOATS = 1  # HDF5's class of types
+_FLOATS = 1  # HDF5's number for the class of floating-point types
 _KEEP_SIZE = {SHUFFLE, FLETCHER32}
 _SUM_NBYTES = 4  # bytes that Fletcher32 appends
 
-# Bitshuffle's block without a parameter: this many bytes, in groups of 8 elements, and at least 128 elements.
+# Without a parameter for its block size, bitshuffle's blocks have 8192 bytes, rounded down to a multiple of 8
+# elements, and at least 128 elements.
 _BLOCK_NBYTES, _BLOCK_LEAST = 8192, 128
 _BITSHUFFLE_CODECS = {0: "", 2: " with lz4", 3: " with zstd"}
 _BLOSC_CODEC = 6  # index of Blosc's parameter for its codec
 _BLOSC_NAMES = ("blosclz", "lz4", "lz4hc", "snappy", "zlib", "zstd")
 _BLOSC_SHUFFLES = ("", ", its shuffle", ", its bitshuffle")
-# Only the library may support Snappy.
+# The native core does not support Snappy.
 BLOSC_CODECS = {name: number for number, name in enumerate(_BLOSC_NAMES) if name != "snappy"}
 
 
 class FilterStep(NamedTuple):
-    """One filter of a dataset: its number, its parameters and its name, as in the file."""
+    """One filter of a dataset: the filter's number, its parameters and its name, as stored in the file."""
 
     code: int
     values: tuple[int, ...]
@@ -49,7 +50,7 @@ class FilterStep(NamedTuple):
 
 
 def why_not(filters: Sequence[FilterStep], *, has_blosc2: bool) -> str:
-    """Return why these filters require the HDF5 library, in words; empty if they do not."""
+    """Return, in words, why these filters require the HDF5 library; empty if fastpipe can undo them."""
     for step in filters:
         if not _is_known(step, has_blosc2):
             name = _NAMES.get(step.code) if step.code in (_SZIP, _NBIT, _SCALE_OFFSET) else step.name
@@ -90,7 +91,7 @@ def in_words(step: FilterStep) -> str:
 
 
 def may_lose(steps: Iterable[FilterStep], type_class: int) -> FilterStep | None:
-    """Return the first filter that rounds values of a type, given by HDF5's class, when it is applied."""
+    """Return the first filter that may round values of HDF5's ``type_class``; None if no filter does."""
     for step in steps:
         if step.code in _LOSSY or (step.code == _SCALE_OFFSET and type_class == _FLOATS):
             return step
@@ -98,9 +99,12 @@ def may_lose(steps: Iterable[FilterStep], type_class: int) -> FilterStep | None:
 
 
 def described(step: FilterStep) -> tuple[int, int, int, int]:
-    """Return a filter in the native core's form: its number; the element size of a shuffle or bitshuffle;
-    the compression of a bitshuffle, and otherwise the elements of its blocks."""
-    # The core rejects impossible values: no element has 0 bytes, and no codec is -1.
+    """Return a filter in the native core's form, ``(number, element, codec, block)``.
+
+    ``element`` is the element size in bytes, for shuffle and bitshuffle.  ``codec`` and ``block`` are
+    bitshuffle's compression codec and its number of elements in a block.
+    """
+    # The native core rejects an element size of 0 and a codec of -1.
     values = tuple(value if value < 1 << 31 else -1 for value in step.values)
     if step.code == SHUFFLE:
         return step.code, values[0] if values else 0, 0, 0
@@ -113,16 +117,16 @@ def described(step: FilterStep) -> tuple[int, int, int, int]:
 
 
 def decode_chunk(stored: bytes, filters: Sequence[FilterStep], mask: int, nbytes: int) -> UInt8Array:
-    """Undo the filters of a chunk one after the other; ``nbytes`` is its decoded size, and the limit for the
-    result.
+    """Undo the filters of a chunk one after the other: uint8 (nbytes,).
 
-    Bit i of ``mask`` means that filter i, in the order of writing, was skipped for this chunk.
+    Bit i of ``mask`` means that filter i, in the order of writing, was skipped for this chunk.  Raises a
+    ``ChunkError`` if the decoded chunk does not have ``nbytes`` bytes.
     """
     steps = [step for number, step in enumerate(filters) if not mask >> number & 1]
     data = stored
     for number in reversed(range(len(steps))):
         step = steps[number]
-        # Checksums that were appended before this filter was applied.
+        # The bytes of checksums that were appended before this filter was applied.
         sums = _SUM_NBYTES * sum(earlier.code == FLETCHER32 for earlier in steps[:number])
         if step.code == FLETCHER32:
             size = len(data) - _SUM_NBYTES
@@ -146,7 +150,7 @@ def _undone(step: FilterStep, data: bytes, nbytes: int) -> bytes:
 
 
 def _inflated(data: bytes, nbytes: int) -> bytes:
-    """Inflate with zlib, which tolerates more than the core and reports precise errors."""
+    """Inflate with zlib, which tolerates more than the native core and reports precise errors."""
     stream = zlib.decompressobj()
     try:
         made = stream.decompress(data, nbytes + 1)

@@ -1,4 +1,4 @@
-"""Inspect an HDF5 file: facts about its datasets, the reads of an epoch, and advice."""
+"""Inspect an HDF5 file: report facts about its datasets, the reads of an epoch, and advice."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ from fastpipe.hdf5.opening import datasets_of, dtype_of, library_errors, name_of
 
 
 def uniform_decodes(lead: Sequence[int], chunk: Sequence[int], batch_size: int) -> float:
-    """Return how often an epoch in uniform order decodes a chunk, on average, without a cache.
+    """Return the average number of times that an epoch in uniform random order decodes a chunk.
 
-    A chunk is decoded once for each batch that contains at least one of its samples.  With ``n`` samples in
-    random order, a batch of ``b`` contains none of a chunk's ``k`` samples with the probability
+    No cache is assumed.  A chunk is decoded once for each batch that contains at least one of the chunk's
+    samples.  If ``n`` samples are in random order, a batch of ``b`` samples contains none of a chunk's ``k``
+    samples with the probability
 
-        C(n - b, k) / C(n, k)  =  product over i < b of  1 - k / (n - i)
+        p  =  C(n - b, k) / C(n, k)  =  product over i < b of  1 - k / (n - i)
 
-    so a chunk is decoded ``sum of 1 - that`` times, summed over the epoch's batches.  ``lead`` and ``chunk``
-    are the shapes of the dataset and of a chunk, along the dimensions that count samples.
+    The expected number of decodes of a chunk is the sum of ``1 - p`` over the epoch's batches.  ``lead`` and
+    ``chunk`` are the shapes of the dataset and of a chunk along the dimensions that count samples.
 
     >>> round(uniform_decodes([1000], [16], 64), 2), round(uniform_decodes([1000], [1], 64), 2)
     (10.26, 1.0)
@@ -44,7 +45,7 @@ def uniform_decodes(lead: Sequence[int], chunk: Sequence[int], batch_size: int) 
     if not count:
         return 0.0
     batches = _lengths(count, batch_size)
-    # Chunks by their number of samples: those at the ends have fewer.
+    # Chunks are grouped by their number of samples, because chunks at the ends have fewer samples.
     combinations = list(itertools.product(*map(_lengths, lead, chunk)))
     total = 0.0
     for sides in combinations:
@@ -54,7 +55,10 @@ def uniform_decodes(lead: Sequence[int], chunk: Sequence[int], batch_size: int) 
 
 
 def _lengths(size: int, side: int) -> list[tuple[int, int]]:
-    """Return the lengths of the parts of a size, and the number of parts of each length."""
+    """Return the lengths of the parts of ``size`` elements, and the number of parts of each length.
+
+    All parts have the length ``side``, except the last part, which may be shorter.
+    """
     whole, rest = divmod(size, side)
     return [(length, times) for length, times in ((side, whole), (rest, 1)) if length and times]
 
@@ -63,50 +67,50 @@ def _none_of(samples: int, count: int, batch: int) -> float:
     """Return the probability that a batch contains none of ``samples`` samples."""
     if samples + batch > count:
         return 0.0
-    # The product is symmetric: compute the shorter one.
+    # The formula is symmetric in ``samples`` and ``batch``, so compute the product with fewer factors.
     fewer, more = sorted((samples, batch))
     return float(np.exp(np.log1p(-more / (count - np.arange(fewer, dtype=np.float64))).sum()))
 
 
-_DEEPEST = 20  # nesting of types that is written out
+_DEEPEST = 20  # the deepest nesting of types that is written out
 
 
 @dataclass(frozen=True)
 class Epoch:
-    decodes: float  # of each chunk in uniform order, on average; 1 if nothing must be decoded
-    nbytes: int  # decoded or read in uniform order
-    windowed_nbytes: int  # with shuffled chunks, and samples shuffled within some chunks: each chunk once
-    reads: int  # number of pieces of the file for a sample
+    decodes: float  # average decodes of each chunk in uniform order; 1 if nothing must be decoded
+    nbytes: int  # bytes that are decoded in uniform order, or read if nothing must be decoded
+    windowed_nbytes: int  # like ``nbytes``, for ``Shuffle(unit="group")``, which decodes each chunk once
+    reads: int  # number of pieces of the file that a sample needs
 
 
 @dataclass(frozen=True)
 class DatasetFacts:
-    """The facts about one dataset, as in the JSON."""
+    """The facts about one dataset, with the fields of the command's JSON output."""
 
     path: str
-    shape: tuple[int, ...] | None  # None without a dataspace
+    shape: tuple[int, ...] | None  # None if the dataset has an empty dataspace
     dtype: str  # in words
     storage: str  # as returned by ``storage_of``
     chunk: tuple[int, ...] | None
     filters: tuple[str, ...]  # in words, in the order of writing
-    codes: tuple[int, ...]  # their numbers
+    codes: tuple[int, ...]  # the numbers of the filters
     missing: tuple[str, ...]  # filters that neither fastpipe nor this process's library supports
-    remedies: tuple[str, ...]  # ways to get them
+    remedies: tuple[str, ...]  # ways to install the missing filters
     stored: int  # bytes in the file
     decoded: int | None  # bytes in memory; None if elements have no fixed size
-    samples: int | None  # None if there are fewer dimensions than count samples
+    samples: int | None  # None if the dataset has fewer dimensions than ``sample_dims``
     sample_nbytes: int | None
-    samples_per_chunk: int | None  # at most
-    chunk_nbytes: int | None  # decoded
+    samples_per_chunk: int | None  # the largest number of samples in a chunk
+    chunk_nbytes: int | None  # bytes of a decoded chunk
     chunks: int
-    parts: int  # number of chunks that contain one sample
-    reader: str  # "threads", "h5py", or "" if nothing is read sample by sample
-    why: str  # the reason for "h5py"
-    epoch: Epoch | None  # None without samples
+    parts: int  # number of chunks that contain a part of one sample
+    reader: str  # "threads", "h5py", or "" if the dataset has no dimensions
+    why: str  # the reason for the reader "h5py"
+    epoch: Epoch | None  # None if the dataset has no samples
 
 
 def inspect_file(path: str | os.PathLike[str], sample_dims: int, batch_size: int) -> list[DatasetFacts]:
-    """Return the facts about every dataset in a file; links to other places are not followed."""
+    """Return the facts about every dataset in a file; soft and external links are not followed."""
     shown, found = os.fspath(path), []
     with opened(shown) as file:
         for dataset in datasets_of(file, shown):
@@ -158,7 +162,10 @@ def _epoch(
     geometry: Geometry, shape: tuple[int, ...], chunk: tuple[int, ...] | None, sample_dims: int,
     batch_size: int,
 ) -> Epoch | None:  # fmt: skip
-    """Return the reads of an epoch; ``chunk`` is None if nothing must be decoded."""
+    """Return the reads of an epoch; None if the dataset has no samples.
+
+    ``chunk`` is None if nothing must be decoded.
+    """
     if not geometry.count:
         return None
     if chunk is None:
@@ -187,30 +194,30 @@ def _dtype_in_words(dtype: Any, depth: int = 0) -> str:
     return str(dtype)
 
 
-# A smaller dataset is read in no time, in any layout.
+# Smaller datasets get no advice about speed, because reading them is fast in any layout.
 SMALL_NBYTES = 1 << 20
 
-_OFTEN = 1.5  # decodes of a chunk in an epoch
+_OFTEN = 1.5  # decodes of a chunk in an epoch, from which on advice is given
 _HUGE_CHUNK = 8 << 20
 _TINY_CHUNK = 16 << 10
-_LARGE_ENOUGH = 16 << 10  # bytes of a sample that justify its own chunk
+_LARGE_ENOUGH = 16 << 10  # bytes from which on a sample should get its own chunk
 _SMALL_PART = 64 << 10
 _MANY_READS = 8
 _WINDOW, _WINDOW_NBYTES = 64, 1 << 30
 _FAST = {LZF, BLOSC, LZ4, ZSTD}
-# By words in a reason for h5py: the codec of a copy that does not need h5py.
+# Words in a reason for h5py, and the codec for a copy of the dataset that fastpipe reads without h5py.
 _CODECS = (("filter", "lzf"), ("compressed twice", "lzf"), ("never written", "keep"))
 
 
 @dataclass(frozen=True)
 class Advice:
-    dataset: str  # its path
+    dataset: str  # the path of the dataset
     kind: str  # a keyword for programs
-    text: str  # the problem, with its figure
-    remedies: tuple[str, ...]  # what to do, the best first
+    text: str  # the problem, with figures
+    remedies: tuple[str, ...]  # the best remedy first
 
 
-# For each piece of advice its kind, text and remedies.
+# The kind, the text and the remedies of each piece of advice.
 _Found = Iterator[tuple[str, str, tuple[str, ...]]]
 
 
@@ -234,7 +241,7 @@ def advise(
 
 
 def _is_small(facts: DatasetFacts) -> bool:
-    # The size of elements without a fixed size is unknown; their stored size suffices.
+    # If elements have no fixed size, the decoded size is unknown, and the stored size decides.
     return max(facts.decoded or 0, facts.stored) < SMALL_NBYTES
 
 
@@ -245,7 +252,7 @@ def _no_samples(facts: DatasetFacts, place: _Place) -> _Found:
 
 
 def _missing_plugin(facts: DatasetFacts, place: _Place) -> _Found:
-    # At any size: an unreadable dataset is not about speed.
+    # A small dataset gets this advice too, because the dataset cannot be read.
     if facts.missing:
         text = f"its filter {', '.join(facts.missing)} is not in the HDF5 library here: it cannot be read"
         yield ("missing plugin", text, facts.remedies)
@@ -369,7 +376,7 @@ SCHEMA = 1
 
 
 def inspect(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Print the results for the file, as tables or JSON; ``args`` as of ``tools.inspect``."""
+    """Print the results for a file as tables or JSON; ``args`` has the arguments of ``tools.inspect``."""
     progress.now("asking for the chunks")
     datasets = inspect_file(args.file, args.sample_dims, args.batch_size)
     free = free_memory()

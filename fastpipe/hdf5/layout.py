@@ -1,7 +1,7 @@
-"""The places of an HDF5 dataset's bytes: requested from the HDF5 library once, then read without it.
+"""Locate the bytes of an HDF5 dataset through the HDF5 library once; later reads need no library.
 
-The library has one global lock, so reads through it never run in parallel.  If a dataset cannot be read
-directly, its kind is ``"h5py"``, ``why`` says why, and it is read through h5py.
+The library has one global lock, so reads through the library never run in parallel.  If a dataset cannot be
+read directly, its layout has the kind ``"h5py"`` and the reason in ``why``, and h5py reads the dataset.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Int64Array = npt.NDArray[np.int64]
 
 
 class Geometry:
-    """A dataset's samples and its chunks, as SampleGrid in fastpipe/native/chunks.h.
+    """A dataset's samples and its chunks, like ``SampleGrid`` in fastpipe/native/chunks.h.
 
     Samples are the dataset's elements along its first dimensions, counted in C order.  A *group* consists of
-    the samples that share their chunks; a *part* is one of the chunks that contain a sample.  In one chunk a
-    sample has ``runs`` contiguous pieces; a group that is not at an edge has ``group_size`` samples.
+    the samples that share their chunks.  A *part* is one of the chunks that contain a sample.  A sample has
+    ``runs`` contiguous pieces in each of its parts.  A group away from the edges has ``group_size`` samples.
 
     >>> geometry = Geometry((100, 64, 128), (16, 64, 64), 4, 1)
     >>> geometry.groups, geometry.parts, geometry.group_size
@@ -37,7 +37,7 @@ class Geometry:
 
     def __init__(self, shape: Sequence[int], chunk: Sequence[int], itemsize: int, sample_dims: int) -> None:
         self._lead, sample_shape = tuple(shape[:sample_dims]), tuple(shape[sample_dims:])
-        # An empty dataset would cause a division by zero; a chunk side of 1 replaces 0.
+        # A chunk side of 0, as in an empty dataset, would cause a division by zero.
         self._lead_chunk, inner_chunk = (
             tuple(max(side, 1) for side in sides) for sides in (chunk[:sample_dims], chunk[sample_dims:])
         )
@@ -53,8 +53,8 @@ class Geometry:
         self.groups, self.parts = math.prod(self._lead_grid), math.prod(grid_of(sample_shape, inner_chunk))
 
     def groups_of(self, samples: Int64Array) -> Int64Array:
-        """Return the groups of samples, which are at least 0 and below ``count``: int64 (N,)."""
-        if len(self._lead) == 1:  # the usual case, and several times as fast
+        """Return the groups of ``samples``, which must be from 0 to ``count`` - 1: int64 (N,)."""
+        if len(self._lead) == 1:  # the usual case, which is several times as fast as the general case
             return samples // self._lead_chunk[0]
         index = np.unravel_index(samples, self._lead)
         grid = tuple(at // side for at, side in zip(index, self._lead_chunk, strict=True))
@@ -68,11 +68,11 @@ def grid_of(shape: Sequence[int], chunk: Sequence[int]) -> tuple[int, ...]:
 _Places = tuple[Int64Array, Int64Array, npt.NDArray[np.uint32]]  # offsets, sizes and masks of a layout
 
 _BLOCK_NBYTES = 1 << 20
-_KEEP_FROM_S = 0.05  # a chunk table that is found faster is not stored
-_NO_FILTERS = 0xFFFFFFFF  # a mask
-_FARTHEST = np.uint64(1 << 60)  # beyond all files, and far from overflows of sums
-# A table with more chunks than this, and with more than so many for each written one, would take memory
-# according to the declared size of a file instead of its content.
+_KEEP_FROM_S = 0.05  # a chunk table that the library lists in a shorter time is not stored
+_NO_FILTERS = 0xFFFFFFFF  # the mask of a chunk for which all filters were skipped
+_FARTHEST = np.uint64(1 << 60)  # beyond the end of any file, and small enough for sums that do not overflow
+# A file may declare many chunks and contain few.  A table of its chunks is refused if it has more than
+# _MANY_CHUNKS chunks and more than _SPARSE chunks for each written chunk, as it would take too much memory.
 _MANY_CHUNKS, _SPARSE = 1 << 20, 64
 _MOST_NBYTES = 1 << 60  # the native core's limit
 _COMPACT, _CONTIGUOUS, _CHUNKED, _VIRTUAL = range(4)
@@ -86,33 +86,33 @@ class Layout(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     fill: bytes  # value of elements that were never written: a scalar of the dtype
-    kind: Literal["chunked", "contiguous", "compact", "h5py"]  # "h5py" if only the library can read it
-    why: str  # the reason for ``"h5py"``, in words
-    chunk: tuple[int, ...]  # the shape of all data if there are no chunks
+    kind: Literal["chunked", "contiguous", "compact", "h5py"]  # "h5py" if only the library can read the data
+    why: str  # the reason for the kind ``"h5py"``, in words
+    chunk: tuple[int, ...]  # the shape of a chunk, or the dataset's shape if the dataset has no chunks
     filters: tuple[FilterStep, ...]  # in the order of writing
-    offsets: Int64Array  # in the file, in C order of the grid of chunks; -1 if never written
-    sizes: Int64Array  # bytes of each in the file
-    # Bit i means that filter i was skipped; all bits are set for chunks that extend beyond the shape, if the
-    # dataset does not filter these.
+    offsets: Int64Array  # offset of each chunk in the file, in C order of the grid; -1 if never written
+    sizes: Int64Array  # bytes of each chunk in the file
+    # Bit i means that filter i was skipped for the chunk.  A dataset may leave the chunks that extend beyond
+    # its shape unfiltered; all bits are set for these chunks.
     masks: npt.NDArray[np.uint32]
-    inside: bytes = b""  # all data of the kind ``"compact"``
-    library_chunk: int = 0  # bytes of a decoded chunk of the kind ``"h5py"``
-    shown: str = ""  # the file's name in messages if not its path: the URL from which it was copied
+    inside: bytes = b""  # all data, for the kind ``"compact"``
+    library_chunk: int = 0  # bytes of a decoded chunk, for the kind ``"h5py"``
+    shown: str = ""  # the file's name in messages, such as a URL; empty for the path
 
 
 def read_layout(
     dataset: Any, tables: FileArrays | None = None, status: os.stat_result | None = None, linked_as: str = ""
 ) -> Layout:
-    """Read the layout of a dataset with at least one dimension through h5py.
+    """Read the layout of a dataset, which must have at least one dimension, through h5py.
 
-    ``tables`` stores its chunk table for the file's ``status``, taken before it was opened.  ``linked_as`` is
-    the dataset's path in the file being read, if a link there leads into another file.
+    ``tables`` stores the dataset's chunk table under the file's ``status``, which must be taken before the
+    file is opened.  If a link leads to the dataset in another file, ``linked_as`` is the path of the link.
     """
     properties = dataset.id.get_create_plist()
     file, name = os.fspath(dataset.file.filename), linked_as or name_of(dataset)
     shape, dtype = tuple(map(int, dataset.shape)), dataset.dtype
     filters = filters_of(properties)
-    # Its bytes would be searched in the file that has the link.
+    # fastpipe would search the bytes of a linked dataset in the file that contains the link.
     why = f"it lies in another file, {file}" if linked_as else _why_only_h5py(dataset, properties, filters)
     if not why:
         kinds: dict[int, Literal["chunked", "contiguous", "compact"]]
@@ -133,7 +133,7 @@ def read_layout(
             file, name, shape, dtype, b"", "h5py", why, shape, (), none, none, none.astype(np.uint32),
             library_chunk=chunk_nbytes,
         )  # fmt: skip
-    # Initialised with zeros, as an element of several fields may have gaps.
+    # The value starts as zeros, because an element with several fields may have gaps between the fields.
     value = np.zeros((), dtype)
     if _is_filled(properties):
         value[...] = dataset.fillvalue
@@ -143,7 +143,7 @@ def read_layout(
 
 
 def _why_only_h5py(dataset: Any, properties: Any, filters: Sequence[FilterStep]) -> str:
-    """Return why a dataset must be read through the library, in words; empty if its kind is supported."""
+    """Return, in words, why only the library can read a dataset; empty if fastpipe supports its kind."""
     dtype, layout = dataset.dtype, properties.get_layout()
     if dataset.file.swmr_mode:
         return "its file is marked as being written in SWMR mode"
@@ -172,7 +172,8 @@ def _why_only_h5py(dataset: Any, properties: Any, filters: Sequence[FilterStep])
 def _why_not_such_places(
     properties: Any, filters: Sequence[FilterStep], kind: str, shape: tuple[int, ...], places: _Places | str
 ) -> str:
-    """Return why a dataset must be read through the library, judging by its chunks; empty if not."""
+    """Return, in words, why a dataset's chunks must be read through the library; empty if fastpipe can read
+    them."""
     if isinstance(places, str):
         return places
     offsets, _, masks = places
@@ -196,17 +197,18 @@ def _is_filled(properties: Any) -> bool:
 
 
 def _chunks(dataset: Any, properties: Any, chunk: tuple[int, ...]) -> _Places | str:
-    """Return the places of chunks; or, in words, why the library must read them."""
+    """Return the places of a dataset's chunks or, in words, why the library must read the chunks."""
     grid = grid_of(dataset.shape, chunk)
     count = math.prod(grid)
     found: list[tuple[Any, ...]] = []
     if count:
         try:
-            # Plain tuples, as there may be a million; they are converted together.
+            # The list may get a million tuples, so all tuples are converted together below.
             with library_errors(dataset.file.filename, DamagedError):
                 dataset.id.chunk_iter(found.append)
         except DamagedError as error:
-            return f"its list of chunks is damaged: {error.__cause__}"  # it may still find some
+            # Lookups through the library may still find some chunks.
+            return f"its list of chunks is damaged: {error.__cause__}"
     if count > max(_MANY_CHUNKS, _SPARSE * len(found)):
         return f"nearly all of its {count:,} chunks were never written"
     offsets, sizes = np.full(count, -1, np.int64), np.zeros(count, np.int64)
@@ -222,7 +224,7 @@ def _chunks(dataset: Any, properties: Any, chunk: tuple[int, ...]) -> _Places | 
         if block and leaves_out_user_block():
             offsets[numbers] += block
         edges = np.flatnonzero(_edges(dataset.shape, chunk) & (offsets >= 0))
-        # A chunk of another size was filtered, and then all were.
+        # If one edge chunk is stored in another size than the decoded size, all edge chunks were filtered.
         are_whole = (sizes[edges] == math.prod(chunk) * dataset.dtype.itemsize).all()
         if len(edges) and are_whole and properties.get_nfilters() and not filters_edges(dataset, properties):
             masks[edges] = _NO_FILTERS
@@ -230,18 +232,25 @@ def _chunks(dataset: Any, properties: Any, chunk: tuple[int, ...]) -> _Places | 
 
 
 def _bounded(numbers: Sequence[Any]) -> Int64Array:
-    """Return addresses, sizes or corners as int64: a damaged file may contain any 64-bit number."""
+    """Return addresses, sizes or corners as int64, limited to ``_FARTHEST``.
+
+    A damaged file may contain any unsigned 64-bit number.
+    """
     return np.minimum(np.array(numbers, np.uint64), _FARTHEST).astype(np.int64)
 
 
 def _numbers(dataset: Any, corners: Int64Array, chunk: tuple[int, ...]) -> Int64Array | None:
-    """Return chunks' numbers in C order of their grid; None if the library's corners may be wrong."""
+    """Return the numbers of the chunks at ``corners``; None if the library's corners may be wrong.
+
+    Chunks are numbered in C order of their grid.
+    """
     grid = np.array(grid_of(dataset.shape, chunk))
     places, rests = np.divmod(corners, chunk)
     if rests.any() or (places < 0).any() or (places >= grid).any():
         return None
-    # An extensible array has the growing dimension first.  The library, up to 2.0 at least, lists its chunks
-    # as if it had not: then all seem to be the first ones along the dimensions before that.
+    # HDF5's index "extensible array" swaps the growing dimension to the front.  The library, at least up to
+    # version 2.0, ignores the swap when it lists the chunks.  All chunks then seem to have index 0 along the
+    # dimensions in front of the growing dimension.
     growing = [axis for axis, size in enumerate(dataset.maxshape) if size is None]
     if len(growing) == 1:
         before = slice(growing[0])
@@ -249,13 +258,13 @@ def _numbers(dataset: Any, corners: Int64Array, chunk: tuple[int, ...]) -> Int64
         if is_split and not places[:, before].any():
             return None
     numbers: Int64Array = np.ravel_multi_index(tuple(places.T), tuple(grid)).astype(np.int64)
-    # All kinds of index list chunks in this order.  Otherwise the index is damaged, and the library finds
-    # different chunks when it looks one up than when it lists them.
+    # All kinds of index list chunks in ascending order.  In another order the index is damaged: the library
+    # then finds different chunks in a lookup than in the list.
     return numbers if (np.diff(numbers) > 0).all() else None
 
 
 def _edges(shape: Sequence[int], chunk: Sequence[int]) -> npt.NDArray[np.bool_]:
-    """Return which chunks extend beyond the shape: bool (chunks,), in C order of their grid."""
+    """Return True for each chunk that extends beyond the shape: bool (chunks,), in C order of their grid."""
     found = np.zeros(grid_of(shape, chunk), np.bool_)
     for axis, (size, side) in enumerate(zip(shape, chunk, strict=True)):
         if size % side:
@@ -281,7 +290,7 @@ def _cached_chunks(
 
 
 def _whole(dataset: Any, kind: str) -> _Places:
-    # Without storage the library's offset is meaningless.
+    # The library's offset is meaningless if no storage is allocated.
     is_there = kind == "contiguous" and dataset.id.get_storage_size() > 0
     offset = dataset.id.get_offset() if is_there else None
     nbytes = dataset.dtype.itemsize * math.prod(dataset.shape)
@@ -293,7 +302,7 @@ def _whole(dataset: Any, kind: str) -> _Places:
 
 
 def in_blocks(layout: Layout) -> Layout:
-    """Return contiguous data as consecutive chunks of about a megabyte; other layouts unchanged."""
+    """Return a layout in which contiguous data are chunks of about a megabyte; other kinds stay unchanged."""
     if layout.kind != "contiguous" or layout.offsets[0] < 0 or not layout.sizes[0]:
         return layout
     count, inner = layout.shape[0], layout.shape[1:]

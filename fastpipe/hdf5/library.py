@@ -1,4 +1,4 @@
-"""The HDF5 library: its filters, and properties for which h5py has no function."""
+"""Use the HDF5 library: load and check its filters, and find properties for which h5py has no function."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from fastpipe.core.native import native
 from fastpipe.errors import MissingDependencyError
 from fastpipe.hdf5.filters import OF_HDF5PLUGIN, FilterStep
 
-_MOST_SOURCES = 64  # of a virtual dataset whose filters are checked: usually all are alike
-_MOST_OPEN = 64  # files, each with a cache of chunks
-_USER_BLOCK = 1 << 16  # bytes: more than everything else in a file with one small dataset
-# The functions of c-blosc2 that the core uses: fastpipe/native/codecs.h.
+_MOST_SOURCES = 64  # the most sources of a virtual dataset whose filters are checked; most have equal filters
+_MOST_OPEN = 64  # the most open files, each of which has a cache of chunks
+_USER_BLOCK = 1 << 16  # bytes, which exceeds the size of a file with one small dataset
+# The functions of c-blosc2 that the native core uses (fastpipe/native/codecs.h).
 _BLOSC2_CALLS = (
     "blosc2_schunk_from_buffer", "b2nd_from_schunk", "b2nd_to_cbuffer", "b2nd_free",
     "blosc2_schunk_decompress_chunk", "blosc2_schunk_free",
@@ -43,13 +43,13 @@ h5py: Any = _Lazy()
 
 
 class OpenFiles:
-    """Files that the HDF5 library has open, for data that only it can read.  Thread-safe.
+    """Files that the HDF5 library has open, for data that only the library can read.  Thread-safe.
 
-    When the process runs low on descriptors, the least recently used files of all owners are closed.  A file
-    in use stays open until its user drops it.
+    Each instance owns its files.  If the process runs low on descriptors, the least recently used files of
+    all instances are closed.  A file in use stays open until its last reference is dropped.
     """
 
-    _lock = threading.RLock()  # reentrant: a finalizer may run while it is held
+    _lock = threading.RLock()  # reentrant, because a finalizer may run in a thread that holds the lock
     _numbers = itertools.count()
     _open: ClassVar[OrderedDict[tuple[int, Hashable], Any]] = OrderedDict()
 
@@ -58,7 +58,7 @@ class OpenFiles:
         weakref.finalize(self, self._drop, self._number).atexit = False
 
     def file(self, key: Hashable, open_it: Callable[[], Any]) -> Any:
-        """Return this owner's file for a key; call ``open_it`` to open it if necessary."""
+        """Return this instance's file for ``key``; call ``open_it`` if the file is not open."""
         with self._lock:
             where = self._number, key
             if where not in self._open:
@@ -111,7 +111,7 @@ def missing(steps: Sequence[FilterStep]) -> list[FilterStep]:
 
 
 def load_filters(steps: Sequence[FilterStep]) -> list[FilterStep]:
-    """Load hdf5plugin if it is needed and installed; return the filters that are still missing."""
+    """Load hdf5plugin if filters are missing; return the filters that are missing afterwards."""
     if missing(steps):
         with contextlib.suppress(MissingDependencyError):
             load_plugins()
@@ -135,7 +135,7 @@ def load_plugins() -> None:
 
 
 def missing_filters(dataset: Any) -> list[FilterStep]:
-    """Return the filters that a dataset requires and that the library does not have.
+    """Return the filters that a dataset requires and the library lacks.
 
     Filters that were skipped for every chunk are not required.  A virtual dataset requires the filters of its
     sources.
@@ -146,7 +146,7 @@ def missing_filters(dataset: Any) -> list[FilterStep]:
 def _missing(dataset: Any, seen: set[tuple[str, str]]) -> Iterator[FilterStep]:
     steps = filters_of(dataset.id.get_create_plist())
     if dataset.is_virtual:
-        with contextlib.suppress(MissingDependencyError):  # concerns sources that are not checked
+        with contextlib.suppress(MissingDependencyError):  # for the sources beyond _MOST_SOURCES
             load_plugins()
         for source in _sources(dataset, seen):
             yield from _missing(source, seen)
@@ -163,7 +163,7 @@ def _sources(dataset: Any, seen: set[tuple[str, str]]) -> Iterator[Any]:
     """Yield the sources of a virtual dataset that are not in ``seen`` and can be opened."""
     own, properties = dataset.file, dataset.id.get_create_plist()
     for number in range(min(properties.get_virtual_count(), _MOST_SOURCES)):
-        # One name may represent a series of files, or datasets, numbered from 0.
+        # One name with %b may stand for a series of files or datasets, which are numbered from 0.
         path, name = (
             text.replace("%b", "0").replace("%%", "%")
             for text in (properties.get_virtual_filename(number), properties.get_virtual_dsetname(number))
@@ -179,7 +179,10 @@ def _sources(dataset: Any, seen: set[tuple[str, str]]) -> Iterator[Any]:
 
 
 def _places(path: str, own: str) -> Iterator[str]:
-    """Yield the paths at which the library looks for a source's file, in order; ``own`` is the dataset's."""
+    """Yield, in order, the paths at which the library looks for a virtual dataset's source file ``path``.
+
+    ``own`` is the path of the file with the virtual dataset.
+    """
     name = path
     if os.path.isabs(path):
         yield path
@@ -196,7 +199,7 @@ def require_filters(dataset: Any, shown: str = "") -> None:
 
 
 def missing_filter_error(where: str, step: FilterStep | None) -> MissingDependencyError:
-    """Return the error for a filter, known or None, that the library does not have."""
+    """Return the error for a filter that the library lacks; ``step`` is None if the filter is unknown."""
     what = "a filter"
     if step is not None:
         what = f"the filter {step.code}" + (f" ({step.name})" if step.name else "")
@@ -206,7 +209,7 @@ def missing_filter_error(where: str, step: FilterStep | None) -> MissingDependen
 
 
 def filter_remedy(step: FilterStep | None) -> str:
-    """Return how to add a filter that the library lacks, and does not get from hdf5plugin here."""
+    """Return, in words, how to add a missing filter; ``step`` is None for an unknown filter."""
     if step is not None and step.code not in OF_HDF5PLUGIN:
         return (
             f"hdf5plugin does not bring it; install and import the package that brings filter {step.code}, "
@@ -224,8 +227,10 @@ def filter_remedy(step: FilterStep | None) -> str:
 
 @cache
 def has_blosc2() -> bool:
-    """Return True if the library in hdf5plugin, whose functions are passed to the core, decompresses Blosc2's
-    frames; no system package has one that is new enough."""
+    """Return True if hdf5plugin contains a c-blosc2 library that decompresses Blosc2's frames.
+
+    The functions of that library are passed to the native core.  The c-blosc2 of system packages is too old.
+    """
     try:
         load_plugins()
         folder = Path(require("hdf5plugin", extra="hdf5").PLUGIN_PATH)
@@ -246,9 +251,9 @@ def has_blosc2() -> bool:
 def filters_edges(dataset: Any, properties: Any) -> bool:
     """Return True if a dataset's filters are applied to chunks that extend beyond its shape.
 
-    ``H5Pset_chunk_opts`` can skip them there, which neither h5py nor the chunks' filter masks show.  So a
-    chunk is written in memory, with the dataset's own properties and a checksum as its only filter: if the
-    filter is applied, the chunk is longer.
+    ``H5Pset_chunk_opts`` can switch the filters off for these chunks.  Neither h5py nor the chunks' filter
+    masks show the setting.  The function therefore writes one chunk to memory, with the dataset's own
+    properties and a checksum as its only filter.  If the library applies the filter, the chunk is longer.
     """
     own, ones = properties.copy(), (1,) * dataset.ndim
     own.remove_filter(h5py.h5z.FILTER_ALL)
@@ -263,7 +268,10 @@ def filters_edges(dataset: Any, properties: Any) -> bool:
 
 @cache
 def leaves_out_user_block() -> bool:
-    """Return True if the library counts chunks' offsets from the user block's end, as before HDF5 1.14.4."""
+    """Return True if the library counts offsets of chunks from the end of the user block.
+
+    Libraries older than HDF5 1.14.4 do this.
+    """
     with _in_memory(userblock_size=_USER_BLOCK) as file:
         dataset = file.create_dataset("x", (1,), "u1", chunks=(1,))
         dataset[0] = 1
@@ -272,5 +280,5 @@ def leaves_out_user_block() -> bool:
 
 def _in_memory(**options: Any) -> Any:
     """Return a new ``h5py.File`` in memory, in the newest format."""
-    name = f"fastpipe in thread {threading.get_ident()}"  # two open files must not have the same name
+    name = f"fastpipe in thread {threading.get_ident()}"  # each open file needs its own name
     return h5py.File(name, "w", driver="core", backing_store=False, libver="latest", **options)

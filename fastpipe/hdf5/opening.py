@@ -1,4 +1,4 @@
-"""Open HDF5 files and their datasets through h5py, and translate its errors."""
+"""Open HDF5 files and their datasets through h5py, and translate h5py's errors."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from fastpipe.hdf5.library import h5py, missing_filter_error, missing_filters
 
 
 class DamagedError(HDF5Error):
-    """Some samples of a file are damaged; others may be intact."""
+    """An error for damaged samples of a file whose other samples may be intact."""
 
 
-# The flags of a superblock of version 3: a process has the file open for writing, and others may read it at
-# the same time (SWMR).  Superblocks of other versions have no such flags.
+# The flags of a superblock of version 3; other versions have no flags.  _WRITE means that a process has the
+# file open for writing.  _SWMR means that other processes may read the file at the same time.
 _FLAGS_VERSION, _WRITE, _SWMR = 3, 1, 4
 
-# The errors that h5py raises about a file: the classes in its own table, and those of NumPy and Python about
-# the values that it passes to them.
+# The classes of errors that h5py raises about a file, including errors of NumPy and Python about values that
+# h5py passes to them.
 _OF_LIBRARY = (ArithmeticError, KeyError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
 _NO_FILTER = ("can't open directory", "can't find plugin", "plugins disabled", "is not registered")
 _NO_MEMORY = ("memory allocation failed", "unable to allocate", "no space available for allocation")
@@ -41,11 +41,11 @@ def opened(path: str, shown: str = "") -> Iterator[Any]:
 
 
 def open_library(path: str, shown: str = "", **options: Any) -> Any:
-    """Open a file for reading with the HDF5 library, in SWMR mode if a SWMR writer has it open.
+    """Open a file for reading with the HDF5 library, in SWMR mode if a SWMR writer has the file open.
 
-    ``shown`` is the file's name in messages if that is not its path; ``options`` are those of ``h5py.File``.
+    ``shown`` is the file's name in messages; empty for the path.  ``options`` are passed to ``h5py.File``.
     """
-    os.close(open_file(path))  # its errors are clearer than the library's
+    os.close(open_file(path))  # the errors of ``open_file`` are clearer than the library's errors
     try:
         try:
             file = retrying_open(h5py.File, path, "r", **options)
@@ -55,7 +55,8 @@ def open_library(path: str, shown: str = "", **options: Any) -> Any:
             file = retrying_open(h5py.File, path, "r", swmr=True, **options)
     except _OF_LIBRARY as error:
         raise _why_not_opened(error, path, shown or path) from error
-    if file.mode != "r" and not file.swmr_mode:  # the library returns an open file as it is
+    # If this process has the file open already, the library returns the open file in its mode.
+    if file.mode != "r" and not file.swmr_mode:
         file.close()
         raise HDF5Error(f"{shown or path} is open for writing in this process: close it before it is read")
     return file
@@ -77,7 +78,7 @@ def _is_written_by_swmr(path: str) -> bool:
 
 
 def _why_not_opened(error: Exception, path: str, shown: str) -> Exception:
-    """Return the error for a file that the library does not open."""
+    """Return the error to raise for a file that the library cannot open."""
     text, number = str(error), getattr(error, "errno", None)
     if "lock file" in text:
         if number in (errno.EAGAIN, errno.EACCES):
@@ -108,12 +109,11 @@ def _why_not_opened(error: Exception, path: str, shown: str) -> Exception:
 
 @contextmanager
 def library_errors(where: str, damaged: type[HDF5Error] = HDF5Error, dataset: Any = None) -> Iterator[None]:
-    """Convert h5py's errors about a file to errors that name it as ``where``; ``damaged`` is the class for
-    damage.
+    """Convert h5py's errors about a file to errors that name the file as ``where``.
 
-    Errors from elsewhere are raised unchanged.  Errors of the machine, missing files and missing
-    permissions keep their type.  If the library lacks filters of ``dataset``, the error says
-    so.
+    ``damaged`` is the class of the error for a damaged file.  Errors that h5py did not raise stay unchanged.
+    Errors of the machine, missing files and missing permissions keep their type.  If the library lacks
+    filters of ``dataset``, the error names the missing filter.
     """
     try:
         yield
@@ -139,7 +139,7 @@ def _meaning(error: Exception, where: str, damaged: type[HDF5Error], dataset: An
 
 
 def _with_place(error: Exception, where: str) -> Exception:
-    """Return a system error with the file's name; other errors unchanged."""
+    """Return a system error with the file's name in its message; return any other error unchanged."""
     if not isinstance(error, OSError) or error.errno is None:
         return error
     return OSError(error.errno, f"{where}: {error.strerror}")
@@ -151,14 +151,17 @@ def _is_raised_by_h5py(error: BaseException) -> bool:
     return any(name.partition(".")[0] == "h5py" for name in called)
 
 
-_SHOWN = 20  # parts of a path
+_SHOWN = 20  # the most parts of a path in a message
 
-# The HDF5 library's texts about a name, a group on the way, and a dataset on the way.
+# The HDF5 library's texts about a missing name, a missing group in the path, and a dataset in the path.
 _NOT_THERE = ("doesn't exist", "component not found", "message type not found")
 
 
 def raw_name(name: str | bytes) -> bytes:
-    """Return a name as in the file, which need not be UTF-8; h5py yields such names as bytes."""
+    """Return a name as it is stored in the file.
+
+    Names in files may be invalid as UTF-8.  h5py returns such names as bytes.
+    """
     return name if isinstance(name, bytes) else name.encode("utf-8", "surrogateescape")
 
 
@@ -179,7 +182,7 @@ def storage_of(dataset: Any) -> str:
 
 
 def dtype_of(dataset: Any) -> np.dtype[Any] | None:
-    """Return a dataset's dtype; None if NumPy has no equivalent."""
+    """Return a dataset's dtype; None if NumPy has no equivalent dtype."""
     try:
         found: np.dtype[Any] = dataset.dtype
     except (TypeError, ValueError):
@@ -188,24 +191,24 @@ def dtype_of(dataset: Any) -> np.dtype[Any] | None:
 
 
 def walk_datasets(file: Any, shown: str) -> Iterator[tuple[str, Any]]:
-    """Yield each dataset of a file once, by its first name, in the order of ``visititems``; or an
-    ``HDF5Error`` for an object that cannot be opened.
+    """Yield each dataset of a file once with its first name, in the order of h5py's ``visititems``.
 
-    Links to other names and files are not followed.  Unlike ``visititems``, this continues after an object
-    that cannot be opened, and supports any nesting of groups.
+    For an object that cannot be opened, the iterator yields an ``HDF5Error`` with the object's name.  Links
+    to other names and files are not followed.  Unlike ``visititems``, ``walk_datasets`` continues after an
+    object that cannot be opened, and supports any nesting of groups.
     """
     seen: set[int] = set()
     path: list[str] = []
-    groups: list[Iterator[tuple[Any, bytes]]] = []  # the rest of each group on the way to the present object
+    groups: list[Iterator[tuple[Any, bytes]]] = []  # the remaining members of each group in ``path``
 
     def enter(group: Any, where: str) -> None:
         names: list[bytes] = []
         groups.append((group, name) for name in names)
         with library_errors(where, DamagedError):
-            group.id.links.iterate(names.append)  # in order; stops where the group is damaged
+            group.id.links.iterate(names.append)  # in order, up to the first damaged part of the group
 
     with suppress(HDF5Error), library_errors(shown):
-        seen.add(h5py.h5o.get_info(file.id).addr)  # in case of links to the root
+        seen.add(h5py.h5o.get_info(file.id).addr)  # a link may lead to the root group
     try:
         enter(file, shown)
     except HDF5Error as error:
@@ -217,7 +220,7 @@ def walk_datasets(file: Any, shown: str) -> Iterator[tuple[str, Any]]:
             path = path[:-1]
             continue
         path.append(raw.decode("utf-8", "surrogateescape"))
-        # Not the whole path of each object: groups may be nested thousands deep.
+        # A message contains only the last parts of a path, because groups may be nested thousands deep.
         where, item = f"{shown}, {'…' * (len(path) > _SHOWN)}/{'/'.join(path[-_SHOWN:])}", None
         try:
             with library_errors(where, DamagedError):
@@ -236,7 +239,7 @@ def walk_datasets(file: Any, shown: str) -> Iterator[tuple[str, Any]]:
 
 
 def lies_in(item: Any, file: Any) -> bool:
-    """Return True if an object is in a file, and not in another one to which a link leads."""
+    """Return True if an object is in ``file``; False if a link led to the object in another file."""
     other = item.file.filename
     return other == file.filename or os.path.samefile(other, file.filename)
 
@@ -251,7 +254,7 @@ def datasets_of(file: Any, shown: str) -> list[Any]:
 
 
 def dataset_names(file: Any, shown: str) -> str:
-    """Return the names of the datasets that can be opened, for a message."""
+    """Return a list, for a message, of the names of the datasets that can be opened."""
     names = [name[1:] for name, item in walk_datasets(file, shown) if not isinstance(item, HDF5Error)]
     return ", ".join(sorted(names)) or "none"
 
@@ -269,18 +272,21 @@ def dataset_named(file: Any, name: str, shown: str) -> Any | None:
                 f"{shown}: {name!r} is a link into another file, {other}, in which {path!r} cannot be "
                 f"opened: {error.args[0]}"
             ) from error
-        if kind != h5py.h5l.TYPE_HARD:  # also None
+        if kind != h5py.h5l.TYPE_HARD:  # this includes None, for a missing link
             return None
         raise HDF5Error(f"{shown}: {name!r} cannot be opened, it may be damaged: {error.args[0]}") from error
     if not isinstance(item, h5py.Dataset):
         return None
     if file.swmr_mode and file.mode == "r":
-        item.refresh()  # the library shares objects that this process has open, in their former state
+        item.refresh()  # if this process has the object open, the library may return an outdated state
     return item
 
 
 def _link_kind(file: Any, name: bytes) -> int | None:
-    """Return the kind of a name's link; None if there is none.  h5py's own ``get`` accepts only UTF-8."""
+    """Return the kind of the link ``name``; None if the link does not exist.
+
+    h5py's own ``get`` accepts only UTF-8 names.
+    """
     try:
         return int(file.id.links.get_info(name).type)
     except (KeyError, RuntimeError) as error:
@@ -290,7 +296,10 @@ def _link_kind(file: Any, name: bytes) -> int | None:
 
 
 def _check_links(file: Any, name: bytes, shown: str, most: int = 16) -> None:
-    """Raise an error for a link to something other than a file: the library would wait on a fifo."""
+    """Raise an error if a link leads to a path that is not a regular file.
+
+    The library would wait forever for data from a FIFO.
+    """
     place, inside = b"", name.strip(b"/")
     for part in inside.split(b"/"):
         before, place = place, b"/".join([place, part])

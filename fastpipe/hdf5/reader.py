@@ -1,4 +1,4 @@
-"""Rows of HDF5 files in one process: described for the native core, or read here if it declines them."""
+"""Read rows of HDF5 files in one process: in the native core if it supports them, and otherwise in Python."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from fastpipe.hdf5.opening import DamagedError, library_errors, open_library, ra
 
 Int64Array = npt.NDArray[np.int64]
 
-# The library's cache of chunks, for data that only it can read; its number of slots should be a prime.
+# The size of the library's cache of chunks, for data that only the library can read.  The number of slots
+# should be a prime.
 _LIBRARY_NBYTES, _LIBRARY_SLOTS = 1 << 23, 10_007
 
 
@@ -34,10 +35,11 @@ class _Dataset(NamedTuple):
 class RowReader:
     """A reader of samples of files.  Thread-safe.
 
-    ``memory`` returns, for the numbers of a file and a dataset and the bytes of a chunk, a
-    ``native.UnitMemory`` or None, and the number of the first chunk there; ``keep`` returns the cache for a
-    layout's decoded chunks.  ``turn``, from 0 to 1, is the point at which this process starts among the
-    chunks of a batch: processes with different ones seldom want the same chunk at the same time.
+    ``memory`` receives the index of a file, the index of a dataset and the bytes of a chunk.  ``memory``
+    returns a ``native.UnitMemory`` or None, and the key of the dataset's first chunk in the memory.  ``keep``
+    returns the cache for a layout's decoded chunks, or None.  ``turn``, from 0 to 1, is the point in the
+    chunks of a batch at which this process starts.  If processes have different values of ``turn``, two
+    processes seldom need the same chunk at the same time.
     """
 
     def __init__(
@@ -55,9 +57,10 @@ class RowReader:
         self._library = OpenFiles()
 
     def start(self, samples: Int64Array, rows: Int64Array, outs: Sequence[npt.NDArray[Any]]) -> Started:
-        """Describe the reading of some samples into rows of the batch: int64 (N,) both, C-contiguous.
+        """Return the work that reads ``samples`` into ``rows`` of the batch.
 
-        ``outs`` has an array (batch, *sample_shape) of its dtype for each dataset, C-contiguous.
+        ``samples`` and ``rows`` are int64 (N,), C-contiguous.  ``outs`` has a C-contiguous array
+        (batch, *sample_shape) for each dataset, in the dataset's dtype.
         """
         statuses = np.zeros((len(outs[0]), 8), np.uint8)
         sources, tasks, kept, most = list[Any](), list[Task](), list[CachedChunks | None](), 0
@@ -98,7 +101,7 @@ class RowReader:
                 raise DamagedError(str(error)) from None
 
     def _datasets(self, number: int) -> list[_Dataset | None]:
-        """Return the datasets of a file; None for those that only the library can read."""
+        """Return the datasets of a file; None for each dataset that only the library can read."""
         found = self._opened.get(number)
         if found is None:
             with self._lock:
@@ -132,7 +135,7 @@ class RowReader:
     ) -> None:
         file = self._files.files[number]
         layout = file.layouts[place]
-        # In the file's order: then samples in one chunk of the library are read together.
+        # In the file's order, samples in one chunk follow each other, and the library decodes the chunk once.
         order = np.argsort(samples, kind="stable")
         lead = layout.shape[: file.sample_dims]
         indices = zip(*np.unravel_index(samples[order], lead), strict=True)
@@ -147,7 +150,7 @@ class RowReader:
         with library_errors(file.shown):
             dataset = opened[raw_name(layout.name)]
             require_filters(dataset, file.shown)
-            # A file written in SWMR mode may have grown, but nothing else may differ.
+            # A file that a SWMR writer has open may have grown.  Any other difference is an error.
             is_same = dataset.dtype == layout.dtype and dataset.ndim == len(layout.shape)
             if not is_same or any(map(operator.lt, dataset.shape, layout.shape)):
                 raise file.state.changed(file.shown)
@@ -168,7 +171,7 @@ def _keep_chunks(batch: Any, kept: Sequence[CachedChunks | None]) -> None:
 
 def _sample(chunks: ChunkReader, sample_dims: int, sample: int) -> npt.NDArray[Any]:
     given = chunks.layout
-    # Without chunks only a block is read.
+    # Contiguous data are read in blocks, which avoids reading the whole dataset.
     reader = chunks if given.kind != "contiguous" else chunks.in_blocks()
     layout = reader.layout
     shape, chunk = layout.shape, [max(side, 1) for side in layout.chunk]
@@ -184,7 +187,7 @@ def _sample(chunks: ChunkReader, sample_dims: int, sample: int) -> npt.NDArray[A
             min(side, size - at)
             for at, side, size in zip(corner, chunk[sample_dims:], shape[sample_dims:], strict=True)
         ]
-        # With an ellipsis, which returns an array even without dimensions.
+        # The ellipsis makes the index return an array even if a sample has no dimensions.
         box: Any = (*(slice(at, at + size) for at, size in zip(corner, sizes, strict=True)), ...)
         inside: Any = (*(at % side for at, side in zip(lead, chunk)), *map(slice, sizes), ...)  # noqa: B905
         if layout.kind != "compact" and layout.offsets[number] < 0:
@@ -196,7 +199,7 @@ def _sample(chunks: ChunkReader, sample_dims: int, sample: int) -> npt.NDArray[A
 
 
 def _open_with_library(file: SampleFile) -> Any:
-    # Rows come in the file's order: the cache needs one chunk of each dataset at a time, and the next.
+    # Rows are read in the file's order, so the cache needs room for the current chunk and the next chunk.
     largest = max(layout.library_chunk for layout in file.layouts)
     room = max(_LIBRARY_NBYTES, 2 * largest)
     return open_library(file.path, file.shown, rdcc_nbytes=room, rdcc_nslots=_LIBRARY_SLOTS, rdcc_w0=1.0)

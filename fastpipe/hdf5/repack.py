@@ -1,4 +1,4 @@
-"""Repack an HDF5 file: a copy with other chunks and filters, verified before it gets its name."""
+"""Repack an HDF5 file: write a copy with other chunks and filters, and verify the copy."""
 
 from __future__ import annotations
 
@@ -71,20 +71,20 @@ from fastpipe.hdf5.opening import (
     storage_of,
 )
 
-_LEVELS = {"gzip": (4, 0, 9), "zstd": (3, 1, 22), "blosc": (5, 0, 9)}  # default, least, most
+_LEVELS = {"gzip": (4, 0, 9), "zstd": (3, 1, 22), "blosc": (5, 0, 9)}  # default, lowest and highest level
 _CODECS = "keep, none, gzip[:LEVEL], lzf, lz4, zstd[:LEVEL], blosc[:CODEC[:LEVEL]]"
 _BY_PLUGIN = {"lz4": LZ4, "zstd": ZSTD, "blosc": BLOSC}
 
 
 @dataclass(frozen=True)
 class Codec:
-    name: str  # ``"keep"`` for the filters of the source, ``"none"``, or a codec's
+    name: str  # the codec's name, ``"none"``, or ``"keep"`` for the filters of the source
     level: int = 0
     inner: str = ""  # blosc's own codec
 
 
 def parse_codec(text: str) -> Codec:
-    """Return the codec of the option ``--codec``.
+    """Parse the value of the option ``--codec``.
 
     >>> parse_codec("gzip:9").level, parse_codec("blosc:zstd:7").inner
     (9, 'zstd')
@@ -107,9 +107,10 @@ def parse_codec(text: str) -> Codec:
 
 
 def set_filters(properties: Any, codec: Codec, shuffle: bool | None, dataset: Any) -> None:
-    """Replace the filters in the creation properties of a chunked dataset, which are still the old ones.
+    """Replace the filters in ``properties``, the creation properties for a chunked copy of ``dataset``.
 
-    If ``shuffle`` is None, bytes are shuffled for elements of several bytes.
+    ``properties`` still has the filters of ``dataset``.  If ``shuffle`` is None, the shuffle filter is used
+    for elements of several bytes.
     """
     steps, kind = filters_of(properties), dataset.id.get_type()
     if codec.name == "keep":
@@ -121,7 +122,7 @@ def set_filters(properties: Any, codec: Codec, shuffle: bool | None, dataset: An
             )
         if missing(steps):
             load_plugins()
-        for step in steps:  # keep no filter that can only be undone here, or is missing
+        for step in steps:  # the library here may lack a filter, or may be unable to apply it
             info = h5py.h5z.get_filter_info(step.code) if h5py.h5z.filter_avail(step.code) else 0
             if not info & h5py.h5z.FILTER_CONFIG_ENCODE_ENABLED:
                 raise OptionError(
@@ -132,8 +133,8 @@ def set_filters(properties: Any, codec: Codec, shuffle: bool | None, dataset: An
     has_sum = any(step.code == FLETCHER32 for step in steps)
     for step in steps:
         properties.remove_filter(step.code)
-    # Only the places of elements without a fixed size would be compressed, and filters of plugins may abort
-    # the process for them.
+    # If elements have no fixed size, chunks contain only references to the elements.  Filters would compress
+    # only the references, and filters from plugins may abort the process.
     if codec.name == "none" or not is_plain(kind):
         return
     _add(properties, codec, kind.get_size() > 1 if shuffle is None else shuffle)
@@ -146,7 +147,7 @@ def _add(properties: Any, codec: Codec, shuffle: bool) -> None:
         load_plugins()
     if shuffle and codec.name != "blosc":
         properties.set_filter(SHUFFLE, h5py.h5z.FLAG_OPTIONAL)
-    # Optional: a chunk that does not become smaller is stored, and later read, uncompressed.
+    # With FLAG_OPTIONAL, the library stores a chunk uncompressed if compression does not make it smaller.
     code, values = {
         "gzip": (DEFLATE, (codec.level,)),
         "lzf": (LZF, ()),
@@ -158,35 +159,35 @@ def _add(properties: Any, codec: Codec, shuffle: bool) -> None:
 
 
 MEMORY_NBYTES = 64 << 20
-_STEP_NBYTES = 16 << 20  # bytes of rows that are read and written at once
+_STEP_NBYTES = 16 << 20  # bytes of rows that are read and written at a time
 _TRIES = 50
 _AUTO_NBYTES = 64 << 10
-_MOST_NBYTES = 1 << 50  # of a dataset: more than a copy could hold or read back
+_MOST_NBYTES = 1 << 50  # a dataset of this size or more cannot be copied
 _LARGEST_CHUNK = 1 << 30  # the format's limit is 4 GiB
 
 
 @dataclass(frozen=True)
 class Options:
-    """The command's options; without ``datasets`` all above a small size are repacked."""
+    """The command's options."""
 
-    chunk_rows: int | None  # samples of a chunk; None: automatic
+    chunk_rows: int | None  # number of samples in a chunk; None for automatic
     codec: Codec
-    shuffle: bool | None  # None: automatic
-    datasets: tuple[str, ...]
+    shuffle: bool | None  # None for automatic
+    datasets: tuple[str, ...]  # names of the datasets to repack; empty for all datasets from ``SMALL_NBYTES``
     sample_dims: int  # number of first dimensions that count samples
 
 
 @dataclass(frozen=True)
 class Target:
     name: str
-    chunk: tuple[int, ...] | None  # of the copy; None if contiguous
+    chunk: tuple[int, ...] | None  # the chunk shape of the copy; None if the copy is contiguous
     rows: int
-    step: int  # rows that are read and written at once
-    row_nbytes: int  # decoded, if elements have a fixed size
+    step: int  # number of rows that are read and written at a time
+    row_nbytes: int  # bytes of a decoded row, if elements have a fixed size
 
 
 def make_plan(file: Any, options: Options) -> list[Target]:
-    """Return the datasets to be written row by row, and how; all others are copied unchanged."""
+    """Return the targets: the datasets to write row by row.  All other datasets are copied unchanged."""
     found = datasets_of(file, file.filename)
     for dataset in found:
         nbytes = math.prod(dataset.shape or ()) * dataset.id.get_type().get_size()
@@ -209,14 +210,14 @@ def _named(file: Any, name: str, found: Sequence[Any]) -> str:
         raise OptionError(f"{name!r} has references, which are copied as they are; name other datasets")
     if not lies_in(item, file):
         raise OptionError(f"{name!r} is a link to another file, which stays a link; name other datasets")
-    # A dataset of several names is written under the first one found.
+    # A dataset with several names is written under the name that is found first.
     return next(name_of(one) for one in found if address_of(one) == address_of(item))
 
 
 def _is_chosen(dataset: Any, named: set[str]) -> bool:
     if not dataset.shape or has_references(dataset.id.get_type()):
         return False
-    # A copy in another folder would not find the other files, so it includes their data.
+    # A copy in another folder would not find the dataset's source files, so the copy contains their data.
     if storage_of(dataset) in ("virtual", "external"):
         return True
     if named:
@@ -243,13 +244,13 @@ def _chunk(dataset: Any, shape: tuple[int, ...], size: int, options: Options) ->
     dims = min(options.sample_dims, len(shape))
     own = tuple(max(side, 1) for side in shape[dims:])
     rows = options.chunk_rows or -(-_AUTO_NBYTES // (size * math.prod(own)))
-    # A chunk may be longer than the dimension only if that can grow.
+    # A chunk may be longer than a dimension only if the dimension can grow.
     rows = max(1, min(rows, shape[dims - 1]))
     return _below_limit((*(1 for _ in shape[: dims - 1]), rows, *own), size)
 
 
 def _below_limit(chunk: tuple[int, ...], size: int) -> tuple[int, ...]:
-    """Halve the longest of the remaining first dimensions until the chunk is below the limit."""
+    """Halve the chunk's dimensions, from the first to the last, until the chunk is below the size limit."""
     sides = list(chunk)
     for axis in range(len(sides)):
         while sides[axis] > 1 and math.prod(sides) * size > _LARGEST_CHUNK:
@@ -258,7 +259,10 @@ def _below_limit(chunk: tuple[int, ...], size: int) -> tuple[int, ...]:
 
 
 def _step(row_nbytes: int, rows: int, old: Sequence[int], size: int, new_nbytes: int) -> int:
-    """Return the rows of a step: whole chunks of the new dataset, and of the old one if memory allows."""
+    """Return the number of rows of a step.
+
+    A step has whole chunks of the new dataset and, if memory allows, whole chunks of the old dataset.
+    """
     row_nbytes = max(row_nbytes, 1)
     limit = max(MEMORY_NBYTES // 2, math.prod(old) * size if old else 0, new_nbytes)
     unit = math.lcm(rows, old[0]) if old else rows
@@ -269,7 +273,7 @@ def _step(row_nbytes: int, rows: int, old: Sequence[int], size: int, new_nbytes:
 
 
 def repack(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Make the copy; ``args`` as of ``tools.repack``."""
+    """Write and verify the copy; ``args`` has the arguments of ``tools.repack``."""
     begun = time.monotonic()
     codec = parse_codec(args.codec)
     if args.shuffle is not None and codec.name in ("keep", "none"):
@@ -280,7 +284,7 @@ def repack(args: argparse.Namespace, console: Console, progress: Progress) -> in
     state = FileState.of(os.stat(source))  # taken before anything is read
     with opened(source) as file, library_errors(source):
         for dataset in datasets_of(file, source):
-            missing_filters(dataset)  # loads those that are installed
+            missing_filters(dataset)  # loads the filters that are installed
         targets = make_plan(file, options)
         with UnfinishedFile(out) as unfinished:
             threads = args.threads or available_cpus()
@@ -299,7 +303,7 @@ def repack(args: argparse.Namespace, console: Console, progress: Progress) -> in
 
 
 def _check_paths(source: str, out: Path, force: bool) -> None:
-    os.close(open_file(source))  # its errors are the clearest
+    os.close(open_file(source))  # the errors of ``open_file`` are clearer than the library's errors
     if out.is_dir():
         raise OptionError(f"{out} is a folder; name a file")
     if not out.parent.is_dir():
@@ -316,7 +320,7 @@ def _exists_already(out: Path) -> OptionError:
 
 @dataclass(frozen=True)
 class _Repacking:
-    """One run, which writes the copy and then reads it back."""
+    """One run of the command, which writes the copy and then reads the copy back."""
 
     path: str
     state: FileState
@@ -339,7 +343,7 @@ class _Repacking:
             pace = Pace(self.progress, "writing", nbytes)
             for target in self.targets:
                 self._write(target, copy, pace)
-            lost = copy_references(self.source, copy)  # last, as they need their objects
+            lost = copy_references(self.source, copy)  # at the end, because references need their objects
         if lost:
             self.progress.done(f"references to objects without a name, which are empty in the copy: {lost:,}")
         if block := self.source.userblock_size:
@@ -371,8 +375,8 @@ class _Repacking:
         dataset = self.source[raw_name(target.name)]
         written = copy[raw_name(target.name)]
         with self._rows_of(target) as own:
-            # The library reads the source as well, independently of the code that wrote the copy; it cannot
-            # if it lacks a filter that fastpipe supports.
+            # The library reads the source for the comparison, independently of the code that wrote the copy.
+            # If the library lacks a filter that fastpipe supports, fastpipe reads the source again.
             if missing(filters_of(dataset.id.get_create_plist())):
                 steps = own.steps(target.step)
             else:
@@ -391,10 +395,10 @@ class _Repacking:
 
     @contextmanager
     def _open_copy(self, mode: str) -> Iterator[Any]:
-        """Open the unfinished file with the library; raise the system's own error for a disk failure."""
+        """Open the unfinished file with the library; for a disk failure, raise the system's own error."""
         options: Mapping[str, Any] = {}
         if mode == "w":
-            # From the root group, as the file's own properties lose the setting.
+            # This reads the properties of the root group, because the file's properties lose the setting.
             tracked = self.source["/"].id.get_create_plist().get_link_creation_order()
             options = {
                 "libver": _libver(self.source),
@@ -413,7 +417,10 @@ class _Repacking:
 
 
 def _libver(source: Any) -> tuple[str, str]:
-    """Return the format bounds of the source, oldest first: some attributes may need the newer format."""
+    """Return the oldest and the newest format version for the copy, as h5py's ``libver``.
+
+    The oldest version is that of the source.  Some attributes may need a newer version.
+    """
     version = source.id.get_create_plist().get_version()[0]
     return {0: "earliest", 1: "earliest", 2: "v108"}.get(version, "v110"), "latest"
 
@@ -424,15 +431,16 @@ def _through_library(dataset: Any, target: Target) -> Iterator[tuple[int, Any]]:
 
 
 class UnfinishedFile(io.FileIO):
-    """The file for a copy until it gets the name OUT: new, locked, and private to this user.
+    """The file for the copy until it gets the name OUT.  The file is new, locked and private to this user.
 
-    h5py's driver for file-like objects uses it and ignores counts: so reads and writes are complete, and
-    reads beyond the end return zeros.  A write error, such as a full disk, is not passed to the HDF5 library,
-    which would not recover from it: later writes do nothing, and ``check`` raises the error.  Files left by
-    killed runs are removed, and so is a file that has not been renamed.
+    h5py's driver for file-like objects ignores the returned byte counts.  Reads and writes are therefore
+    complete, and reads beyond the end return zeros.  The HDF5 library would not recover from a write error,
+    such as a full disk.  After an error, later writes do nothing, and ``check`` raises the error.  The
+    constructor removes a file left by a killed run, and ``close`` removes the file if it was not renamed.
     """
 
-    # By process, as a forked child writes none of these.  The lock does not exclude threads of one process.
+    # Paths that this process is writing, because the file lock does not exclude threads of one process.  The
+    # key contains the process's ID, because a forked child does not write its parent's files.
     _writing: ClassVar[dict[tuple[int, str], int]] = {}
 
     def __init__(self, out: Path) -> None:
@@ -489,10 +497,10 @@ class UnfinishedFile(io.FileIO):
                     os.unlink(self._path)
             except FileExistsError:
                 raise _exists_already(self._out) from None
-        # Only now: a file left by a killed run is private, which also identifies it.
+        # The mode changes after the rename, because the private mode identifies a file left by a killed run.
         mask = os.umask(0o077)
         os.umask(mask)
-        with contextlib.suppress(OSError):  # for file systems without modes; the copy has its name
+        with contextlib.suppress(OSError):  # some file systems have no modes, and the copy is complete
             os.fchmod(self.fileno(), 0o666 & ~mask)
         sync_folder(self._out.parent)
 
@@ -509,7 +517,7 @@ class UnfinishedFile(io.FileIO):
 
 
 def unfinished_path(out: Path) -> Path:
-    """Return the path of an incomplete copy: a name that nothing else creates."""
+    """Return the path of the unfinished copy, with a file name that no other program uses."""
     digest = hashlib.sha256(os.fsencode(out.name)).hexdigest()[:16]
     return out.with_name(f"fastpipe-repack-{digest}{UNFINISHED}")
 
@@ -523,7 +531,7 @@ def _make_unfinished(path: Path, out: Path) -> int:
             _remove_left_behind(path, out)
             continue
         try:
-            # Before it was locked, another process may have removed it as left over.
+            # Another process may have removed the file as left over before this process locked the file.
             if _lock(descriptor) and _is_at(path, descriptor):
                 return descriptor
         except BaseException:  # a file system without locks
@@ -536,7 +544,7 @@ def _make_unfinished(path: Path, out: Path) -> int:
 
 
 def _remove_left_behind(path: Path, out: Path) -> None:
-    """Remove the file of a killed run: private to this user, and not locked by any process."""
+    """Remove the file of a killed run, which is private to this user and which no process has locked."""
     try:
         descriptor = open_regular(path, os.O_RDWR)
     except FileNotFoundError:
@@ -555,7 +563,7 @@ def _remove_left_behind(path: Path, out: Path) -> None:
             raise OptionError(f"{path} {why}: move it away, or name another file")
         if not _lock(descriptor):
             raise _is_busy(out)
-        if _is_at(path, descriptor):  # only the process with the lock of the existing file removes it
+        if _is_at(path, descriptor):  # the file at ``path`` is still the file that this process has locked
             os.unlink(path)
     finally:
         os.close(descriptor)

@@ -1,4 +1,4 @@
-"""The samples of HDF5 files: the base of datasets for every framework."""
+"""The samples of HDF5 files, as the base class of the datasets for every framework."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Options(NamedTuple):
 class Runtime(ProcessRuntime[Options]):
     """Threads, memory, open files and the cache of one dataset in one process.
 
-    ``leading`` is the dataset whose groups of samples are counted by windows.
+    ``leading`` is the index of the dataset whose groups of samples are the unit of shuffle windows.
     """
 
     def __init__(self, options: Options, files: SampleFiles, leading: int, process: Process) -> None:
@@ -51,7 +51,7 @@ class Runtime(ProcessRuntime[Options]):
         self.clock = StageClock()
         self.slots = [SlotPool(KEPT_SLOTS) for _ in files.layouts]
         self.keeper = ChunkCache(options.cache, files)
-        # A parent reads only without workers, and then there is nothing to share.
+        # Without worker processes, no other process shares the memory.
         shared = options.shared if process.workers > 1 else None
         memory = ChunkMemory(files, leading, 0 if shared else options.window, shared)
         self.reader = RowReader(
@@ -72,15 +72,16 @@ class Runtime(ProcessRuntime[Options]):
 
 
 class AmplificationWatch:
-    """A comparison of decoded and used bytes, which warns once.
+    """A comparison of decoded and used bytes, which warns once if far more bytes are decoded than used.
 
-    It compares each time that twice the remembered bytes have been decoded: earlier, an order that uses up a
-    window of chunks cannot be distinguished from one that jumps across the file.  ``remembered`` is bytes of
-    decoded chunks, here or in memory shared by processes; ``workers`` processes do the same in parallel.
+    ``remembered`` is the size in bytes of the memory for decoded chunks, in this process or shared by
+    processes.  The bytes are compared each time that twice ``remembered`` bytes have been decoded.  After
+    fewer bytes, an order that uses up a window of chunks looks like an order that jumps across the file.
+    ``workers`` is the number of worker processes that decode in parallel.
     """
 
     _WORTH_A_WARNING = 4.0
-    _FEWEST_LOOKS = 8  # with so many batches a half-read one matters little
+    _FEWEST_LOOKS = 8  # after this many batches, one incomplete batch changes the ratio little
 
     def __init__(self, files: SampleFiles, keeper: ChunkCache, remembered: int, workers: int) -> None:
         self._files, self._keeper, self._remembered = files, keeper, remembered
@@ -92,13 +93,13 @@ class AmplificationWatch:
         self._is_over = not is_packed or (keeper.store is not None and keeper.keeps_all)
 
     def count(self, decoded: int, used: int) -> None:
-        """Add the bytes of chunks decoded for a batch, and the fraction that it used."""
+        """Add the bytes of chunks that were decoded for a batch, and the bytes that the batch used."""
         with self._lock:
             self.decoded_nbytes += decoded
             self._decoded, self._used = self._decoded + decoded, self._used + used
 
     def look(self) -> None:
-        """Warn, before a batch, if each chunk was decoded many times."""
+        """Warn if each chunk was decoded many times; call this method before each batch."""
         if self._is_over:
             return
         with self._lock:
@@ -123,14 +124,14 @@ class AmplificationWatch:
         warnings.warn(printable(message), stacklevel=2)
 
 
-_SPARE_GROUPS = 8  # beyond a small window, for batches in flight
+_SPARE_GROUPS = 8  # additional groups for the batches in progress, if the window is small
 
 
 class HDF5Samples(GroupedSamples):
-    """Rows of HDF5 datasets; options and errors as of :class:`fastpipe.FastHDF5Dataset`.
+    """Rows of HDF5 datasets, with the options and errors of :class:`fastpipe.FastHDF5Dataset`.
 
-    ``process`` returns this process's state for a number of threads and their name.  Changes of cache,
-    bad_samples, threads and stage take effect from the next batch on.
+    ``process`` returns this process's state for a number of threads and their name.  Changes of the
+    attributes ``cache``, ``bad_samples``, ``threads`` and ``stage`` take effect from the next batch on.
     """
 
     def __init__(
@@ -158,11 +159,12 @@ class HDF5Samples(GroupedSamples):
         self._window = 0
         self._shared: SharedChunks | None = None
         self._runtime: Runtime | None = None
-        # Opens the store in this process, which outlives its workers, so that they share it.
+        # Open the store of the cache in this process, which outlives its worker processes.  The workers then
+        # share the store.
         ChunkCache(self.cache, self._files)
 
     def _opened(self, paths: Sequence[Any]) -> SampleFiles:
-        # With cache="off" nothing is stored, not even the places of chunks.
+        # With cache="off" fastpipe stores nothing, not even the places of chunks.
         tables = None if self.cache.where == "off" else default_file_arrays()
         if self._staged is None:
             return SampleFiles(paths, self._form.names, self.sample_dims, tables)
@@ -172,30 +174,39 @@ class HDF5Samples(GroupedSamples):
         return self._files.count
 
     def __getstate__(self) -> dict[str, Any]:
-        # Threads and open files stay here; the copy creates its own when it needs them.
+        # A copy creates its own threads and open files on first use.
         return {**self.__dict__, "_runtime": None}
 
     @property
     def kinds(self) -> list[tuple[np.dtype[Any], tuple[int, ...]]]:
-        """Return the dtype and the shape of each of a sample's values."""
+        """Return the dtype and the shape of each value of a sample."""
         parts = [layout.dtype.subdtype or (layout.dtype, ()) for layout in self._files.layouts]
         shapes = map(self._files.sample_shape, range(len(parts)))
         return [(dtype, (*own, *inner)) for own, (dtype, inner) in zip(shapes, parts, strict=True)]
 
     def close(self) -> None:
-        """Release open files and the stage, as dropping the dataset does; a later use opens them again."""
+        """Release open files and the stage; a later use opens them again.
+
+        Deleting the dataset has the same effect.
+        """
         self._runtime = None
         if self._staged is not None:
             self._staged.close()
 
     def locality_groups(self) -> npt.NDArray[np.int64]:
-        """Return the group of each sample, for samples in the same chunks of the dataset that is most
-        expensive to decode; without chunks, in the same megabyte: int64 (N,)."""
+        """Return the group of each sample: int64 (N,).
+
+        Samples of a group lie in the same chunks of the dataset that is most expensive to decode.  If this
+        dataset has no chunks, samples of a group lie in the same megabyte.
+        """
         return self._files.groups(self._leading)
 
     @property
     def group_nbytes(self) -> int:
-        """Return decoded bytes of a group, in all datasets: whole chunks, also beyond the data."""
+        """Return the bytes of a group's decoded chunks in all datasets.
+
+        Chunks count as a whole, also where they extend beyond the data.
+        """
         samples, first = self._files.samples_in_group(self._leading), self._files.files[0]
         geometries = [first.geometry(number) for number in range(len(first.layouts))]
         return sum(-(-samples * each.parts * each.chunk_nbytes // each.group_size) for each in geometries)
@@ -205,7 +216,7 @@ class HDF5Samples(GroupedSamples):
         return HDF5Plan(self._form, self._files, self._running().keeper.note)
 
     def follow(self, batches: Callable[[], Iterator[npt.NDArray[np.int64]]], seed: int, epoch: int) -> None:
-        """Do nothing: files of stores are staged completely before the dataset exists."""
+        """Do nothing: remote files are staged (copied to a local disk) before the dataset is created."""
 
     def _reading(
         self, indices: Any, samples: npt.NDArray[np.int64], key: Key | None, is_keyed: bool, runtime: Any,
@@ -222,24 +233,28 @@ class HDF5Samples(GroupedSamples):
         )  # fmt: skip
 
     def _expect_window(self, groups: int) -> None:
-        # The rest of the previous window is used first when the next begins, but not by every thread.
+        # When one thread begins the next window, other threads may still use the rest of the previous window.
         more = groups + min(groups, max(groups // 4, _SPARE_GROUPS))
         if more > self._window:
             self._window = more
-            # Worker processes are farther apart: one begins the next window when others are in this one.
+            # The distance between worker processes is larger: one worker process may begin the next window
+            # long before the others.
             more = groups + min(groups, max(groups // 2, _SPARE_GROUPS))
             self._shared = SharedChunks(self._files, self._leading, more)
 
     @property
     def _leading(self) -> int:
-        """Return the dataset whose chunks are most worth reading only once."""
+        """Return the index of the dataset with the most expensive chunks.
+
+        Compressed chunks are more expensive than others, and large chunks more expensive than small chunks.
+        """
         costs = [
             (bool(one.filters), one.dtype.itemsize * math.prod(one.chunk)) for one in self._files.layouts
         ]
         return costs.index(max(costs))
 
     def _running(self) -> Runtime:
-        """Return threads, open files and the cache of this process, created on first use."""
+        """Return this process's threads, open files and cache; create them on first use."""
         runtime = self._runtime
         if self._staged is not None and self._staged.reopen():
             self._files, runtime = self._opened([]), None
@@ -251,8 +266,10 @@ class HDF5Samples(GroupedSamples):
 
 
 class HDF5Plan:
-    """A description of what an HDF5 dataset does with its files.  ``print`` it; ``lines`` has one line for
-    each dataset, and one for the decoded chunks."""
+    """A description of how an HDF5 dataset reads its files, for ``print``.
+
+    ``lines`` has one line for each dataset, and one line for the decoded chunks.
+    """
 
     def __init__(self, form: Form, files: SampleFiles, kept: str) -> None:
         self.lines = [
@@ -281,7 +298,7 @@ def _how(files: SampleFiles, number: int) -> str:
 
 
 class H5pyRows:
-    """Samples read through h5py alone."""
+    """Samples that are read only through h5py."""
 
     def __init__(self, files: SampleFiles, form: Form) -> None:
         self._files, self._form = files, form
@@ -305,7 +322,7 @@ class H5pyRows:
         return {**self.__dict__, "_open": (0, {})}
 
     def _file(self, number: int) -> Any:
-        if self._open[0] != os.getpid():  # a file of the parent must not be used in a child
+        if self._open[0] != os.getpid():  # a child process must not use files that its parent opened
             self._open = os.getpid(), {}
         files = self._open[1]
         if number not in files:

@@ -1,1 +1,1 @@
-"""Batches of images, described here and made by the native core."""
+"""Batches of images, which Python describes and the native core decodes, resizes and converts."""

@@ -1,4 +1,4 @@
-"""A batch of images: the native engine makes it from arrays, and samples that it declines are made here."""
+"""A batch of images. The native engine (compiled code) makes most samples, and Python makes the rest."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from fastpipe.images.plan import Plan
 if TYPE_CHECKING:
     from fastpipe.images.cache import KeptBatch
 
-PENDING, MADE = 0, 1  # outcomes, from fastpipe/native/status.h
+PENDING, MADE = 0, 1  # outcomes of a sample, from fastpipe/native/status.h
 
 
 class RowsOf(Sequence[Any]):
-    """Some rows, int64 (N,), of a larger batch's memory, (M, …)."""
+    """The rows ``numbers``, int64 (N,), of a larger batch's memory, (M, …)."""
 
     def __init__(self, memory: npt.NDArray[Any], numbers: npt.NDArray[np.int64]) -> None:
         self.memory, self.numbers = memory, numbers
@@ -38,39 +38,41 @@ class RowsOf(Sequence[Any]):
 
 
 class Then(NamedTuple):
-    """A change of uint8 images, made by the thread that decoded them."""
+    """A change of uint8 images. The thread that decoded an image also changes it."""
 
-    batch: Any  # a ``native.AugmentBatch`` that changes each image, and decides where it is written
-    value: Any  # the value of a sample that was written there
+    batch: Any  # a ``native.AugmentBatch``, which changes each image and decides where to write it
+    value: Any  # the value of a sample that ``batch`` has written
 
 
 class Described(NamedTuple):
-    """The engine's inputs for a batch, in addition to those of a ``PendingBatch``."""
+    """The engine's inputs for a batch, in addition to the inputs of a ``PendingBatch``."""
 
     plan: Any  # a ``native.ImagePlan``
     paths: PackedPaths
     info: Callable[[bytes, str], dict[Any, Any]]  # returns Pillow's ``info`` for an encoded file and its path
     kept: KeptBatch | None = None  # the cache of decoded images
-    arriving: Arriving | None = None  # how images that are not files are fetched
-    then: Then | None = None  # a further change; ``finish`` does it for samples that the engine declines
+    arriving: Arriving | None = None  # how to fetch images that are not local files
+    then: Then | None = None  # a further change; ``finish`` makes this change for samples that Python makes
 
 
 class Arriving(NamedTuple):
-    """The way in which a batch's images are fetched from a store."""
+    """The way in which a batch's images are fetched from an object store, such as S3."""
 
-    states: npt.NDArray[np.uint64] | None  # (N, 5): objects and their versions; None without a cache
-    away: Sequence[int]  # numbers of objects that are not on this machine yet; other paths are files
-    fetch: Callable[[int], bytes]  # returns the encoded file of one of them, or raises an error
+    states: npt.NDArray[np.uint64] | None  # (N, 5): the objects and their versions; None without a cache
+    away: Sequence[int]  # the samples whose objects are not on this machine yet; other paths are local files
+    fetch: Callable[[int], bytes]  # returns the encoded file of a sample in ``away``, or raises an error
 
 
 class ImageBatch(PendingBatch):
-    """A batch that the native engine makes as far as it can, begun by ``begin_natively``.
+    """A batch, started by ``begin_natively``, whose samples are made by the native engine if it can make
+    them.
 
-    Arguments are those of ``PendingBatch``; ``memory`` is an array (N, …), ``RowsOf`` one, or None.
+    The arguments match ``PendingBatch``. ``memory`` is an array (N, …), a ``RowsOf`` an array, or None.
 
     Attributes:
-        when_seen: called with the number of images whose sizes the engine knows, and their decoded bytes.
-        note: called with a sample's path before Python finishes the sample, in the thread that does so.
+        when_seen: called with the number of images whose sizes the engine has read, and with their decoded
+            bytes.
+        note: called with a sample's path before Python finishes the sample, in the thread that finishes it.
     """
 
     when_seen: Callable[[int, int], None] | None = None
@@ -88,11 +90,11 @@ class ImageBatch(PendingBatch):
     ) -> None:
         super().__init__(maker, items, plan, parameters, memory, finish, substitute)
         self._image_plan = plan
-        self._numbers: Sequence[int] = ()  # of samples that are left to Python
+        self._numbers: Sequence[int] = ()  # the samples that are left to Python
         self._batch: Any = None
         self._arriving: Arriving | None = None
-        self._at_hand: dict[int, Any] = {}  # files of samples that are left to Python, by index
-        self._files: dict[int, Any] = {}  # encoded files, or errors of fetching them, by sample
+        self._at_hand: dict[int, Any] = {}  # the files of samples that are left to Python, by sample index
+        self._files: dict[int, Any] = {}  # encoded files, or errors of fetching them, by sample number
         self._kept: KeptBatch | None = None
         self._then: Then | None = None
         self._statuses = np.zeros((len(items), 8), np.uint8)
@@ -100,9 +102,10 @@ class ImageBatch(PendingBatch):
     def begin_natively(
         self, described: Described, pool: ThreadPool | None, channel: Any, threads: int
     ) -> None:
-        """Make the batch in ``threads`` threads of a ``native.Channel``; the pool makes those left to Python.
+        """Make the batch in ``threads`` threads of a ``native.Channel``.
 
-        Without a pool, the calling thread makes the whole batch.
+        The pool makes samples that are left to Python.  If ``pool`` is None, the calling thread makes the
+        whole batch.
         """
         self._file_info, self._kept, self._arriving = described.info, described.kept, described.arriving
         self._then = described.then
@@ -136,7 +139,7 @@ class ImageBatch(PendingBatch):
                 rest.cancel(error)
                 raise
 
-        # ``wait`` waits for the last job to begin; by then no thread has work left.
+        # ``wait`` waits for the last job to begin. At that time no other thread has work left.
         self.jobs = [rest]
         if away:
             self.jobs.append(pool.submit(lambda place: self._fetch(away[place]), len(away), begin))
@@ -154,14 +157,14 @@ class ImageBatch(PendingBatch):
         return [number for number in arriving.away if not is_kept[number]]
 
     def _fetch(self, number: int) -> None:
-        """Fetch the file of a sample; an error is raised later, when Python makes the sample."""
+        """Fetch the file of a sample. An error is raised later, when Python makes the sample."""
         assert self._arriving is not None
         if self.note is not None:
             self.note(self.items[number].path)
         start = perf_counter_ns()
         try:
             self._files[number] = self._arriving.fetch(number)
-        except Exception as error:  # its traceback refers to this batch
+        except Exception as error:  # the error's traceback refers to this batch
             self._files[number] = error.with_traceback(None)
         self._maker.clock.add("read", perf_counter_ns() - start)
 
@@ -171,7 +174,7 @@ class ImageBatch(PendingBatch):
         file = self._at_hand.pop(item.index, None)
         if isinstance(file, Exception):
             read = partial(_raise, file)
-        elif isinstance(file, bytes):  # it is not fetched again
+        elif isinstance(file, bytes):  # the file is not fetched again
             read = partial(self._maker.read, file=file)
         return super()._opened(item, read, found)
 
@@ -188,7 +191,7 @@ class ImageBatch(PendingBatch):
             places = numbers * (flat.size // max(len(whole), 1))
             size = plan.output.shape[1:]
         kept, arriving, files = described.kept, described.arriving, self._files
-        # False if a file was not fetched: Python makes that sample.
+        # The value is False if a file could not be fetched. Python then makes the sample.
         arrived = {n: not isinstance(file, Exception) and file for n, file in files.items()}
         inputs = [arrived.get(number) for number in range(count)] if files else None
         return native.image_batch(
@@ -201,7 +204,7 @@ class ImageBatch(PendingBatch):
         )  # fmt: skip
 
     def _look(self) -> None:
-        """Find out which samples are left when the engine has finished."""
+        """Find out which samples are left to Python after the engine has finished."""
         if self.when_seen is not None:
             images, pixels = self._batch.seen
             self.when_seen(images, 3 * pixels)
@@ -232,7 +235,7 @@ class ImageBatch(PendingBatch):
         return self._then is not None or (self.memory is not None and self._finish is None)
 
     def _make_left(self, place: int) -> None:
-        """Make or finish one of the samples that are left."""
+        """Make or finish one of the samples that are left to Python."""
         number = self._numbers[place]
         if self.note is not None:
             self.note(self.items[number].path)
@@ -249,7 +252,7 @@ class ImageBatch(PendingBatch):
                 memory, (height, width), self._parameters[number], lambda: self._info(number)
             )
             self.values[number] = self._finish(value, number) if self._finish else value
-        except BaseException as error:  # ``wait`` raises it if its sample is the first that failed
+        except BaseException as error:  # ``wait`` raises the error if this sample is the first that failed
             say_where(error, self.items[number])
             self._errors[number] = error
 
@@ -268,5 +271,5 @@ class ImageBatch(PendingBatch):
 
 
 def _raise(error: Exception, path: str) -> None:
-    """Raise the error of fetching a file, at the point where the file would have been read."""
+    """Raise the error of fetching a file at the point where the file would be read."""
     raise error

@@ -1,4 +1,4 @@
-"""A cache of decoded images, found by the file that they were decoded from."""
+"""A cache of decoded images. An image is found by the file from which the image was decoded."""
 
 from __future__ import annotations
 
@@ -17,33 +17,34 @@ from fastpipe.images.pixels import fold, render
 from fastpipe.images.steps import described_short_side, resized_size
 from fastpipe.options import Cache
 
-_ENOUGH = 32  # entries whose mean size predicts the size of the others
+_ENOUGH = 32  # the number of entries whose mean size predicts the size of other entries
 
 
 class KeptBatch(NamedTuple):
     """The cache as the native core uses it for one batch."""
 
     images: Any  # a ``native.KeptImages``
-    most_nbytes: int  # of images that are to be kept; 0 if none is
+    most_nbytes: int  # the maximum size of an image to store, in bytes; 0 stores no images
     rules: str  # see ``ImageCache.identify``
     keep: Callable[[FileIdentity, UInt8Array, int, str], None]
 
 
 class ImageCache:
-    """A cache of decoded images of files, for one way to decode.
+    """A cache of decoded images of files, for one set of decoding options.
 
     Args:
-        store: the memory or disk store; other datasets may share it.
-        tag: identifies everything about decoding that affects the pixels and does not change.
-        expected: the number of the dataset's images, for a cache that is used only if all of them fit, and
-            only for images that come up a second time; None for one that takes all it can.
+        store: the memory store or disk store; other datasets may share the store.
+        tag: identifies all fixed settings that affect the decoded pixels.
+        expected: the number of the dataset's images. The cache is then used only if all images fit. The cache
+            stores an image only when the image is used a second time. If ``expected`` is None, the cache
+            stores all images that it can.
     """
 
     def __init__(self, store: EntryStore, tag: str, expected: int | None = None) -> None:
         self.store = store
         self._tag, self._expected = tag, expected
-        self._tags: dict[str, bytes] = {}  # by rules
-        self._native: dict[str, Any] = {}  # the last, by rules
+        self._tags: dict[str, bytes] = {}  # the hashed tags, by rules
+        self._native: dict[str, Any] = {}  # the native cache of the last batch, by rules
         self._seen = self._seen_nbytes = 0
 
     def describe(self) -> str:
@@ -53,14 +54,14 @@ class ImageCache:
         return f"decoded images  →  kept in {where}, up to {self.store.max_bytes / 1e9:.1f} GB{when}"
 
     def identify(self, path: str, rules: str = "") -> FileIdentity:
-        """Identify a file by its present state; raise an OSError if there is no file.
+        """Identify a file by its present state. Raise an OSError if there is no file.
 
-        ``rules`` identifies what else affects the pixels and may change while the program runs.
+        ``rules`` identifies the settings that affect the pixels and may change while the program runs.
         """
         return identify(path, self._tag_of(rules))
 
     def identify_object(self, version: bytes, path: str, rules: str = "") -> FileIdentity:
-        """Identify an object in a store by its state as it was listed."""
+        """Identify an object in a store by the object's version when the store was listed."""
         return identify_object(version, path, self._tag_of(rules))
 
     def _tag_of(self, rules: str) -> bytes:
@@ -71,9 +72,10 @@ class ImageCache:
     def begin_batch(
         self, rules: str, keep: Callable[[FileIdentity, UInt8Array, int, str], None]
     ) -> KeptBatch | None:
-        """Return the cache for a batch of the native core; None if it can neither have nor take images.
+        """Return the cache for a batch of the native core; None if the cache cannot contain or store images.
 
-        ``keep`` is called for each image to store: the file, its pixels, the file's pixel count, the rules.
+        ``keep`` is called for each image to store, with the file, its pixels, the file's pixel count and the
+        rules.
         """
         if not self.is_worth_asking:
             return None
@@ -87,26 +89,27 @@ class ImageCache:
         return KeptBatch(images, most // max(self._expected or 1, 1), rules, keep)
 
     def find(self, file: FileIdentity) -> Entry | None:
-        """Return the image of a file in this state."""
+        """Return the image of a file in this state; None if the image is not stored."""
         return self.store.find(file.digest)
 
     def rows(self, entry: Entry, first: int, count: int) -> UInt8Array:
-        """Return rows of an image, uint8 (count, width, channels); raise an OSError if they are gone."""
+        """Return rows of an image, uint8 (count, width, channels). Raise an OSError if the rows are gone."""
         return self.store.read(entry, first, count)
 
     def saw(self, images: int, nbytes: int) -> None:
-        """Record the sizes of decoded images."""
+        """Record the number and the size of decoded images."""
         self._seen, self._seen_nbytes = self._seen + images, self._seen_nbytes + nbytes
 
     @property
     def is_worth_asking(self) -> bool:
-        """Return whether the cache may have images or may take some."""
+        """Return whether the cache may contain images or may store images."""
         if self._expected is None or len(self.store) or self._seen < _ENOUGH:
             return True
         return self._expected * self._seen_nbytes / self._seen <= self.store.max_bytes
 
     def wants(self, file: FileIdentity, nbytes: int) -> bool:
-        """Return whether an image of this many bytes would be kept: only then decode it whole."""
+        """Return whether an image of this many bytes would be stored. Decode the whole image only in this
+        case."""
         if not file.is_settled or not self.store.has_room(nbytes):
             return False
         if self._expected is not None and not self.store.mark(file.digest):
@@ -114,7 +117,7 @@ class ImageCache:
         return self._fits(nbytes)
 
     def _fits(self, nbytes: int) -> bool:
-        """Return whether all images fit, if those that are missing have this many bytes."""
+        """Return whether all images fit, if each missing image has this many bytes."""
         if self._expected is None:
             return True
         count = len(self.store)
@@ -122,16 +125,16 @@ class ImageCache:
         return self._expected * mean <= self.store.max_bytes
 
     def keep(self, file: FileIdentity, pixels: UInt8Array, flags: int = 0) -> bool:
-        """Keep an image, uint8 (H, W, C), C-contiguous; return whether it is kept now."""
-        # Notes are for those who open the files later; memory does not outlive its users.
+        """Store an image, uint8 (H, W, C), C-contiguous. Return whether the image is stored now."""
+        # Notes help processes that open the files later. Memory does not outlive its users.
         note = b"" if self.store.is_in_memory else file.note()
         return self.store.put(file.digest, pixels, flags, note)
 
 
 def open_cache(option: Cache, tag: str, count: int) -> ImageCache | None:
-    """Return the cache that an option requests; None if it is off or unavailable.
+    """Return the cache that an option requests; None if the cache is off or unavailable.
 
-    ``tag`` is that of ``ImageCache``, ``count`` the number of images in the dataset.
+    ``tag`` is the argument of ``ImageCache``. ``count`` is the number of images in the dataset.
     """
     if option.where == "off":
         return None
@@ -139,7 +142,7 @@ def open_cache(option: Cache, tag: str, count: int) -> ImageCache | None:
     return None if store is None else ImageCache(store, tag, count if option.where == "auto" else None)
 
 
-# ---- whole images: those whose rows are there, and those made smaller before anything else ------------
+# ---- whole images: images with stored rows, and images that are shrunk before all other steps ---------
 
 
 class WholeImage:
@@ -148,8 +151,8 @@ class WholeImage:
     Args:
         size: the size of the image.
         rows: returns rows, uint8 (count, width, 3), C-contiguous, for the first row and the number of rows.
-            They are not written to, and not kept longer than the image.
-        info: the result of ``info``.
+            The caller does not write to the rows, and does not keep them longer than the image.
+        info: the function that the method ``info`` calls.
     """
 
     def __init__(
@@ -168,10 +171,10 @@ class WholeImage:
         """Return None: decoding at a reduced size would save nothing."""
 
     def encoded(self) -> None:
-        """Return None: the image is decoded already, or all of it is to be kept."""
+        """Return None: the image is decoded already, or the whole image must be decoded for the cache."""
 
     def give(self, box: Box, pixels: UInt8Array) -> None:
-        """Do nothing, as it requests no decoding."""
+        """Raise an error, because this image never requests a region."""
         raise AssertionError("the pixels of a whole image come as rows")
 
     def pil(self) -> Any:
@@ -182,7 +185,7 @@ class WholeImage:
 
 
 class ShortSide:
-    """A resize of images whose shorter side is longer than ``side``, as ``torchvision.transforms.Resize``.
+    """A resize of images whose shorter side is longer than ``side``, as in ``torchvision.transforms.Resize``.
 
     >>> ShortSide(256).size(Size(375, 500))
     Size(height=256, width=341)
@@ -194,7 +197,7 @@ class ShortSide:
         self._resize = require("torchvision.transforms", extra="torch").Resize(side)
 
     def size(self, image: Size) -> Size:
-        """Return the size that an image will have."""
+        """Return the size of an image after the resize."""
         return image if min(image) <= self.side else resized_size(self._resize, image)
 
     def pixels(self, image: EncodedImage) -> UInt8Array:

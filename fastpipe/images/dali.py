@@ -1,4 +1,4 @@
-"""Decoding by NVIDIA DALI, on the CPU or on a GPU: one pipeline run decodes the parts of a whole batch."""
+"""Decoding with NVIDIA DALI, on the CPU or on a GPU. One pipeline run decodes the parts of a whole batch."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ import numpy as np
 from fastpipe.core.extras import require
 from fastpipe.core.types import Box
 
-# https://github.com/NVIDIA/nvImageCodec/issues/55: before this version, parts of ordinary JPEGs cause errors
-# on some GPUs, and crash the process on others.
+# https://github.com/NVIDIA/nvImageCodec/issues/55: in these versions, decoding parts of ordinary JPEGs causes
+# errors on some GPUs, and crashes the process on other GPUs.
 _WITHOUT = ("0.9.0",)
 
 
 def decodes_regions(version: str) -> bool:
-    """Return whether a version of nvImageCodec, which DALI uses as well, can decode parts on a GPU.
+    """Return whether this version of nvImageCodec, which DALI uses as well, can decode parts of images on a
+    GPU.
 
     >>> decodes_regions("0.9.0"), decodes_regions("0.9.0.20"), decodes_regions("0.9.1")
     (False, False, True)
@@ -31,7 +32,7 @@ def decodes_regions(version: str) -> bool:
 
 
 def region_of(image: Any, box: Box) -> Any | None:
-    """Return a part of a decoded image, (H, W, 3), as a view; None if the image does not contain it."""
+    """Return a part of a decoded image, (H, W, 3), as a view; None if ``box`` is not inside the image."""
     height, width, channels = image.shape
     if channels != 3 or box.top + box.height > height or box.left + box.width > width:
         return None
@@ -44,13 +45,13 @@ _LEAVE_S = 10.0
 
 _Part = tuple[bytes, Box]
 
-# Pipelines that this process has made or is making, and whether it was forked from a process that has.  In a
-# forked process DALI's threads do not exist, so a pipeline would wait for them forever, also when one of the
-# parent's pipelines is destroyed.
+# ``_made`` holds the pipelines that this process has made or is making.  ``_is_forked`` is True if this
+# process was forked from a process that had made a pipeline.  DALI's threads do not exist in a forked
+# process.  A pipeline would wait for these threads forever, even when the pipeline is destroyed.
 _made: weakref.WeakSet[Any] = weakref.WeakSet()
 _decoders: weakref.WeakSet[DaliDecoder] = weakref.WeakSet()
 _has_made = _is_forked = _is_registered = False
-_importing: list[None] = []  # by threads that are about to make one
+_importing: list[None] = []  # one item for each thread that is importing DALI
 
 
 def _after_fork() -> None:
@@ -58,7 +59,7 @@ def _after_fork() -> None:
     _is_forked = _is_forked or _has_made or bool(_importing)
     for pipeline in list(_made):
         if (core := getattr(pipeline, "_pipe", None)) is not None:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(core))  # never taken down
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(core))  # the pipeline is never destroyed
             pipeline._pipe = None
     if _is_forked:
         for decoder in list(_decoders):
@@ -66,9 +67,10 @@ def _after_fork() -> None:
 
 
 def _end() -> None:
-    """Abandon the pipelines before the interpreter ends, when DALI would destroy them.
+    """Release the pipelines before the interpreter ends.
 
-    It would do so while threads use one of them or make another."""
+    Otherwise DALI destroys them at the end, while threads still use a pipeline or make another pipeline.
+    """
     if not _is_forked:
         for decoder in list(_decoders):
             decoder.close()
@@ -95,15 +97,16 @@ def make_batch_decoder(
 
 
 class DaliDecoder:
-    """A pipeline that decodes rectangles of JPEGs; on the CPU it needs no driver.
+    """A decoder that decodes rectangles of JPEGs with a DALI pipeline. On the CPU, DALI needs no driver.
 
-    A pipeline that meets a file which it cannot decode becomes unusable.  Then a new one is made, and the
-    files of that batch are tried in halves until the bad file is found.  That file is declined from then on.
+    If a pipeline cannot decode a file, the pipeline becomes unusable.  The decoder then makes a new pipeline
+    and decodes the batch in halves until it finds the bad file.  From then on, the decoder returns None for
+    that file.
 
     Args:
-        device_id: the number of the GPU on which it decodes; None for the CPU.
-        array: makes an array of the caller's kind over DALI's memory, without a copy.
-        dct: libjpeg's transform: ``"exact"`` gives Pillow's pixels, ``"fast"`` TensorFlow's.
+        device_id: the number of the GPU that decodes; None for the CPU.
+        array: makes an array of the caller's class that shares DALI's memory, without a copy.
+        dct: libjpeg's transform: ``"exact"`` gives Pillow's pixels, ``"fast"`` gives TensorFlow's pixels.
     """
 
     def __init__(
@@ -114,13 +117,13 @@ class DaliDecoder:
         dct: Literal["exact", "fast"] = "exact",
     ) -> None:
         global _is_registered
-        _importing.append(None)  # a child forked now would wait for the import forever
+        _importing.append(None)  # a process forked now would wait for the import forever
         try:
             self._dali = require("nvidia.dali", extra="dali")
             self._fn = require("nvidia.dali.fn", extra="dali")
         finally:
             _importing.pop()
-        if not _is_registered:  # after DALI's import: the last one registered is called first
+        if not _is_registered:  # after DALI's import: the function that is registered last is called first
             _is_registered = True
             atexit.register(_end)
         self._threads, self._device_id, self._array = threads, device_id, array
@@ -129,17 +132,18 @@ class DaliDecoder:
         self._is_closed = False
         _decoders.add(self)
         self._pipeline: Any = None
-        self._most = 0  # images per run
+        self._most = 0  # the number of images per run
         self._by_region = device_id is None or decodes_regions(
-            require("nvidia.nvimgcodec", extra="image").__version__  # DALI's decoding threads
+            require("nvidia.nvimgcodec", extra="image").__version__  # DALI decodes with this package
         )
-        self._failures = 0  # of single files, since the last success
-        self._declined: dict[int, set[int]] = {}  # hashes of files by length, which costs nothing to compare
+        self._failures = 0  # the number of single files that failed since the last success
+        self._declined: dict[int, set[int]] = {}  # hashes of files by length; lengths are cheap to compare
 
     def decode(self, parts: Sequence[_Part], stream: Any = None) -> list[Any]:
-        """Decode parts of trusted JPEGs: uint8 (H, W, 3), on a GPU by a stream; None for declined files."""
+        """Decode parts of trusted JPEGs to uint8 (H, W, 3), on a GPU in a CUDA stream. Return None for files
+        that DALI cannot decode."""
         found: list[Any] = [None] * len(parts)
-        if self._is_closed:  # the lock may be one of the parent's
+        if self._is_closed:  # after a fork, the parent process may hold the lock
             return found
         with self._lock:
             if self._is_closed or self._failures >= _MOST_FAILURES:
@@ -148,14 +152,15 @@ class DaliDecoder:
             numbers = [
                 number
                 for number, (blob, box) in enumerate(parts)
-                # For a single column libjpeg does not always interpolate the colours of a 4:2:0 image.
+                # If the part is a single column, libjpeg does not always interpolate the colours of a 4:2:0
+                # image.
                 if box.width > 1 and not (len(blob) in declined and hash(blob) in declined[len(blob)])
             ]
             self._decode(parts, numbers, found, stream)
         return found
 
     def close(self) -> None:
-        """Decline everything from now on; wait for running decodes, but not forever."""
+        """Make ``decode`` return None for all files from now on. Wait for running decodes up to a limit."""
         self._is_closed = True
         if self._lock.acquire(timeout=_LEAVE_S):
             try:
@@ -164,30 +169,29 @@ class DaliDecoder:
                 self._lock.release()
 
     def describe(self) -> str:
-        """Return its name and its task, in a few words."""
+        """Return the decoder's name and task in a few words."""
         where = "" if self._device_id is None else f" on GPU {self._device_id}"
         what = "only the region that is needed" if self._by_region else "whole images"
         return f"DALI {self._dali.__version__}{where}, {what}, a batch at a time"
 
     def _decode(self, parts: Sequence[_Part], numbers: list[int], found: list[Any], stream: Any) -> None:
-        """Decode these files, or halves of them if that fails."""
+        """Decode these files. If DALI raises an error, decode each half separately."""
         if not numbers or self._is_closed or self._failures >= _MOST_FAILURES:
             return
         try:
             images = self._run([parts[number] for number in numbers], stream)
-        except RuntimeError as error:  # DALI has no other error for bad files
+        except RuntimeError as error:  # DALI raises no other error for bad files
             self._pipeline = None
             if len(numbers) == 1:
-                text = str(error)  # not the error: its traceback has the whole batch
+                text = str(error)  # do not keep the error: its traceback refers to the whole batch
                 blob = parts[numbers[0]][0]
                 _log.info("DALI does not decode a file of %d bytes: %s", len(blob), text)
                 self._declined.setdefault(len(blob), set()).add(hash(blob))
                 self._failures += 1
-                if self._failures == _MOST_FAILURES:  # the error is not about the files
+                if self._failures == _MOST_FAILURES:  # the files are not the cause of the error
                     _log.warning(
                         "DALI has failed for %d images one after the other, and is no longer used: images "
-                        "are "
-                        "decoded without it. The last error: %s",
+                        "are decoded without it. The last error: %s",
                         _MOST_FAILURES, text,
                     )  # fmt: skip
                 return
@@ -211,10 +215,10 @@ class DaliDecoder:
 
     def _new_pipeline(self) -> Any:
         global _has_made
-        _has_made = True  # before, as it imports more, and starts threads
+        _has_made = True  # set before DALI imports more modules and starts threads
         fn, types = self._fn, self._dali.types
-        # Batches are passed in as they come, so there is nothing to prefetch; the result of a run
-        # stays valid while something refers to it.
+        # Each run receives its batch as an argument, so the pipeline has nothing to prefetch. The result of a
+        # run stays valid while an object refers to it.
         pipeline = self._dali.Pipeline(
             batch_size=self._most, num_threads=self._threads, device_id=self._device_id,
             prefetch_queue_depth=1, exec_dynamic=True,
@@ -223,7 +227,7 @@ class DaliDecoder:
             files = fn.external_source(name="files", dtype=types.UINT8, ndim=1, no_copy=True)
             options: dict[str, Any] = {
                 "output_type": types.RGB, "adjust_orientation": False, "use_fast_idct": self._is_fast,
-                # As libjpeg does; on a GPU only if requested.
+                # libjpeg does this by default. On a GPU, DALI does it only if requested.
                 "jpeg_fancy_upsampling": self._device_id is not None,
                 "device": "cpu" if self._device_id is None else "mixed",
             }  # fmt: skip

@@ -26,29 +26,30 @@ from fastpipe.images.pixels import Resampling
 from fastpipe.options import Decode
 
 # ----------------------------------------------------------------------------------------------------
-# Resample images on a GPU to exactly the bytes of the CPU's kernels, by torch or by one Triton kernel.
+# Resample images on a GPU, with torch or with one Triton kernel, to exactly the bytes of the CPU's kernels.
 #
-# An output pixel's horizontal sums are computed for each row of its vertical sum, so nothing is stored
-# between the two passes.  When an image is made smaller, about two output rows need each row of the
-# input.
-
-# The CPU computes each image's weights, as it does for its own kernels: Pillow's, in 22-bit fixed point.
-# The device multiplies and adds integers, and rounds to bytes between the two passes. So a batch differs
-# from one made on the CPU only if its images were decoded differently.
+# For each output pixel, the horizontal sums of the pixel's rows are computed within the vertical sum, so
+# nothing is stored between the two passes. When an image is made smaller, each input row is needed for about
+# two output rows.
+#
+# The CPU computes each image's weights as it does for its own kernels: Pillow's weights, in 22-bit fixed
+# point. The device multiplies and adds integers, and rounds to bytes between the two passes. So a batch
+# differs from a batch made on the CPU only if its images were decoded differently.
 
 _HALF, _BITS = 1 << 21, 22
 _FIELDS = [Axis._fields.index(name) for name in ("length", "low", "pitch")]
 
 
 class Tables(NamedTuple):
-    """The tables by which the images of a batch are resampled.
+    """The tables with which the images of a batch are resampled.
 
     Attributes:
-        numbers: int64 (N, 7), for each image: the first input pixel that is present, from the left and from
-            the top; the starts of its tables of columns and of rows in ``flat``; their weights per output;
-            whether columns are resampled first.
-        flat: int32 (M,), for each axis: the outputs' first inputs, then their numbers of inputs, then their
-            weights; see `fastpipe.images.kernels.axis_tables`.
+        numbers: int64 (N, 7), seven numbers for each image. The first two numbers are the position of the
+            first input pixel that is present, from the left and from the top. The next two numbers are the
+            starts of the image's tables of columns and of rows in ``flat``. The next two numbers are the
+            numbers of weights per output pixel in these tables. The last number says whether the vertical
+            pass comes first.
+        flat: int32 (M,), the tables of all axes; see `fastpipe.images.kernels.axis_tables`.
     """
 
     numbers: npt.NDArray[np.int64]
@@ -69,10 +70,10 @@ def tables_of(images: Sequence[Resampling]) -> Tables:
 
 
 def resample_by_torch(sources: Sequence[Any], tables: Tables, out: Any) -> None:
-    """Resample images one after the other, by torch operations on any device of torch's.
+    """Resample images one after the other, with torch operations, on any device that torch supports.
 
-    ``sources`` has the pixels of each image's box, a uint8 tensor (H, W, 3) on the device.  The results are
-    written to ``out``, uint8 (N, 3, height, width) on the device.
+    ``sources`` holds the pixels of each image's box as a uint8 tensor (H, W, 3) on the device.  The results
+    are written to ``out``, uint8 (N, 3, height, width) on the device.
     """
     torch = require("torch", extra="torch")
     flat = uploaded(torch.from_numpy(tables.flat), out.device)
@@ -86,11 +87,11 @@ def resample_by_torch(sources: Sequence[Any], tables: Tables, out: Any) -> None:
 
 
 def _resampled(torch: Any, pixels: Any, table: Any, count: int, pitch: int, first: int, dim: int) -> Any:
-    """Do one pass: return uint8 (H, W, 3) with the axis ``dim`` resampled to ``count``."""
+    """Do one pass: return uint8 (H, W, 3), resampled along the axis ``dim`` to ``count`` rows or columns."""
     starts, taps = table[:count].view(-1, 1) - first, table[count : 2 * count].view(-1, 1)
     weights = table[2 * count : (2 + pitch) * count].view(count, pitch)
     inputs = torch.arange(pitch, device=table.device, dtype=torch.int32).view(1, -1)
-    is_there = inputs < taps  # memory after an output's last weight is undefined
+    is_there = inputs < taps  # memory after the last weight of an output is undefined
     weights = torch.where(is_there, weights, 0)
     places = torch.where(is_there, starts + inputs, 0).view(-1)
     taken = pixels.index_select(dim, places).to(torch.int32)
@@ -103,17 +104,17 @@ def _resampled(torch: Any, pixels: Any, table: Any, count: int, pitch: int, firs
     return ((total + _HALF) >> _BITS).clamp_(0, 255).to(torch.uint8)
 
 
-# ---- the same for all images of a batch, by one kernel of Triton's -----------------------------------
+# ---- the same resampling for all images of a batch, with one Triton kernel -------------------------
 
 # mypy: disable-error-code="no-untyped-call"
 
-_COLUMNS = 9  # of a row of numbers about an image
+_COLUMNS = 9  # the numbers that the kernel reads for each image
 _BLOCK = 128
-tl: Any = None  # Triton's language, which the kernel's code finds by this name
+tl: Any = None  # Triton's language; the kernel's code refers to this name
 
 
 def resample_by_triton(sources: Sequence[Any], tables: Tables, out: Any) -> None:
-    """Resample images by one kernel, with the arguments of ``resample_by_torch``."""
+    """Resample images with one kernel; the arguments are those of ``resample_by_torch``."""
     torch = require("torch", extra="torch")
     height, width = out.shape[2:]
     places = np.array([(pixels.data_ptr(), pixels.stride(0)) for pixels in sources], np.int64)
@@ -128,7 +129,7 @@ _compiling = threading.Lock()
 
 def jitted() -> Any:
     """Return the kernel, which is compiled at its first use."""
-    with _compiling:  # a cache lets several threads make a missing entry
+    with _compiling:  # otherwise several threads could compile the kernel at once
         return _jitted()
 
 
@@ -150,7 +151,7 @@ def _kernel(  # type: ignore[no-untyped-def]
     columns: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """Compute a block of an output row of one image."""
-    # A batch may have more bytes than 32 bits can count.
+    # Image numbers have 64 bits, because a batch may have more bytes than 32 bits can count.
     image, y = tl.program_id(0).to(tl.int64), tl.program_id(1)
     x = tl.program_id(2) * block + tl.arange(0, block)
     is_inside = x < width
@@ -190,26 +191,29 @@ def _kernel(  # type: ignore[no-untyped-def]
 
 
 # ----------------------------------------------------------------------------------------------------
-# Decoding on a GPU by nvImageCodec, which uses nvJPEG: one call decodes the parts of a whole batch.
+# Decode on a GPU with nvImageCodec, which uses nvJPEG. One call decodes the parts of a whole batch.
 
-# Batches that are decoded at once: while the GPU's engines decode one, another is parsed and sent.
+# The number of batches that are decoded at once. While the GPU's engines decode one batch, another batch is
+# parsed and sent.
 _AT_ONCE = 2
-# Threads of an engine decoder, which parse files; with one thread, or four, it is a tenth slower.
+# The number of threads in which an engine decoder parses files. With one thread or four threads, decoding is
+# a tenth slower.
 _PARSING = 2
 
 
 def _require_nvimgcodec() -> Any:
-    """Import nvImageCodec, set to print nothing for files that it cannot decode: it returns None for them."""
+    """Import nvImageCodec without its messages. The library returns None for files that fail to decode."""
     with briefly_set("PYNVIMGCODEC_VERBOSITY", "0"):
         return require("nvidia.nvimgcodec", extra="gpu")
 
 
 class NvJpegDecoder:
-    """A decoder by nvImageCodec, on a GPU's JPEG engines, or on its kernels if it has no engines.
+    """A decoder that uses nvImageCodec on a GPU's JPEG engines, or on its kernels if the GPU has no engines.
 
-    If there are engines, only they decode: nvImageCodec would share a batch with its kernels, which need the
-    CPU for half of the work and are slower than it (H200: 9,400 images/s shared, 9,900 by the engines).
-    CPU threads decode the files that engines decline, as without a GPU.  May be used from any thread.
+    If the GPU has engines, only the engines decode.  nvImageCodec could share a batch between the engines and
+    its kernels, but the kernels need the CPU for half of the work and are slower than the CPU (H200: 9,400
+    images/s when shared, 9,900 with engines only).  CPU threads decode files that the engines cannot decode,
+    as they do without a GPU.  The decoder may be used from any thread.
     """
 
     def __init__(self, device: Any, threads: int) -> None:
@@ -228,8 +232,10 @@ class NvJpegDecoder:
             self._idle.put(decoder)
 
     def decode(self, parts: Sequence[tuple[bytes, Box]], stream: Any) -> list[Any]:
-        """Begin to decode parts of trusted JPEGs to uint8 tensors (H, W, 3) on the device, on a
-        ``torch.cuda.Stream``; return None for declined ones."""
+        """Start to decode parts of trusted JPEGs on a ``torch.cuda.Stream``.
+
+        Return uint8 tensors (H, W, 3) on the device, and None for parts that the decoder cannot decode.
+        """
         found: list[Any] = [None] * len(parts)
         streams = {number: self._part(*part) for number, part in enumerate(parts)}
         numbers = [number for number, part in streams.items() if part is not None]
@@ -242,25 +248,26 @@ class NvJpegDecoder:
         return found
 
     def describe(self) -> str:
-        """Return its name and its task, in a few words."""
+        """Return the decoder's name and task in a few words."""
         what = "only the region that is needed" if self._by_region else "whole images"
         how = "its engines for JPEGs" if self.has_engines else "its kernels and the CPU"
         return f"nvImageCodec {self._codec.__version__} on {self.device}, by {how}, {what}"
 
     def _first(self, threads: int) -> tuple[Any, bool]:
-        """Return a decoder, and whether it uses engines."""
+        """Return a decoder, and whether the decoder uses engines."""
         try:
             decoder, file = self._new(threads, True), io.BytesIO()
             require("PIL.Image", extra="image").new("RGB", (256, 256)).save(file, "JPEG")
             if decoder.decode(self._codec.CodeStream(file.getvalue()), params=self._params) is not None:
                 return decoder, True
-        except RuntimeError:  # raised by the library if it has no such decoder
+        except RuntimeError:  # the library raises this error if it has no engine decoder
             pass
         return self._new(threads, False), False
 
     def _new(self, threads: int, has_engines: bool) -> Any:
         kinds = self._codec.BackendKind
-        # Not CPU_ONLY: files that a GPU declines are decoded by the CPU threads, as without a GPU.
+        # CPU_ONLY is left out: the CPU threads decode files that a GPU cannot decode, as they do without a
+        # GPU.
         wanted = [kinds.HW_GPU_ONLY] if has_engines else [kinds.GPU_ONLY, kinds.HYBRID_CPU_GPU]
         return self._codec.Decoder(
             device_id=self._index, max_num_cpu_threads=_PARSING if has_engines else threads,
@@ -284,7 +291,7 @@ class NvJpegDecoder:
                 return whole
             region = self._codec.Region(box.top, box.left, box.top + box.height, box.left + box.width)
             return whole.get_sub_code_stream(region=region)
-        except RuntimeError:  # raised by the library for a stream that it cannot parse
+        except RuntimeError:  # the library raises this error for a stream that it cannot parse
             return None
 
     def _tensor(self, image: Any, box: Box, stream: Any) -> Any:
@@ -295,21 +302,22 @@ class NvJpegDecoder:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Batches that are made on a GPU: decoded and resampled there, and used there.
+# Batches that are made on a GPU: images are decoded, resampled and used on the GPU.
 
 _log = logging.getLogger("fastpipe.torch")
-_TELLING = 8  # images of a batch that suffice to judge a decoder
+_TELLING = 8  # the number of images with which a decoder can be judged
 DeviceDecoder = NvJpegDecoder | DaliDecoder
 
 
 class BatchThere:
-    """A batch on a device, uint8 (N, 3, H, W), complete after a CUDA event, or at once without an event."""
+    """A batch on a device, uint8 (N, 3, H, W). The batch is complete after the CUDA event ``done``, or at
+    once if ``done`` is None."""
 
     def __init__(self, tensor: Any, done: Any) -> None:
         self._tensor, self._done = tensor, done
 
     def tensor(self) -> Any:
-        """Return the batch for work on this thread's current stream."""
+        """Return the batch for work on this thread's current CUDA stream."""
         if self._done is not None:
             current = require("torch", extra="torch").cuda.current_stream(self._tensor.device)
             current.wait_event(self._done)
@@ -318,7 +326,7 @@ class BatchThere:
 
 
 class DeviceMaker:
-    """A maker of a dataset's batches on a device, on its own stream.  May be used from any thread."""
+    """A maker of a dataset's batches on a device, with its own CUDA stream.  Any thread may use the maker."""
 
     def __init__(self, device: Any, decoder: DeviceDecoder, share: Share) -> None:
         self._torch = require("torch", extra="torch")
@@ -327,36 +335,36 @@ class DeviceMaker:
         self._resample = _resampler(device)
         self._lock = threading.Lock()
         self._has_decoded = False
-        # Pixels that a kernel may still read: torch does not manage the decoder's own memory.
+        # Keep pixels that a kernel may still read, because torch does not manage the decoder's memory.
         self._in_use: deque[tuple[Any, list[Any]]] = deque()
 
     def describe(self) -> str:
-        """Return what decodes and resamples, in a few words."""
+        """Return the names of the decoder and of the resampler in a few words."""
         how = "Triton's kernel" if self._resample is not resample_by_torch else "torch's operations"
         share = self._share.describe()
         return f"{self._decoder.describe()}, resampled there by {how}{share and f'; {share}'}"
 
     def turn(self) -> Turn:
-        """Begin a batch."""
+        """Start a batch."""
         self._forget()
         return Turn(self, self._share)
 
     def waited(self, seconds: float) -> None:
-        """Record how long the script waited for the batch that was delivered last."""
+        """Record how long the script waited for the last delivered batch."""
         self._forget()
         self._share.waited(seconds)
 
     def decode(self, parts: Sequence[tuple[bytes, Box]]) -> Sequence[Any]:
-        """Begin to decode parts of trusted JPEGs, each a rectangle inside the image.
+        """Start to decode parts of trusted JPEGs. Each part is a rectangle inside the image.
 
-        Return tensors on the device, and None for declined parts.
+        Return tensors on the device, and None for parts that the decoder cannot decode.
         """
         with self._on_stream():
             found = self._decoder.decode(parts, self._stream)
         with self._lock:
             is_first = not self._has_decoded and len(parts) >= _TELLING
             self._has_decoded = self._has_decoded or is_first
-        if is_first and all(image is None for image in found):  # the decoder fails, not the files
+        if is_first and all(image is None for image in found):  # the cause is the decoder, not the files
             _log.warning(
                 "images are decoded on the CPU, not on %s: %s declined all %d of a batch; it needs nvJPEG "
                 "13.2 or later (pip install 'fastpipe[gpu]')",
@@ -368,10 +376,11 @@ class DeviceMaker:
     def finish(
         self, plan: Any, images: Mapping[int, tuple[Any, Resampling]], rows: Mapping[int, Any], count: int
     ) -> BatchThere:
-        """Begin to make a batch of ``count`` samples; samples in neither mapping are undefined.
+        """Start to make a batch of ``count`` samples.
 
-        ``images`` maps numbers of samples to their pixels and resampling; ``rows`` maps numbers of others to
-        their bytes, as the plan writes them on the CPU.
+        Samples in neither ``images`` nor ``rows`` are undefined.  ``images`` maps the numbers of samples to
+        their pixels and resampling.  ``rows`` maps the numbers of other samples to their bytes, as the plan
+        writes them on the CPU.
         """
         torch, spec = self._torch, plan.output
         numbers = sorted(images)
@@ -401,7 +410,7 @@ class DeviceMaker:
         return nullcontext() if self._stream is None else on_stream(self._stream)
 
     def _ended(self, pixels: list[Any]) -> Any:
-        """Return an event after all work begun so far; keep these pixels until then."""
+        """Return an event that follows all work started so far, and keep ``pixels`` until the event."""
         if self._stream is None:
             return None
         done = self._stream.record_event()
@@ -417,25 +426,27 @@ class DeviceMaker:
 
 
 class Turn:
-    """One batch of a maker, which decodes a share of it: the device as an engine uses it."""
+    """One batch of a ``DeviceMaker``. An engine uses this object to decode its share of the batch on the
+    device."""
 
     def __init__(self, maker: DeviceMaker, share: Share) -> None:
         self._share, self._part = share, share.begin()
-        self.is_there = self._part > 0  # any of it
+        self.is_there = self._part > 0  # whether the device decodes any part of the batch
         self.maker = maker
         self.decode, self.finish, self.describe = maker.decode, maker.finish, maker.describe
 
     def takes(self, number: int) -> bool:
-        """Return whether the sample of this number is decoded on the device."""
+        """Return whether the sample ``number`` is decoded on the device."""
         return takes(self._part, number)
 
     def given(self) -> None:
-        """Record that the batch is delivered."""
+        """Record that the batch was delivered."""
         self._share.given(self._part)
 
 
 def _resampler(device: Any) -> Any:
-    """Return the resampling function for a device: the Triton kernel if it works there."""
+    """Return a device's resampling function, with the Triton kernel if the kernel works, otherwise with
+    torch."""
     if device.type == "cuda":
         try:
             _try_kernel(device)
@@ -448,7 +459,7 @@ def _resampler(device: Any) -> Any:
 
 
 def _try_kernel(device: Any) -> None:
-    """Resample an image of one pixel, which also compiles the kernel; raise an error if that fails."""
+    """Resample an image of one pixel, which also compiles the kernel. Raise an error if the kernel fails."""
     torch = require("torch", extra="torch")
     pixel = axis(BILINEAR, 1, 1)
     tables = tables_of([Resampling(Box(0, 0, 1, 1), BILINEAR, pixel, pixel, False)])
@@ -460,11 +471,11 @@ def _try_kernel(device: Any) -> None:
             raise RuntimeError(f"it made {out.flatten().tolist()} of 7, 7, 7")
 
 
-# ---- Which decoder decodes on a device --------------------------------------------------------------
+# ---- Choose the decoder for a device ---------------------------------------------------------------
 
 
 def share_of(decode: Decode) -> float | Literal["auto"]:
-    """Return the share of each batch to decode on a device: from 0 to 1, or ``"auto"``.
+    """Return the share of each batch to decode on a device: a number from 0 to 1, or ``"auto"``.
 
     >>> share_of(Decode()), share_of(Decode("dali")), share_of(Decode(gpu_share="auto"))
     (0.0, 1.0, 'auto')
@@ -477,7 +488,8 @@ def share_of(decode: Decode) -> float | Literal["auto"]:
 def device_decoder(decode: Decode, device: Any, threads: int) -> DeviceDecoder | None:
     """Return the decoder for a device; None if images are decoded on the CPU.
 
-    A device decodes only if the options name a back end or a share, as its pixels differ.
+    Images are decoded on a device only if the options name a back end or a share, because a device's pixels
+    differ from the CPU's.
     """
     if device.type != "cuda" or not share_of(decode) or decode.scaled:
         return None

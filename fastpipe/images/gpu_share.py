@@ -1,4 +1,4 @@
-"""The share of each batch's images that a device decodes: a given one, or the best one measured."""
+"""The share of each batch's images that a device decodes: a given share, or the best measured share."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from typing import Literal
 _log = logging.getLogger("fastpipe.torch")
 
 _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
-_SECONDS = 1.0  # for all of them
-_LEAST = 4  # batches of each
-_KEEPS_UP = 0.02  # the CPU keeps up if waits are at most this fraction of the time from batch to batch
-_BETTER = 0.97  # a larger share must reach this fraction of another's time from batch to batch
+_SECONDS = 1.0  # the time for measuring all shares
+_LEAST = 4  # the minimum number of batches for each share
+_KEEPS_UP = 0.02  # the CPU keeps up if waits are at most this fraction of the time between batches
+_BETTER = 0.97  # a larger share must reach this fraction of the time that another share takes between batches
 
 
 def takes(share: float, number: int) -> bool:
-    """Return whether the sample of this number in its batch belongs to a share, which is spread evenly.
+    """Return whether the sample ``number`` of a batch belongs to ``share``. The samples of a share are spread
+    evenly.
 
     >>> [number for number in range(8) if takes(0.25, number)]
     [3, 7]
@@ -28,14 +29,14 @@ def takes(share: float, number: int) -> bool:
 
 
 class Share:
-    """The share of each batch that a device decodes: a given one, or for ``"auto"`` the one with the fastest
-    sequence of batches.
+    """The share of each batch that a device decodes: a given share, or for ``"auto"`` the fastest share.
 
-    The time from one batch to the next, as the script's step requests them, reflects both the CPU time that
-    training leaves and the device time that decoding takes from the steps.  It is measured for one share
-    after the other, for ``seconds`` in all, or longer if batches are slow.  The median decides, so that a
-    pause between epochs does not count.  If the CPU alone keeps up, nothing else is tried.  A larger share is
-    chosen only if it is clearly better, since otherwise the step has the device to itself.
+    The fastest share is the share with the shortest time from one batch to the next, as the training script
+    requests batches.  This time reflects both the CPU time that training leaves and the device time that
+    decoding takes from training steps.  The shares are measured one after the other, for ``seconds`` in all,
+    or longer if batches are slow.  The medians are compared, so that pauses between epochs do not count.  If
+    the CPU keeps up without the device, no other share is tried.  A larger share is chosen only if it is
+    clearly faster, because a smaller share leaves more of the device to training.
     """
 
     def __init__(
@@ -50,8 +51,8 @@ class Share:
         self._waited = 0.0
         self._now = _SHARES[0] if share == "auto" else None  # the share being measured
         self._best = 1.0 if share == "auto" else share
-        self._last: float | None = None  # when the batch before was delivered, if it had this share
-        self._is_first = True  # a share's first batch was made together with others
+        self._last: float | None = None  # when the previous batch was delivered, if it had this share
+        self._is_first = True  # the first batch of a share is made together with batches of another share
 
     def begin(self) -> float:
         """Return the share of the next batch, from 0 to 1."""
@@ -59,7 +60,7 @@ class Share:
             return self._best if self._now is None else self._now
 
     def given(self, share: float) -> None:
-        """Record that a batch of that share is delivered."""
+        """Record that a batch with this share was delivered."""
         with self._lock:
             if self._now is None or share != self._now:
                 return
@@ -76,13 +77,13 @@ class Share:
                 self._go_on(share)
 
     def waited(self, seconds: float) -> None:
-        """Record how long the script waited for the batch that was delivered last."""
+        """Record how long the script waited for the last delivered batch."""
         with self._lock:
             if self._now is not None and self._times[self._now]:
                 self._waited += seconds
 
     def describe(self) -> str:
-        """Return the share and the reason, in a few words; empty if the device decodes everything."""
+        """Return the share and the reason in a few words; return "" if the device decodes everything."""
         with self._lock:
             if self._now is not None:
                 return "the share of each batch is being measured"
@@ -93,7 +94,7 @@ class Share:
         return f"{self._best:.0%} of each batch, by the time from batch to batch: {found}"
 
     def _go_on(self, share: float) -> None:
-        """Measure the next share, or choose one."""
+        """Measure the next share, or choose the best share if no share is left to measure."""
         keeps_up = share == 0 and self._waited < _KEEPS_UP * sum(self._times[share])
         rest = _SHARES[_SHARES.index(share) + 1 :]
         self._waited, self._last, self._is_first = 0.0, None, True

@@ -1,4 +1,4 @@
-"""The native resampling kernels, for any source of pixels; see fastpipe/native/resample.h."""
+"""The native resampling kernels for pixels from any source; see fastpipe/native/resample.h."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from fastpipe.core.native import native
 from fastpipe.core.types import UInt8Array
 
 # Filters, from fastpipe/native/resample.h.
-# A flag: weights of 16 bits, as in torch and Pillow-SIMD, instead of Pillow's 22.
+# NARROW is a flag: the weights have 16 bits, as in torch and Pillow-SIMD, instead of Pillow's 22 bits.
 NARROW = 16
-# Pillow's filters, which widen when they shrink an image (antialiasing) …
+# Pillow's filters. These filters become wider when they shrink an image (antialiasing).
 BOX, BILINEAR, HAMMING, BICUBIC, LANCZOS = 0, 1, 2, 3, 4
-# … which torch has as well …
+# torch's filters with antialiasing.
 TORCH_BILINEAR, TORCH_BICUBIC = BILINEAR | NARROW, BICUBIC | NARROW
-# … the nearest pixel: to the centre (Pillow, NEAREST_EXACT) or rounded down (torch's "nearest") …
+# Copy the nearest pixel. NEAREST rounds to the centre (Pillow, NEAREST_EXACT); NEAREST_FLOOR rounds down
+# (torch's "nearest").
 NEAREST, NEAREST_FLOOR = 5, 6
-# … and torch's filters without antialiasing, which do not widen and repeat the edge.
+# torch's filters without antialiasing. These filters keep their width and repeat the edge pixels.
 SHARP_BILINEAR, SHARP_BICUBIC = 7 | NARROW, 8 | NARROW
 
 
@@ -27,14 +28,14 @@ class Axis(NamedTuple):
     """One axis of a resize, as ``resample`` takes it.
 
     Attributes:
-        in_size: pixels before.
+        in_size: the number of input pixels.
         start8, extent8: the part of the input that becomes the output, in eighths of a pixel.
-        out_size: pixels after.
+        out_size: the number of output pixels.
         first, length: the requested part of the output.
-        turned: resample the input as if it had been mirrored before.
-        mirrored: mirror the output.
-        low, high: the range of input pixels that is needed and must be present.
-        pitch: weights stored for each output pixel.
+        turned: whether to resample the input as if the input were mirrored.
+        mirrored: whether to mirror the output.
+        low, high: the range of input pixels that the kernel needs. The caller must provide these pixels.
+        pitch: the number of weights stored for each output pixel.
     """
 
     in_size: int
@@ -61,7 +62,7 @@ def axis(
     start8: int = 0,
     extent8: int | None = None,
 ) -> Axis:
-    """Return the axis of a resize with this filter, or of a part of its output: see ``Axis``.
+    """Return the axis of a resize with the filter ``mode``, or of a part of the resize's output.
 
     >>> axis(1, 340, 224).high  # bilinear
     340
@@ -72,9 +73,10 @@ def axis(
 
 
 def axis_tables(axes: list[tuple[int, Axis]]) -> npt.NDArray[np.int32]:
-    """Return the tables of several axes with their filters, concatenated: int32 (M,).
+    """Return the tables of several axes, given with their filters, concatenated: int32 (M,).
 
-    Each has ``length * (pitch + 2)`` numbers: the outputs' first inputs, numbers of inputs, and weights.
+    Each table has ``length * (pitch + 2)`` numbers: the first input pixel of each output pixel, then the
+    number of input pixels of each output pixel, then the weights.
     """
     sizes = [one.length * (one.pitch + 2) for _, one in axes]
     tables = np.empty(sum(sizes), np.int32)
@@ -89,24 +91,24 @@ def resample(
     pixels: npt.NDArray[np.uint8], mode: int, x: Axis, y: Axis, vertical_first: bool, grey: int, how: Any,
     out: npt.NDArray[Any],
 ) -> None:  # fmt: skip
-    """Resample pixels, convert them by a ``native.Conversion``, and fill ``out``, which is contiguous.
+    """Resample ``pixels``, convert them by ``how``, a ``native.Conversion``, and fill the contiguous ``out``.
 
     Args:
         pixels: uint8 (y.high - y.low, x.high - x.low, 1 or 3), each row contiguous.
         mode: the filter, a constant of this module.
-        vertical_first: the order of the two passes, each of which rounds.
-        grey: 1 converts colours to luma before resampling, 2 after, 0 not at all.
+        vertical_first: whether the vertical pass comes first. Each of the two passes rounds.
+        grey: 1 converts colours to luma before resampling, 2 after resampling, and 0 keeps the colours.
     """
     native.resample(pixels, mode, x, y, vertical_first, grey, how, out.view(np.uint8))
 
 
 def noise(size: tuple[int, int]) -> UInt8Array:
-    """Return a noise image, uint8 (H, W, 3), in which every difference of arithmetic shows."""
+    """Return an image of noise, uint8 (H, W, 3), which shows any difference between two arithmetics."""
     return np.random.Generator(np.random.PCG64(1)).integers(0, 256, (*size, 3), np.uint8)
 
 
 def resized(image: UInt8Array, to: tuple[int, int], mode: int) -> UInt8Array:
-    """Resize a whole image, uint8 (H, W, C), to a height and a width; rows are resampled first."""
+    """Resize a whole image, uint8 (H, W, C), to a height and a width. Rows are resampled first."""
     (height, width, channels), (out_height, out_width) = image.shape, to
     made = np.empty(out_height * out_width * channels, np.uint8)
     how = native.conversion(0, channels, True, 1, True, [], [], b"")

@@ -1,15 +1,15 @@
-"""Tests that find out how the installed Pillow and torchvision decode, resize and turn images grey.
+"""Tests that find out how the installed Pillow and torchvision decode, resize and convert images to grey.
 
-Versions of Pillow and its forks (Pillow-SIMD) differ in the last bit:
+Versions of Pillow and its fork Pillow-SIMD differ in the last bit:
 
-* Weights have 22 bits; those of Pillow-SIMD have as many as fit into 16, like torch's.
-* Each of the two passes rounds.  Rows come first, except that Pillow 13 begins with the columns
-  if that needs less work, and some earlier versions if the image is more than a hundred times as
-  tall as wide.
-* Pillow-SIMD rounds some grey values down that are rounded up elsewhere.
+* Pillow's weights have 22 bits. Pillow-SIMD's weights have as many bits as fit into 16, like torch's.
+* Each of the two passes rounds.  Most versions resample rows first.  Pillow 13 resamples columns first if
+  that needs less work, and some earlier versions do if the image is more than a hundred times as tall as
+  wide.
+* Pillow-SIMD rounds some grey values down that Pillow rounds up.
 
-torchvision resizes uint8 tensors as floats and rounds if torch has no fast code for bytes on this
-processor, or if torchvision does not know of it; that differs in the last bit, too.
+torchvision resizes uint8 tensors as floats and then rounds if torch has no fast code for bytes on this
+processor, or if torchvision does not use torch's fast code.  These results differ in the last bit as well.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from fastpipe.images.kernels import noise, resized
 
 _log = logging.getLogger("fastpipe.read")
 
-# By the lower-case names of Pillow's ``Resampling``, which are those of torchvision's ``InterpolationMode``.
+# The keys are the lower-case names of Pillow's ``Resampling``, which are also those of torchvision's
+# ``InterpolationMode``.
 FILTERS = {
     "nearest": kernels.NEAREST, "box": kernels.BOX, "bilinear": kernels.BILINEAR,
     "hamming": kernels.HAMMING, "bicubic": kernels.BICUBIC, "lanczos": kernels.LANCZOS,
@@ -37,16 +38,16 @@ FILTERS = {
 
 
 class _Rules(NamedTuple):
-    flag: int | None  # added to a filter's constant; None for unknown arithmetic
+    flag: int | None  # added to a filter's constant; None if Pillow's arithmetic is unknown
     by_size: bool
     by_shape: bool
     grey: bool
 
 
 def pillow_filter(mode: int) -> tuple[int, int] | None:
-    """Return the filter equal to the installed Pillow's, and the order of its passes; None if there is none.
+    """Return the filter that equals the installed Pillow's filter, and the order of the filter's passes.
 
-    The order is a ``PassOrder`` of fastpipe/native/geometry.h.
+    The order is a ``PassOrder`` of fastpipe/native/geometry.h. Return None if no filter is equal.
     """
     rules = _rules()
     if mode == kernels.NEAREST:
@@ -57,13 +58,13 @@ def pillow_filter(mode: int) -> tuple[int, int] | None:
 
 
 def grey_is_known() -> bool:
-    """Return whether the kernels turn colours grey exactly as the installed Pillow does."""
+    """Return whether the kernels convert colours to grey exactly as the installed Pillow does."""
     return _rules().grey
 
 
 @functools.cache
 def _rules() -> _Rules:
-    # A tall image for the first rule, an extremely tall one for the second.
+    # ``by_size`` is tested with a tall image, and ``by_shape`` with an extremely tall image.
     by_size, by_shape = (
         _resizes_columns_first((192, 24), (36, 30)),
         _resizes_columns_first((404, 4), (5, 3)),
@@ -79,7 +80,7 @@ def _resizes_columns_first(size: tuple[int, int], to: tuple[int, int]) -> bool:
 
 
 def _flag() -> int | None:
-    """Return the flag that gives the installed Pillow's weights for all filters."""
+    """Return the flag with which the kernels have the installed Pillow's weights for all filters."""
     weighted = [mode for mode in FILTERS.values() if mode != kernels.NEAREST]
     image, to = noise((48, 52)), (37, 31)
     expected = [_by_pillow(image, to, mode) for mode in weighted]
@@ -106,7 +107,7 @@ def _by_pillow(image: UInt8Array, to: tuple[int, int], mode: int) -> UInt8Array:
     return np.asarray(pillow.fromarray(image).resize((to[1], to[0]), pillow.Resampling[name.upper()]))
 
 
-_KINDS: tuple[dict[str, Any], ...] = (  # of the files that are trusted
+_KINDS: tuple[dict[str, Any], ...] = (  # the kinds of JPEGs that are trusted
     {"subsampling": 0}, {"subsampling": 1}, {"subsampling": 2}, {"subsampling": 2, "progressive": True}, {},
 )  # fmt: skip
 
@@ -115,7 +116,8 @@ _KINDS: tuple[dict[str, Any], ...] = (  # of the files that are trusted
 def decodes_as_pillow() -> bool:
     """Return whether the native core decodes small JPEGs of each trusted kind as Pillow does."""
     pillow = require("PIL.Image", extra="image")
-    # Use Pillow's class for JPEGs and a name instead of a format: otherwise it loads other formats' plugins.
+    # Use Pillow's JPEG class, and a file name instead of a format. Otherwise Pillow loads plugins of other
+    # formats.
     jpegs = require("PIL.JpegImagePlugin", extra="image")
     pixels = noise((37, 45))
     for kind in _KINDS:
@@ -137,7 +139,7 @@ def decodes_as_pillow() -> bool:
     return True
 
 
-# By name, and whether it antialiases.
+# The keys are the filter's name and whether the filter antialiases.
 _TORCH_MODES = {
     ("bilinear", True): kernels.TORCH_BILINEAR, ("bicubic", True): kernels.TORCH_BICUBIC,
     ("bilinear", False): kernels.SHARP_BILINEAR, ("bicubic", False): kernels.SHARP_BICUBIC,
@@ -145,7 +147,8 @@ _TORCH_MODES = {
 
 
 def torch_filter(interpolation: Any, antialias: bool) -> int | None:
-    """Return the filter equal to ``torchvision.transforms.v2``'s for uint8 tensors; None if there is none."""
+    """Return the filter that equals ``torchvision.transforms.v2``'s for uint8 tensors; None if no filter is
+    equal."""
     if (interpolation, antialias) not in _TORCH_MODES or not _torch_is_equal(interpolation, antialias):
         return None
     return _TORCH_MODES[interpolation, antialias]
@@ -153,7 +156,7 @@ def torch_filter(interpolation: Any, antialias: bool) -> int | None:
 
 @functools.cache
 def _torch_is_equal(interpolation: str, antialias: bool) -> bool:
-    """Return whether a kernel gives torchvision's pixels, for a smaller and for a larger output."""
+    """Return whether a kernel gives torchvision's pixels, both when shrinking and when enlarging an image."""
     torch = require("torch", extra="torch")
     resize = require("torchvision.transforms.v2.functional", extra="torch").resize
     mode = require("torchvision.transforms", extra="torch").InterpolationMode(interpolation)

@@ -1,4 +1,4 @@
-"""From an encoded image and a region to output pixels: decode the part, run the kernels."""
+"""Output pixels of an encoded image: the needed part is decoded, and the kernels convert it."""
 
 from __future__ import annotations
 
@@ -26,19 +26,22 @@ class Flip(NamedTuple):
 
 
 class Region(NamedTuple):
-    """The part of an image to decode, and the way from there to the output.
+    """The part of an image to decode, and the operations that make the output from this part.
+
+    A canvas is an image with an optional filled border.
 
     Attributes:
-        source: the part of the image to use; it lies inside the image.
-        placed: where ``source`` lies on the canvas, which is resampled.
-        canvas: size of the canvas; the part that ``source`` does not cover is filled.
+        source: the part of the image to use, which lies inside the image.
+        placed: the position of ``source`` on the canvas, which is then resampled.
+        canvas: the size of the canvas. The part of the canvas outside ``placed`` is filled.
         fill: the colour of the filled part.
         size: the size to which the canvas is resampled.
-        mode: the filter, a constant of ``kernels``; None if nothing is resampled.
-        vertical_first: the order of the passes.
+        mode: the filter, a constant of ``kernels``; None if the canvas is not resampled.
+        vertical_first: whether the vertical pass comes first.
         window: the part of the resampled canvas that is the output.
-        flip_before, flip_after: mirror before and after resampling (rounding differs).
-        grey: when to turn colours grey, if at all.
+        flip_before, flip_after: the mirroring before resampling, and the mirroring after resampling. Rounding
+            makes the results differ.
+        grey: whether colours are converted to grey before or after resampling; None keeps the colours.
         grey_channels: 1 or 3.
     """
 
@@ -57,7 +60,7 @@ class Region(NamedTuple):
 
     @property
     def filter(self) -> int:
-        """The filter, or one that copies if nothing is resampled."""
+        """The filter of the resampling, or a filter that copies pixels if ``mode`` is None."""
         return kernels.NEAREST_FLOOR if self.mode is None else self.mode
 
 
@@ -65,11 +68,12 @@ _GREY: tuple[Literal["before", "after"] | None, ...] = (None, "before", "after")
 
 
 def fold(steps: Sequence[Any], image: Size, parameters: npt.ArrayLike = ()) -> Region | None:
-    """Fold a chain of ``native.Step``, with a sample's parameters, into one region of an image of a size.
+    """Combine a chain of ``native.Step`` and a sample's parameters into one region of an image of this size.
 
-    Return None if one kernel pass cannot give the same pixels: for a second resize, a crop that reaches
-    outside after a resize or after a filled crop of another colour, a fill by channel of an image without
-    colours, or grey before and after.  Return None also if torchvision raises an error.
+    Return None if one kernel pass cannot give the same pixels.  The reasons are a second resize, a crop that
+    reaches outside the image after a resize or after a filled crop of another colour, a fill by channel of an
+    image without colours, or grey both before and after resampling.  Return None also if torchvision raises
+    an error.
 
     >>> from fastpipe.images.steps import BOX, RESIZE, described_step
     >>> steps = [described_step(BOX, outside=2), described_step(RESIZE, size=(50, 50), filter=1)]
@@ -88,9 +92,9 @@ def fold(steps: Sequence[Any], image: Size, parameters: npt.ArrayLike = ()) -> R
 
 Words = npt.NDArray[Any]
 
-# The cost of decoding a pixel at 1 / factor of the size, relative to that at full size, without
-# reading its bits, which is always done.  Measured on photographs of 12 megapixels: libjpeg-turbo
-# has no vector code for 1 / 2.
+# The cost of decoding a pixel at 1 / factor of the size, relative to the cost at full size. The cost of
+# reading the pixel's bits is left out, because all bits are read in both cases.  Measured on photographs of
+# 12 megapixels.  libjpeg-turbo has no vector code for 1 / 2.
 _COST = {8: 0.11, 4: 0.41, 2: 1.6}
 _RESAMPLING = 0.93  # the cost of resampling a pixel, in the same unit
 
@@ -100,12 +104,12 @@ class Conversion:
     """A conversion of bytes to the output's values.
 
     Attributes:
-        kind: ``"bytes"`` keeps them, ``"affine"`` computes float32, ``"table"`` looks values up.
+        kind: ``"bytes"`` keeps the bytes, ``"affine"`` computes float32, ``"table"`` looks values up.
         interleaved: whether memory is channels-last.
-        word: NumPy dtype of an output element in memory.
-        divide, mean, std: for ``"affine"``, ``(v / 255 - mean) / std`` in float32; without ``divide`` it
-            multiplies by ``1 / 255``.
-        table: 256 values for each channel, their bit patterns as unsigned integers.
+        word: the NumPy dtype of an output element in memory.
+        divide, mean, std: numbers of an ``"affine"`` conversion, ``(v / 255 - mean) / std`` in float32. If
+            ``divide`` is False, ``v`` is multiplied by ``1 / 255`` instead.
+        table: 256 values for each channel, as bit patterns in unsigned integers.
     """
 
     kind: Literal["bytes", "affine", "table"]
@@ -119,7 +123,7 @@ class Conversion:
 
     @cached_property
     def native(self) -> Any:
-        """Return the conversion as the native core takes it."""
+        """Return the conversion in the native core's form."""
         mean, std = ([] if part is None else part.tolist() for part in (self.mean, self.std))
         return native.conversion(
             ("bytes", "affine", "table").index(self.kind), self.channels, self.interleaved,
@@ -132,17 +136,17 @@ class Conversion:
 
     @property
     def affine(self) -> tuple[bool, bytes, bytes]:
-        """Return an affine conversion's numbers, equal for conversions that compute the same."""
+        """Return an affine conversion's numbers, which are equal if conversions compute the same values."""
         assert self.mean is not None
         assert self.std is not None
         return self.divide, self.mean.tobytes(), self.std.tobytes()
 
     def of_tensor(self, batch: Any) -> Any:
-        """Convert uint8 (N, C, H, W) affinely, on any device, with the kernel's float32 arithmetic."""
+        """Convert uint8 (N, C, H, W) affinely on any device, with the float32 arithmetic of the kernels."""
         torch = require("torch", extra="torch")
         mean, std = (torch.from_numpy(part).to(batch.device).view(-1, 1, 1) for part in (self.mean, self.std))
         values = batch.to(torch.float32)
-        if self.divide:  # by a tensor: on a GPU, torch multiplies by the inverse of a number
+        if self.divide:  # by a tensor: on a GPU, torch would multiply by the inverse of a Python number
             values = values.div_(torch.full((), 255.0, device=values.device))
         else:
             values = values.mul_(float(np.float32(1) / np.float32(255)))
@@ -150,9 +154,10 @@ class Conversion:
 
 
 class Resampling(NamedTuple):
-    """The resampling of a part of an image to an output of three colours, for decoding elsewhere.
+    """The resampling of a part of an image to an output of three colours, for code that decodes the part
+    itself.
 
-    The fields are in the form that ``kernels.resample`` takes.
+    The fields have the form that ``kernels.resample`` takes.
     """
 
     part: Box
@@ -163,7 +168,8 @@ class Resampling(NamedTuple):
 
 
 def resampling_of(image: EncodedImage, region: Region) -> Resampling | None:
-    """Return the resampling in ``draw``; None if ``draw`` does more than decode and resample a part."""
+    """Return the resampling that ``draw`` would do; None if ``draw`` does more than decode and resample a
+    part."""
     if region.grey is not None or _is_reduced(image, region):
         return None
     x, y = _whole_axes(region)
@@ -175,7 +181,7 @@ def resampling_of(image: EncodedImage, region: Region) -> Resampling | None:
 
 
 def render(image: EncodedImage, region: Region) -> UInt8Array:
-    """Decode and resample: uint8 (H, W, 3), or (H, W, 1) of grey."""
+    """Decode and resample an image: return uint8 (H, W, 3), or (H, W, 1) for grey."""
     height, width, channels = region.window.height, region.window.width, 1 if region.grey else 3
     made = np.empty(height * width * channels, np.uint8)
     draw(image, region, Conversion("bytes", channels, interleaved=True), made)
@@ -183,9 +189,9 @@ def render(image: EncodedImage, region: Region) -> UInt8Array:
 
 
 def draw(image: EncodedImage, region: Region, how: Conversion, out: Words) -> None:
-    """Decode, resample, and write all of ``out``, ``how.word`` (how.channels * height * width,).
+    """Decode and resample an image, and write all of ``out``, ``how.word`` (how.channels * height * width,).
 
-    Grey is copied to three channels if the conversion has three.
+    Grey is copied to three channels if the conversion has three channels.
     """
     pixels, x, y = _reduced_source(image, region) or _exact_source(image, region)
     grey = _GREY.index(region.grey)
@@ -193,18 +199,20 @@ def draw(image: EncodedImage, region: Region, how: Conversion, out: Words) -> No
 
 
 def part_of(image: EncodedImage, region: Region) -> Box | None:
-    """Return the part of an image that ``draw`` will request by ``region``; None if it will not call that."""
+    """Return the part of an image that ``draw`` will request with ``region``; None if ``draw`` will not call
+    ``region``."""
     if _is_reduced(image, region):
         return None
     return _placed_part(region, _needed(*_whole_axes(region)))
 
 
 def reduction(region: Region, image: Size) -> int:
-    """Return the factor, 8, 4, 2 or 1, by which to reduce an image while it is decoded; 1 for not at all.
+    """Return the factor, 8, 4 or 2, by which to reduce an image while it is decoded; 1 for full size.
 
-    The used part becomes ``region.size``.  The reduced part must have at least as many pixels, so
-    that no visible detail is lost.  Exact decoding makes only the rows of the part; reduced decoding
-    makes all rows from the top.
+    The used part of the image is resampled to ``region.size``.  The reduced part must have at least as many
+    pixels as ``region.size``, so that no visible detail is lost.  Exact decoding decodes only the rows of the
+    part.  Reduced decoding decodes all rows from the top, so reduced decoding is chosen only if it costs
+    less.
 
     >>> from fastpipe.images.pixels import fold
     >>> from fastpipe.images.steps import BOX, RESIZE, described_step
@@ -233,7 +241,7 @@ def _is_reduced(image: EncodedImage, region: Region) -> bool:
 
 
 def _axes(region: Region, canvas: Size, part8: Box) -> tuple[kernels.Axis, kernels.Axis]:
-    """Return the axes of columns and rows, for a part of a canvas given in eighths of a pixel."""
+    """Return the axes of columns and rows for a part of a canvas. ``part8`` is in eighths of a pixel."""
     mode, window, before, after = region.filter, region.window, region.flip_before, region.flip_after
     return (
         kernels.axis(mode, canvas.width, region.size.width, window.left, window.width,
@@ -244,7 +252,7 @@ def _axes(region: Region, canvas: Size, part8: Box) -> tuple[kernels.Axis, kerne
 
 
 def _whole_axes(region: Region) -> tuple[kernels.Axis, kernels.Axis]:
-    """Return the axes for all of the region's canvas."""
+    """Return the axes for the whole canvas of a region."""
     canvas = region.canvas
     return _axes(region, canvas, Box(0, 0, 8 * canvas.height, 8 * canvas.width))
 
@@ -258,10 +266,10 @@ _Source = tuple[UInt8Array, kernels.Axis, kernels.Axis]
 
 
 def _exact_source(image: EncodedImage, region: Region) -> _Source:
-    """Return the needed pixels, uint8 (H, W, 3), and the axes along which they are resampled."""
+    """Return the needed pixels, uint8 (H, W, 3), and the axes along which the pixels are resampled."""
     placed = region.source
     x, y = _whole_axes(region)
-    if region.placed == Box(0, 0, *region.canvas):  # no fill anywhere
+    if region.placed == Box(0, 0, *region.canvas):  # no filled pixels
         rows = image.rows(placed.top + y.low, y.high - y.low)
         if rows is not None:
             return rows[:, placed.left + x.low : placed.left + x.high], x, y
@@ -269,7 +277,8 @@ def _exact_source(image: EncodedImage, region: Region) -> _Source:
 
 
 def _reduced_source(image: EncodedImage, region: Region) -> _Source | None:
-    """Return the same for an image that is reduced while it is decoded; None if it should not be."""
+    """Return the pixels and axes for an image that is reduced during decoding; None if the image is not
+    reduced."""
     factor = reduction(region, image.size)
     reduced = image.reduced(factor) if factor > 1 else None
     if reduced is None:
@@ -281,9 +290,9 @@ def _reduced_source(image: EncodedImage, region: Region) -> _Source | None:
 
 
 def _decode(image: EncodedImage, region: Region, needed: Box) -> UInt8Array:
-    """Return the needed part of the canvas: decoded, and filled outside the image."""
+    """Return the needed part of the canvas: decoded pixels, and the fill outside the image."""
     part = _placed_part(region, needed)
-    if part is not None and part[2:] == needed[2:]:  # no fill anywhere
+    if part is not None and part[2:] == needed[2:]:  # no filled pixels
         return image.region(part)
     canvas: UInt8Array = np.empty((needed.height, needed.width, 3), np.uint8)
     canvas[:] = region.fill
@@ -296,7 +305,7 @@ def _decode(image: EncodedImage, region: Region, needed: Box) -> UInt8Array:
 
 
 def _placed_part(region: Region, needed: Box) -> Box | None:
-    """Return the part of the image that lies in a part of the canvas; None if there is none."""
+    """Return the part of the image that lies in a part of the canvas; None if the parts do not overlap."""
     placed, source = region.placed, region.source
     top, left = max(needed.top, placed.top), max(needed.left, placed.left)
     bottom = min(needed.top + needed.height, placed.top + placed.height)

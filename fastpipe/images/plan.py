@@ -1,12 +1,14 @@
-"""A user's transform, compiled into the work of the kernels, of torchvision and of user code.
+"""A plan: a user's transform, compiled into the work of the kernels (compiled code), of torchvision and of
+user code.
 
-A plan has three parts, in this order, each of which may be empty:
+A plan has three parts, in this order. Each part may be empty:
 
-* **fused** — recognised steps that fold into one region decode and one kernel pass;
-* **drawn** — further recognised steps, run by torchvision's functionals with drawn parameters;
-* **stock** — everything from the first transform that is not recognised, run as it is.
+* **fused** — the recognised steps that can be combined into one region decode and one kernel pass;
+* **drawn** — further recognised steps, which run with torchvision's functionals and drawn parameters;
+* **stock** — all transforms from the first unrecognised transform on, which run unchanged.
 
-The random parameters of the first two parts are drawn beforehand from a key, as plain numbers.
+The random parameters of the fused and the drawn part are drawn from a key before the steps run, as plain
+numbers.  A key is the seed, the epoch and the positions of a batch's samples in the epoch.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ from fastpipe.images.steps import (
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """The tensor that a sample becomes, if all samples have the same shape."""
+    """The tensor that each sample becomes, if all samples have the same shape."""
 
     shape: tuple[int, int, int]  # channels, height, width
     dtype: str  # torch's name, such as "float32"
@@ -61,17 +63,17 @@ class TensorSpec:
 
 
 class Plan:
-    """A compiled transform, immutable and usable from any number of threads.
+    """A compiled transform, which is immutable and may be used from any number of threads.
 
-    ``compile_plan`` makes it.  ``print(plan)`` says which step runs where, and why.
+    ``compile_plan`` makes a plan.  ``print(plan)`` shows where each step runs, and why.
 
     Attributes:
-        draws: the number of uniform numbers that a sample needs.
-        stock: the transforms that run unchanged, after all others.
-        kind: the class of the samples before those: a PIL image or a tensor.
-        output: the tensor that each sample becomes; None if shapes may differ or the stock
-            part determines it.
-        end: for a plan ``as_bytes``, the conversion that its batches still need.
+        draws: the number of uniform random numbers that a sample needs.
+        stock: the transforms that run unchanged, after all other steps.
+        kind: the class of a sample after the fused part: a PIL image or a tensor.
+        output: the tensor that each sample becomes; None if shapes may differ, or if the stock part
+            determines the tensor.
+        end: the conversion that the batches of a plan made by ``as_bytes`` still need; None for other plans.
     """
 
     def __init__(
@@ -90,7 +92,7 @@ class Plan:
         steps = (*fused, *drawn)
         ends = np.cumsum([0, *(step.draws for step in steps)]).tolist()
         self._slices = [slice(a, b) for a, b in pairwise(ends)]
-        self._steps = []  # of the fused part, in the native core's form
+        self._steps = []  # the steps of the fused part, in the native core's form
         for step, domain, part in zip(self._fused, domains, self._slices, strict=False):
             if step.described is not None:
                 described = step.described(domain)
@@ -99,8 +101,8 @@ class Plan:
         self.draws = int(ends[-1])
         self.kind = type(ramp)
         self._dtype = "" if is_pil(ramp) else str(ramp.dtype).removeprefix("torch.")
-        # If torchvision or user code continues, keep the strides that it would have received: the
-        # last bit of torch's arithmetic depends on them.
+        # If torchvision or user code runs after the fused part, keep the strides that torchvision would have
+        # produced, because the last bit of torch's arithmetic depends on the strides.
         self._layout: Layout = layout_of(ramp) if drawn or stock else layout
         self._how = conversion_of(ramp, self._layout)
         self.output = self._fixed_output()
@@ -108,13 +110,13 @@ class Plan:
         self._bytes: Plan | None = None
         self._native: dict[tuple[int | None, bool, bool, int | None], Any] = {}
         self._of_dtype: dict[str, Plan] = {}
-        self._made_by: Callable[[], Plan]  # set by the maker
+        self._made_by: Callable[[], Plan]  # set by ``compile_plan``
 
     def __reduce__(self) -> tuple[Callable[[], Plan], tuple[()]]:
-        return self._made_by, ()  # its steps hold nested functions and native objects
+        return self._made_by, ()  # the plan's steps hold nested functions and native objects
 
     def _changed(self, method: str, arguments: tuple[Any, ...], how: Conversion, dtype: str) -> Plan:
-        """Return a copy with another conversion; ``method`` is the name of the method that makes it."""
+        """Return a copy with another conversion, for the public method ``method``."""
         plan = Plan.__new__(Plan)
         made_by = partial(_made_again, self._made_by, method, *arguments)
         plan.__dict__.update(
@@ -128,13 +130,16 @@ class Plan:
 
     def draw(self, key: Key) -> FloatArray:
         """Draw the random parameters of a batch: float64 (N, draws), in [0, 1)."""
-        if not self.draws:  # its seed may not be drawn yet
+        if not self.draws:  # the key's seed may not be drawn yet
             return np.empty((len(key.draws), 0))
         return uniforms(key.seed, key.epoch, key.draws, self.draws)
 
     def reference(self, image: Any, parameters: Sequence[float]) -> Any:
-        """Transform a PIL image with torchvision's functionals, a row of ``draw``, and the user's own
-        transforms: the reference for parity."""
+        """Transform a PIL image with torchvision's functionals and the user's transforms, as a test
+        reference.
+
+        ``parameters`` is a row of the result of ``draw``.
+        """
         value = self._by_functionals((*self._fused, *self._drawn), 0, image, parameters)
         for transform in self.stock:
             value = transform(value)
@@ -142,9 +147,10 @@ class Plan:
 
     @ranged("transform")
     def apply(self, image: EncodedImage, parameters: Sequence[float], out: Words | None = None) -> Any:
-        """Apply all but the stock part to one sample, with a row of ``draw``; return a PIL image or a tensor.
+        """Apply all but the stock part to one sample; return a PIL image or a tensor.
 
-        With ``out``, memory ``output.word`` (C * H * W,) for the sample's tensor, write that and return None.
+        ``parameters`` is a row of the result of ``draw``.  If ``out`` is given, memory ``output.word`` (C * H
+        * W,), write the sample's tensor to ``out`` and return None.
         """
         region = self._region(parameters, image.size)
         if region is None:
@@ -166,14 +172,15 @@ class Plan:
         return self._finished(made, shape, parameters, image.info)
 
     def native(self, max_pixels: int | None, turns: bool, scaled: bool, short_side: int | None = None) -> Any:
-        """Return this plan, up to its drawn and stock parts, as a ``native.ImagePlan``; None if the native
-        core does not shrink images as the installed Pillow does.
+        """Return this plan, without its drawn and stock parts, as a ``native.ImagePlan``.
+
+        Return None if the native core does not shrink images as the installed Pillow does.
 
         Args:
-            max_pixels: decline images with more pixels.
-            turns: decline images that EXIF turns.
-            scaled: decode at a reduced size if that loses no detail.
-            short_side: first shrink larger images to this number of pixels on the short side.
+            max_pixels: the native core leaves images with more pixels to Python.
+            turns: whether the native core leaves images that EXIF rotates or mirrors to Python.
+            scaled: whether to decode at a reduced size if no detail is lost.
+            short_side: first shrink larger images to this number of pixels on the shorter side.
         """
         key = max_pixels, turns, scaled, short_side
         found = self._native.get(key)
@@ -183,62 +190,67 @@ class Plan:
             if None in shrink:
                 return None
             found = native.ImagePlan(self._steps, self._how.native, self.draws, limit, turns, scaled, shrink)
-            self._native = {key: found}  # if a script changes it, the last one
+            self._native = {key: found}  # only the last plan is kept, because a script may change the key
         return found
 
     @property
     def makes_images(self) -> bool:
-        """Return whether samples are PIL images before the drawn and stock parts."""
+        """Return whether samples are PIL images when the drawn part begins."""
         return not self._dtype
 
     def finished(
         self, memory: Words, size: tuple[int, int], parameters: Sequence[float],
         info: Callable[[], dict[Any, Any]],
     ) -> Any:  # fmt: skip
-        """Return the result of ``apply`` for a sample's bytes made elsewhere, up to the drawn part."""
+        """Return ``apply``'s result for a sample whose bytes, up to the drawn part, came from other code."""
         shape = (self._how.channels, *size)
         return self._finished(memory.view(self._how.word), shape, parameters, info)
 
     def _finished(self, memory: Words, shape: tuple[int, int, int], parameters: Any, info: Any) -> Any:
         value = self._sample(memory, shape)
-        if is_pil(value):  # for user code, which may read EXIF data or profiles
+        if is_pil(value):  # user code may read EXIF data or profiles from ``info``
             value.info = info()
         return self._by_functionals(self._drawn, len(self._fused), value, parameters)
 
     def part(self, image: EncodedImage, parameters: Sequence[float]) -> Box | None:
-        """Return the part of an image that ``apply`` will request by ``region``; None if all or none."""
+        """Return the part of an image that ``apply`` requests with ``region``; None if ``region`` is not
+        used."""
         region = self._region(parameters, image.size)
         return None if region is None else part_of(image, region)
 
     def resampling(self, image: EncodedImage, parameters: Sequence[float]) -> Resampling | None:
-        """Return the resampling of ``apply`` before it writes bytes; None if it does more than resampling."""
+        """Return the resampling that ``apply`` does before it writes bytes; None if ``apply`` does more."""
         region = self._region(parameters, image.size)
         return None if region is None else resampling_of(image, region)
 
     @property
     def writes_bytes(self) -> bool:
-        """Return whether samples are resampled bytes of three colours, all of one shape."""
+        """Return whether samples are resampled bytes of three colours that all have the same shape."""
         return self.output is not None and self._how.kind == "bytes" and self._how.channels == 3
 
     def over(self, storage: Any, shape: tuple[int, ...]) -> Any:
-        """Return a batch (N, C, H, W) over a flat uint8 tensor's storage, such as shared memory."""
+        """Return a batch (N, C, H, W) that uses the storage of a flat uint8 tensor, such as shared memory."""
         return tensor_shaped(storage, shape, self._dtype, self._layout)
 
     def as_bytes(self) -> Plan:
-        """Return this plan without its ``end``, with uint8 samples, if only the computation of floats from
-        bytes remains, which can be done elsewhere.  Otherwise return this plan."""
+        """Return this plan with uint8 samples. Other code then computes floats with the conversion ``end``.
+
+        Return this plan itself if its samples are not tensors computed affinely from bytes.
+        """
         if self.output is None or self._how.kind != "affine":
             return self
         if self._bytes is None:
             how = replace(self._how, kind="bytes", word=np.uint8)
             plan = self._changed("as_bytes", (), how, "uint8")
             plan.end, plan.kind = self._how, require("torch", extra="torch").Tensor
-            self._bytes = plan  # complete, as other threads read it
+            self._bytes = plan  # assigned when complete, because other threads read it
         return self._bytes
 
     def of_dtype(self, dtype: str) -> Plan:
-        """Return this plan with the kernels' float32 samples rounded to a 16-bit dtype, such as
-        ``"bfloat16"``.  For other samples, and for ``""``, return this plan."""
+        """Return this plan with float32 samples rounded to a 16-bit dtype, such as ``"bfloat16"``.
+
+        Return this plan itself for other samples, and if ``dtype`` is ``""``.
+        """
         if not dtype or self.output is None or self._how.kind != "affine":
             return self
         if dtype not in self._of_dtype:
@@ -251,7 +263,7 @@ class Plan:
         return self._of_dtype[dtype]
 
     def _sample(self, memory: Words, shape: tuple[int, int, int]) -> Any:
-        """Return memory (C, H, W) that was written as the transform's result: a tensor or a PIL image."""
+        """Return the memory of a transform's result, (C, H, W), as a tensor or a PIL image."""
         if not self._dtype:
             image = memory.reshape(shape[1], shape[2], shape[0])
             return require("PIL.Image", extra="image").fromarray(image[:, :, 0] if shape[0] == 1 else image)
@@ -288,13 +300,13 @@ def compile_plan(
 ) -> Plan:
     """Compile a torchvision transform.
 
-    Every transform is supported: unrecognised ones become the stock part.
+    Every transform is supported: unrecognised transforms become the stock part.
 
     Args:
-        transform: a transform, a ``Compose`` or ``Sequential`` of them, any callable, or None.
-        layout: memory order of the resulting tensors.
-        stock_note, decode_note: texts for ``print(plan)``: how unrecognised transforms will run, and what
-            decodes the images.
+        transform: a transform, a ``Compose`` or ``Sequential`` of transforms, any callable, or None.
+        layout: the memory order of the resulting tensors.
+        stock_note, decode_note: texts for ``print(plan)``. ``stock_note`` returns how the unrecognised
+            transforms will run, and ``decode_note`` says which library decodes the images.
     """
     transforms = flatten(transform)
     steps: list[Step] = []
@@ -329,18 +341,18 @@ def _made_again(made_by: Callable[[], Plan], method: str, *arguments: Any) -> Pl
 
 
 def plan_state(transform: Any) -> Any:
-    """Return a value that changes when a compiled plan no longer fits the transform."""
+    """Return a value that changes when a plan compiled from ``transform`` is no longer valid."""
     return tuple(state_of(item) for item in flatten(transform))
 
 
-# ---- deciding what can be fused -------------------------------------------------------------
+# ---- decide which steps can be fused --------------------------------------------------------
 
 
 _RESIZES = ("Resize", "RandomResizedCrop")
 
 
 def _try_to_fuse(step: Step, domain: Domain, ramp: Any, resized: bool) -> tuple[Any, str, bool]:
-    """Return the ramp after the step, why it cannot be fused (or ""), and whether it resizes."""
+    """Return the ramp after the step, a reason not to fuse the step (or ""), and whether any step resizes."""
     if step.described is None or step.name == "Grayscale":
         try:
             after = step.transform(ramp)

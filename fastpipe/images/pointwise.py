@@ -1,9 +1,9 @@
-"""Pointwise transforms, learned from their effect on every byte value.
+"""Pointwise transforms, whose effect is measured on every byte value.
 
-``ToTensor``, ``Normalize`` and similar transforms treat each value separately.  So an image with
-all 256 values, the *ramp*, passes through the user's own objects once, and the result shows what
-any byte becomes.  The kernels then compute these values if float32 arithmetic gives exactly the
-same ones, or otherwise look them up.
+``ToTensor``, ``Normalize`` and similar transforms change each value of an image separately.  An image with
+all 256 byte values, the *ramp*, passes through the user's transform objects once.  The result shows the
+output value of each byte.  The kernels (compiled code) compute the output values if float32 arithmetic gives
+exactly the measured values.  Otherwise the kernels use a look-up table.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fastpipe.images.steps import Domain
 
 Layout = Literal["contiguous", "channels_last"]
 
-# Memory types: for each torch dtype, the NumPy dtype of the same width that holds its bits.
+# For each torch dtype, the NumPy dtype of the same width that holds the bits of an element in memory.
 _WORDS: dict[str, Any] = {
     "uint8": np.uint8, "int8": np.uint8, "float16": np.uint16, "bfloat16": np.uint16, "int16": np.uint16,
     "float32": np.float32, "int32": np.uint32, "float64": np.uint64, "int64": np.uint64,
@@ -27,7 +27,7 @@ _WORDS: dict[str, Any] = {
 
 
 def first_ramp() -> Any:
-    """Return an RGB image of the 256 grey values, one per column."""
+    """Return an RGB image of the 256 grey values, one value per column."""
     values = np.repeat(np.arange(256, dtype=np.uint8)[None, :, None], 3, axis=2)
     return require("PIL.Image", extra="image").fromarray(values)
 
@@ -43,12 +43,13 @@ def domain_of(ramp: Any) -> Domain:
 
 
 def layout_of(ramp: Any) -> Layout:
-    """Return the memory order that the user's objects gave the ramp; ``ToImage`` keeps Pillow's."""
+    """Return the memory order of ``ramp`` after the user's transforms; ``ToImage`` keeps Pillow's memory
+    order."""
     return "contiguous" if is_pil(ramp) or ramp.stride()[0] != 1 else "channels_last"
 
 
 def conversion_of(ramp: Any, layout: Layout) -> Conversion:
-    """Return the conversion whose effect on every byte is that of the pointwise steps on the ramp."""
+    """Return the conversion that changes every byte as the pointwise steps changed the ramp."""
     if is_pil(ramp):
         return Conversion("bytes", len(ramp.getbands()), interleaved=True)
     last = layout == "channels_last"
@@ -77,10 +78,12 @@ def _bits(ramp: Any) -> npt.NDArray[Any]:
 
 
 def _as_affine(values: npt.NDArray[Any], channels: int, last: bool) -> Conversion | None:
-    """Return ``(v / 255 - mean) / std`` if float32 arithmetic then gives exactly the ramp's values.
+    """Return the conversion ``(v / 255 - mean) / std`` if its float32 arithmetic gives exactly the ramp's
+    values.
 
-    Mean and deviation are estimated from the ramp's ends, and nearby candidates are tried.  Only an
-    exact reproduction of all values counts, so a wrong guess costs only speed.
+    The mean and the standard deviation are estimated from the ramp's ends, and nearby numbers are tried as
+    well.  A conversion is accepted only if it reproduces all values exactly.  A wrong estimate therefore
+    makes the conversion slower, but not wrong.
     """
     codes = np.arange(256, dtype=np.float32)
     for divide in (True, False):
@@ -106,8 +109,8 @@ def _mean_and_std(unit: npt.NDArray[np.float32], values: npt.NDArray[np.float32]
 
 
 def _neighbours(value: np.float32, reach: int = 4) -> list[np.float32]:
-    """Return float32 numbers around a value, the nearest first."""
-    # Users write short decimals, so the guess rounded to few digits is the most likely one.
+    """Return float32 numbers around ``value``, the most likely numbers first."""
+    # Users write short decimals, so the estimate rounded to few digits is the most likely number.
     near = [np.float32(round(float(value), digits)) for digits in (3, 4, 5, 6, 7)]
     up = down = value
     near.append(value)
@@ -118,19 +121,20 @@ def _neighbours(value: np.float32, reach: int = 4) -> list[np.float32]:
 
 
 def tensor_over(memory: Words, shape: tuple[int, ...], dtype: str, layout: Layout) -> Any:
-    """Return a torch tensor over memory, in the layout's order."""
+    """Return a torch tensor that shares the memory, in the memory order ``layout``."""
     torch = require("torch", extra="torch")
     signed = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}[memory.itemsize]
     return tensor_shaped(torch.from_numpy(memory.reshape(-1).view(signed)), shape, dtype, layout)
 
 
 def of_kind(tensor: Any, kind: type) -> Any:
-    """Return a tensor as a sample's class: ``tv_tensors.Image`` if torchvision returns one."""
+    """Return a tensor as an instance of a sample's class: ``tv_tensors.Image`` if torchvision returns that
+    class."""
     return tensor if kind is require("torch", extra="torch").Tensor else tensor.as_subclass(kind)
 
 
 def rows_of(batch: Any, kind: type) -> list[Any]:
-    """Return the samples of a batch as views in their own class; the batch is a plain tensor."""
+    """Return the samples of a batch as views of class ``kind``. The batch is a plain tensor."""
     rows = batch.unbind(0)
     if kind is require("torch", extra="torch").Tensor:
         return list(rows)
@@ -138,7 +142,7 @@ def rows_of(batch: Any, kind: type) -> list[Any]:
 
 
 def tensor_shaped(flat: Any, shape: tuple[int, ...], dtype: str, layout: Layout) -> Any:
-    """Return a flat tensor's storage as a tensor of a dtype and a shape."""
+    """Return a flat tensor's storage as a tensor with this dtype and shape."""
     typed = flat.view(getattr(require("torch", extra="torch"), dtype))
     if layout == "contiguous":
         return typed.view(shape)

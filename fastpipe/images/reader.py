@@ -1,4 +1,4 @@
-"""Opening of encoded images: chooses each file's decoder by its content."""
+"""Opening of encoded images. The decoder of a file is chosen by the file's content."""
 
 from __future__ import annotations
 
@@ -24,41 +24,43 @@ from fastpipe.options import Decode
 
 _log = logging.getLogger("fastpipe.read")
 
-# Pillow's defaults: it raises an error for PNGs with more text.
+# Pillow's defaults. Pillow raises an error for PNGs with more text.
 _TEXT_CHUNK, _TEXT_MEMORY = 1 << 20, 64 << 20
 _CODECS = ("jpg", "libjpeg_turbo", "jpg_2000", "libtiff", "webp", "avif")
-# For formats that Pillow has only if it was built with them: the plugin, and how files begin.
+# Formats that only some builds of Pillow support: the feature, Pillow's plugin, and a pattern for the first
+# bytes of a file.
 _OPTIONAL = {
     "webp": ("WebPImagePlugin", rb"RIFF.{4}WEBPVP8"),
     "avif": ("AvifImagePlugin", rb".{4}ftypavi[fs]"),
 }
-# Pillow's messages about missing libraries, and the names of its features by those of its decoders.
+# Pillow's messages about missing libraries, and Pillow's feature name for each decoder name.
 _NO_DECODER = re.compile(r"decoder (\w+) not available")
 _NO_GHOSTSCRIPT = "Unable to locate Ghostscript"
 _FEATURES = {"jpeg2k": "jpg_2000", "jpeg": "jpg", "zip": "zlib"}
-_JPEG_BEGINS = b"\xff\xd8\xff\xe0\x00\x10JFIF\x00\x01\x01\x00\x00\x01"  # as much as Pillow passes to plugins
+_JPEG_BEGINS = b"\xff\xd8\xff\xe0\x00\x10JFIF\x00\x01\x01\x00\x00\x01"  # the bytes that plugins receive
 
 
 class _Plugins(NamedTuple):
-    """Pillow's plugins at the last check: copies of Pillow's tables."""
+    """Pillow's plugins at the last check. The fields are copies of Pillow's tables."""
 
     order: Sequence[str]
     openers: Mapping[str, Any]
     decoders: Mapping[str, Any]
-    changes: tuple[str, ...]  # a script's changes to them, in words
-    has_jpeg: bool  # whether JPEGs are opened by Pillow's own plugin
+    changes: tuple[str, ...]  # a script's changes to the plugins, as text
+    has_jpeg: bool  # whether Pillow's own plugin opens JPEGs
 
 
 _plugins = _Plugins((), {}, {}, (), True)
-_formats: set[str] = set()  # Pillow's own formats that were ever registered here: it loads some late
+_formats: set[str] = set()  # Pillow's own formats ever registered in this process; Pillow loads some late
 
 
 class ImageReader:
     """A reader that opens encoded images as :class:`fastpipe.core.types.EncodedImage` objects.
 
-    Trusted JPEGs go to the fast decoder.  All other files, and files that the fast decoder declines,
-    go to Pillow, which also decides whether a damaged file is an error.  May be used from any number
-    of threads; pickles by its options.
+    The fast decoder decodes trusted JPEGs: complete JPEGs of kinds for which its pixels equal Pillow's.
+    Pillow decodes all other files, and files that the fast decoder cannot decode.  Pillow also decides
+    whether a damaged file is an error.  The reader may be used from any number of threads.  A pickled reader
+    holds only its options.
 
     >>> ImageReader(Decode()).open(b"GIF89a", "x.gif")
     Traceback (most recent call last):
@@ -71,7 +73,7 @@ class ImageReader:
         self._image = require("PIL.Image", extra="image")
         self._file = require("PIL.ImageFile", extra="image")
         self._ops = require("PIL.ImageOps", extra="image")
-        # The script requests Pillow only, or Pillow decodes differently from the native core.
+        # True if the script requests Pillow, or if Pillow decodes differently from the native core.
         self._by_pillow = decode.backend == "pillow" or not decodes_as_pillow()
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -88,26 +90,28 @@ class ImageReader:
 
     @property
     def is_native(self) -> bool:
-        """Return whether the native core decodes trusted JPEGs now; scripts may change Pillow's plugins."""
+        """Return whether the native core decodes trusted JPEGs now; scripts may change Pillow's plugins at
+        any time."""
         return not self._by_pillow and _plugins_of(self._image).has_jpeg
 
     @property
     def most_pixels(self) -> int | None:
-        """Return the number of pixels above which decoding warns or fails, as currently set."""
+        """Return the number of pixels above which decoding warns or fails, with Pillow's present settings."""
         limits = [limit for limit in (self.limit, self.decode.max_pixels) if limit is not None]
         return min(limits, default=None)
 
     def open(
         self, blob: bytes, path: str, header: JpegHeader | Literal[False] | None = False
     ) -> _FastImage | PillowImage:
-        """Open an encoded image, whose pixels are decoded on demand.
+        """Open an encoded image. Its pixels are decoded on demand.
 
-        ``path`` is for messages; ``header`` is the result of ``read_jpeg_header``, if it is known.
+        ``path`` is used in messages.  ``header`` is the result of ``read_jpeg_header``, if the caller has
+        read it.
 
         Raises:
             OSError: Pillow cannot identify the image.
-            PIL.Image.DecompressionBombError: it has more pixels than Pillow's policy allows.
-            OptionError: it has more pixels than ``Decode(max_pixels=…)`` allows.
+            PIL.Image.DecompressionBombError: the image has more pixels than Pillow's policy allows.
+            OptionError: the image has more pixels than ``Decode(max_pixels=…)`` allows.
         """
         if self._by_pillow:
             header = None
@@ -121,7 +125,7 @@ class ImageReader:
         return PillowImage(self, blob, path)
 
     def look_at(self, blob: bytes, path: str) -> tuple[Size, bool]:
-        """Return an image's size, and whether it is a trusted JPEG, for other modules' decoders."""
+        """Return an image's size, and whether the image is a trusted JPEG, for decoders in other modules."""
         header = read_jpeg_header(blob)
         if header is not None and header.trusted:
             pixels = header.height * header.width
@@ -133,16 +137,16 @@ class ImageReader:
 
     @property
     def limit(self) -> int | None:
-        """Return the number of pixels above which Pillow warns or raises, as currently set."""
+        """Return the number of pixels above which Pillow, with its present settings, warns or raises."""
         limit: int | None = self._image.MAX_IMAGE_PIXELS
         return limit
 
     def objects_to(self, pixels: int) -> bool:
-        """Return whether Pillow, as currently set, warns or raises for an image of this many pixels."""
+        """Return whether Pillow, with its present settings, warns or raises an error for this many pixels."""
         return self.limit is not None and pixels > self.limit
 
     def open_pillow(self, blob: bytes, path: str) -> Any:
-        """Return the image as Pillow opens it lazily, with the path in its error message."""
+        """Return the image as Pillow opens it lazily; an error message contains ``path``."""
         try:
             image = self._image.open(io.BytesIO(blob))
         except self._image.UnidentifiedImageError as error:
@@ -152,19 +156,20 @@ class ImageReader:
         return image
 
     def settings(self) -> str:
-        """Describe everything besides files and ``rules`` that determines pixels or errors."""
+        """Describe all that determines pixels or errors, except the files and ``rules``."""
         decode = replace(self.decode, gpu_share=None)  # this reader does not decode on a GPU
         return f"{decode!r} {self.describe()} {_codec_versions()}"
 
     def rules(self) -> str:
-        """Describe a script's changes to Pillow: settings and plugins that determine whether a file is an
-        image, and its pixels.  Empty for Pillow as it is after import.
+        """Describe a script's changes to Pillow: settings and plugins that affect which files are images, and
+        their pixels.
 
-        Cheap enough to call for each image.
+        Return "" if the script has not changed Pillow since its import.  The call is cheap enough for each
+        image.
         """
         # Other settings, such as GifImagePlugin.LOADING_STRATEGY, do not affect RGB images.
         truncated = self._file.LOAD_TRUNCATED_IMAGES
-        # Pillow loads it on first use; another thread may be importing it now.
+        # Pillow loads this module on first use. Another thread may be importing the module now.
         png = sys.modules.get("PIL.PngImagePlugin")
         texts = getattr(png, "MAX_TEXT_CHUNK", _TEXT_CHUNK), getattr(png, "MAX_TEXT_MEMORY", _TEXT_MEMORY)
         plugins = _plugins_of(self._image).changes
@@ -173,12 +178,13 @@ class ImageReader:
         return f"{bool(truncated)} {texts} {plugins}"
 
     def convert(self, image: Any) -> Any:
-        """Convert an opened image as torchvision's default loader does, and apply the EXIF turn."""
+        """Convert an opened image as torchvision's default loader does, and apply the EXIF orientation if
+        requested."""
         image = converted(image, "RGB")
         return self._ops.exif_transpose(image) if self.decode.exif else image
 
     def fast_region(self, blob: bytes, box: Box) -> UInt8Array | None:
-        """Return the native core's result for a trusted JPEG; None if it declines."""
+        """Return the native core's pixels for a part of a trusted JPEG; None if decoding fails."""
         found: UInt8Array | None = native.decode(blob, *box)
         return found
 
@@ -192,7 +198,7 @@ class ImageReader:
 
 
 def _plugins_of(image: Any) -> _Plugins:
-    """Return Pillow's plugins; check them again if they have changed."""
+    """Return Pillow's plugins, and check the plugins again if they have changed."""
     global _plugins
     found = _plugins
     if found.openers == image.OPEN and found.order == image.ID and found.decoders == image.DECODERS:
@@ -201,7 +207,8 @@ def _plugins_of(image: Any) -> _Plugins:
     usable = [name for name in order if name in openers]
     own = [name for name in usable if _is_pillows(openers[name][0])]
     _formats.update(own)
-    # Include the number of Pillow's own plugins that come before; those loaded late come after it.
+    # Each text gives the number of Pillow's own plugins before the script's plugin. Plugins that Pillow loads
+    # late come after the script's plugin.
     changes = [
         f"{sum(one in own for one in usable[:place])} {name}: {_named(openers[name][0])}"
         for place, name in enumerate(usable)
@@ -209,7 +216,7 @@ def _plugins_of(image: Any) -> _Plugins:
     ]
     changes += [f"no {name}" for name in sorted(_formats.difference(usable))]
     changes += [f"{name}: {_named(made)}" for name, made in decoders.items() if not _is_pillows(made)]
-    # Pillow tries plugins in order.  Its own come last if they are not loaded yet.
+    # Pillow tries plugins in order.  Plugins of Pillow that are not loaded yet come last.
     before = usable[: usable.index("JPEG")] if "JPEG" in own else usable
     has_jpeg = "no JPEG" not in changes and "jpeg" not in decoders
     has_jpeg = has_jpeg and not any(_takes_jpeg(openers[name][1]) for name in before if name not in own)
@@ -218,7 +225,7 @@ def _plugins_of(image: Any) -> _Plugins:
 
 
 def converted(image: Any, mode: str) -> Any:
-    """Convert an image opened by Pillow as ``Image.convert`` does; errors name missing libraries."""
+    """Convert an image opened by Pillow as ``Image.convert`` does. Errors name missing libraries."""
     try:
         return image.convert(mode)
     except OSError as error:
@@ -234,7 +241,7 @@ def converted(image: Any, mode: str) -> Any:
 
 
 def _require_feature_of(blob: bytes, path: str) -> None:
-    """Raise an error for a file of a format that this build of Pillow lacks."""
+    """Raise an error if the file has a format that this build of Pillow does not support."""
     features = require("PIL.features", extra="image")
     for feature, (plugin, pattern) in _OPTIONAL.items():
         if re.match(pattern, blob, re.DOTALL) is None:
@@ -261,7 +268,8 @@ def _named(made: Any) -> str:
 
 
 def _takes_jpeg(accept: Any) -> bool:
-    """Return whether a plugin's ``accept`` lets it open a JPEG; errors are treated as by Pillow."""
+    """Return whether a plugin's ``accept`` lets the plugin open a JPEG. Errors are treated as Pillow treats
+    them."""
     try:
         answer = accept is None or accept(_JPEG_BEGINS)
     except (SyntaxError, IndexError, TypeError, struct.error):
@@ -270,7 +278,8 @@ def _takes_jpeg(accept: Any) -> bool:
 
 
 def _codec_versions() -> str:
-    """Return the versions of decoding libraries: one version of Pillow can be built with many."""
+    """Return the versions of decoding libraries, because builds of one Pillow version may use different
+    libraries."""
     features = require("PIL.features", extra="image")
     known = {*features.modules, *features.codecs, *features.features}
     found = {name: features.version(name) for name in _CODECS if name in known}
@@ -278,7 +287,7 @@ def _codec_versions() -> str:
 
 
 class _Image:
-    """An image of which only the header has been read."""
+    """An image whose header has been read. Its pixels have not been decoded yet."""
 
     def rows(self, top: int, count: int) -> None:
         return None
@@ -299,26 +308,27 @@ class PillowImage(_Image):
     def __init__(self, reader: ImageReader, blob: bytes, path: str) -> None:
         self._reader = reader
         self._opened = reader.open_pillow(blob, path)
-        # Before version 11, Pillow turns TIFFs while it decodes them.
+        # Pillow versions below 11 apply the orientation of TIFFs while they decode the pixels.
         decodes_now = reader.decode.exif or self._opened.format == "TIFF"
         self._turned: Any = reader.convert(self._opened) if decodes_now else None
 
     @property
     def may_be_kept(self) -> bool:
-        """Return whether the file always gives this image under the same rules: a foreign plugin may not."""
+        """Return whether the file always gives this image under the same rules. Plugins that are not Pillow's
+        may not."""
         return _is_pillows(type(self._opened))
 
     @property
     def size(self) -> Size:
         width, height = (self._turned or self._opened).size
-        if not (width and height):  # a format that Pillow knows by name only: it raises an error
+        if not (width and height):  # Pillow has only the name of this format, and raises an error
             width, height = self.pil().size
         return Size(height, width)
 
     def region(self, box: Box) -> UInt8Array:
         image = self.pil()
         if box != Box(0, 0, *self.size):
-            # Decode first: Pillow delivers pixels in small pieces, and a thread needs the GIL for each.
+            # Decode first: Pillow gives pixels in small pieces, and a thread needs the GIL for each piece.
             image = image.crop((box.left, box.top, box.left + box.width, box.top + box.height))
         return np.asarray(image)
 
@@ -360,7 +370,7 @@ class _FastImage(_Image):
         return dict(self._reader.open_pillow(self._blob, self._path).info)
 
     def pil(self) -> Any:
-        # User code receives this image: Pillow's own, with its ``info`` (EXIF, ICC profile …).
+        # User code receives this image. It is Pillow's own image with ``info`` (EXIF, ICC profile …).
         return PillowImage(self._reader, self._blob, self._path).pil()
 
 
@@ -372,21 +382,21 @@ class _ReducedImage:
         self.size = Size(-(-size.height // factor), -(-size.width // factor))
 
     def rows(self, count: int) -> UInt8Array | None:
-        """Return at least this many rows from the top, in full width; None if they are not available."""
+        """Return at least ``count`` rows from the top, in full width; None if the rows are not available."""
         found: UInt8Array | None = native.decode_reduced(self._blob, self._factor, count)
         return found
 
 
 class JpegHeader(NamedTuple):
-    """The facts in a JPEG's header; its size is that before any EXIF turn.
+    """The facts in a JPEG's header. The EXIF orientation is not applied to the height and width.
 
     Attributes:
-        trusted: whether the fast decoders give Pillow's pixels for this kind of file and all its
-            scans are present (Pillow judges truncated and damaged files).
-        orientation: EXIF orientation 1 … 8; 1 if there is none; 0 if only Pillow can tell, as the
-            tag is in XMP data or has an unusual form.
-        frame: where the frame header's body begins in the file.
-        is_progressive: whether rows are not stored one after the other.
+        trusted: whether the fast decoders give Pillow's pixels for this kind of file and all scans of the
+            file are present. Pillow decides about truncated and damaged files.
+        orientation: the EXIF orientation 1 … 8; 1 if there is no orientation. The value is 0 if only Pillow
+            can read the orientation, because the tag is in XMP data or has an unusual form.
+        frame: the position in the file at which the frame header's body begins.
+        is_progressive: whether the JPEG is progressive, so that its rows are not stored one after the other.
     """
 
     height: int
@@ -398,16 +408,17 @@ class JpegHeader(NamedTuple):
 
 
 def read_jpeg_header(blob: bytes) -> JpegHeader | None:
-    """Read a JPEG's segments up to its first scan; return None if it has none, or is broken before."""
+    """Read a JPEG's segments up to its first scan. Return None if ``blob`` is no JPEG, or is damaged before
+    the first scan."""
     header = JpegHeader(*native.read_jpeg_header(blob))
     return header if header.height else None
 
 
 @ranged("read")
 def read_many(paths: Sequence[str]) -> list[tuple[bytes, JpegHeader | None] | None]:
-    """Read regular files, and the headers of those that are JPEGs.
+    """Read regular files, and read the headers of JPEGs.
 
-    Files that fail are None; call ``read_file`` for them, which raises the error.
+    The result is None for files that fail. Call ``read_file`` for these files, which raises the error.
     """
     found: list[tuple[bytes, JpegHeader | None] | None] = []
     for one in native.read_files([os.fsencode(path) for path in paths]):

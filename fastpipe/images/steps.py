@@ -1,7 +1,7 @@
-"""torchvision's transforms as steps: each one's draws, operation and reference.
+"""torchvision's transforms as steps. A step has its random numbers, its operation and its reference.
 
-A step is made from a transform object of the user's script, recognised by its exact class.
-Subclasses are not recognised, as they may do anything.
+A step is made from a transform object of the user's script.  The object is recognised by its exact class.
+Objects of subclasses are not recognised, because a subclass may do anything.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from fastpipe.core.types import Box, Size
 from fastpipe.images import kernels
 from fastpipe.images.pillow_rules import FILTERS, grey_is_known, pillow_filter, torch_filter
 
-# ---- containers of transforms, taken apart: ``Compose``, ``Sequential``, the presets of weights ---------
+# ---- take containers of transforms apart: ``Compose``, ``Sequential``, the presets of weights ----------
 
 
 def flatten(transform: Any) -> list[Any]:
-    """Return the transforms in a Compose, Sequential or preset of weights, nested ones included, in order."""
+    """Return the transforms in a Compose, Sequential or preset of weights, in order, with nested containers
+    flattened."""
     if transform is None:
         return []
     kind = type(transform)
@@ -47,7 +48,7 @@ _presets: weakref.WeakKeyDictionary[Any, tuple[str, list[Any]]] = weakref.WeakKe
 
 
 def _preset(t: Any) -> list[Any]:
-    """Return the steps of the transform that belongs to a model's weights."""
+    """Return the steps of the preset transform that belongs to a model's weights."""
     state = repr([t.crop_size, t.resize_size, list(t.mean), list(t.std), t.interpolation, t.antialias])
     kept = _presets.get(t)
     if kept is None or kept[0] != state:
@@ -68,7 +69,7 @@ _METHODS = ("__call__", "forward", "get_params", "make_params", "transform")
 
 
 def is_pristine(transform: Any) -> bool:
-    """Return whether this object and its class have no hooks and no foreign functions."""
+    """Return whether this object and its class have no hooks and no replaced methods."""
     own = getattr(transform, "__dict__", {})
     if own.get("_forward_hooks") or own.get("_forward_pre_hooks"):
         return False
@@ -83,15 +84,17 @@ def is_pristine(transform: Any) -> bool:
 
 @cache
 def _callables(kind: Any) -> frozenset[str]:
-    """Return names that an object's own attributes would hide."""
+    """Return the names of callable attributes. An object's own attribute with such a name would hide the
+    class's."""
     return frozenset(name for name in dir(kind) if callable(getattr(kind, name, None)))
 
 
 @cache
 def _own_methods(kind: Any) -> list[tuple[Any, str, Any]]:
-    """Return the members, name and (if it is torchvision's own) value of methods that define a call.
+    """Return members, name and value of the methods that define a call.
 
-    Only torchvision's base classes count: tools wrap ``torch.nn.Module.__call__`` for all modules.
+    The value is None if the method is not torchvision's own.  Only torchvision's base classes are checked,
+    because some tools wrap ``torch.nn.Module.__call__`` for all modules.
     """
     bases = [base.__dict__ for base in kind.__mro__ if base.__module__.startswith("torchvision.")]
     found = [(members, name, members[name]) for members in bases for name in _METHODS if name in members]
@@ -99,7 +102,7 @@ def _own_methods(kind: Any) -> list[tuple[Any, str, Any]]:
 
 
 def _is_of_torchvision(method: Any) -> bool:
-    function = getattr(method, "__func__", method)  # for static and class methods
+    function = getattr(method, "__func__", method)  # the function of a static or class method
     home = getattr(function, "__module__", None)
     return isinstance(home, str) and home.startswith("torchvision.")
 
@@ -109,7 +112,7 @@ def is_torchvision(transform: Any, name: str | None = None) -> bool:
     return name in (None, kind.__qualname__) and kind.__module__.startswith("torchvision.transforms.")
 
 
-# A value between two steps: a PIL image, a tensor of the same bytes, or anything else.
+# The type of a value between two steps: a PIL image, a tensor with the image's bytes, or any other value.
 Domain = Literal["pil", "bytes", "other"]
 
 _PIL_MODES = {**FILTERS, "nearest-exact": kernels.NEAREST}
@@ -121,12 +124,13 @@ class Step:
 
     Attributes:
         transform: the user's object.
-        draws: the number of uniform numbers in [0, 1) that a sample needs.
-        reference: torchvision's own functional with the drawn parameters.
-        described: makes a ``native.Step`` for a domain, or None if only torchvision can run the step: the
-            installed Pillow has unknown arithmetic, a number is not a plain one, or torchvision raises an
-            error.  A pointwise step has none: its effect is found by running it on all byte values.
-        static_size: the output's size, if it does not depend on the input.
+        draws: the number of uniform random numbers in [0, 1) that a sample needs.
+        reference: torchvision's own functional, called with the drawn parameters.
+        described: makes a ``native.Step`` for a domain. The function returns None if only torchvision can run
+            the step, because the arithmetic of the installed Pillow is unknown, a parameter is not a plain
+            number, or torchvision raises an error.  ``described`` is None for a pointwise step, whose effect
+            is measured on all byte values.
+        static_size: the output's size, if this size does not depend on the input.
     """
 
     transform: Any
@@ -141,14 +145,14 @@ class Step:
 
 
 def recognise(transform: Any) -> Step | None:
-    """Return the step for a transform, or None for an unknown one."""
+    """Return the step for a transform; None if the transform is unknown."""
     if not _is_known(transform):
         return None
     return _BUILDERS[type(transform).__qualname__](transform)
 
 
 def state_of(transform: Any) -> Any:
-    """Return a state of this transform; a compiled plan is valid while the state is equal."""
+    """Return the state of a transform. A compiled plan is valid as long as the state is equal."""
     seen = _seen.get(id(transform))
     if seen is not None and seen[0]() is transform and vars(transform) == seen[1] and is_pristine(transform):
         return seen[2]
@@ -165,19 +169,20 @@ def state_of(transform: Any) -> Any:
 
 _PLAIN = (int, float, bool, str, type(None))
 _MOST_SEEN = 1000
-# Attributes and states, by ``id``, of transforms whose attributes change only by being replaced.
+# The attributes and states of transforms, by ``id``. The attributes of these transforms change only if a
+# script assigns them.
 _seen: dict[int, tuple[weakref.ref[Any], dict[str, Any], Any]] = {}
 
 
 def _never_changes(value: Any) -> bool:
-    """Return whether a value is immutable: the same as long as it is the same object."""
+    """Return whether a value is immutable."""
     if type(value) is tuple:
         return all(map(_never_changes, value))
     return type(value) in _PLAIN or isinstance(value, Enum)
 
 
 def _exactly(value: Any) -> Any:
-    """Return a key that is equal for equal values, and only for these."""
+    """Return a key that is equal for equal values only."""
     if isinstance(value, (list, tuple)):
         return tuple(_exactly(item) for item in value)
     if hasattr(value, "tolist"):
@@ -186,7 +191,7 @@ def _exactly(value: Any) -> Any:
 
 
 def _is_known(transform: Any) -> bool:
-    """Return whether it is of a known torchvision class, and unchanged."""
+    """Return whether the transform is an unchanged object of a known torchvision class."""
     return is_torchvision(transform) and type(transform).__qualname__ in _BUILDERS and is_pristine(transform)
 
 
@@ -195,13 +200,13 @@ def _is_v2(transform: Any) -> bool:
 
 
 def _functional(transform: Any) -> Any:
-    """Return the functional module that belongs to a transform's version."""
+    """Return the functional module that belongs to the transform's version (v1 or v2)."""
     version = ".v2" if _is_v2(transform) else ""
     return require(f"torchvision.transforms{version}.functional", extra="torch")
 
 
 def _pair(size: Any) -> Size | None:
-    """Return a transform's ``size`` as (height, width); None if only one edge is given."""
+    """Return a transform's ``size`` as (height, width); None if ``size`` gives only one edge."""
     if isinstance(size, int) or size is None:
         return None
     return Size(int(size[0]), int(size[1])) if len(size) == 2 else None
@@ -211,13 +216,13 @@ def _pair(size: Any) -> Size | None:
 _RANDOM_RESIZED_CROP, RESIZE, _CENTER_CROP, _RANDOM_CROP, FLIP, GREY, BOX, PROPORTION = range(8)
 
 
-_NUMBERS = (int, float, bool, np.float64)  # with the native core's arithmetic
+_NUMBERS = (int, float, bool, np.float64)  # types that the native core computes with as Python does
 
 
 def described_step(kind: int, **fields: Any) -> Any:
-    """Return a step as the native core takes it; defaults are those of fastpipe/native/geometry.h.
+    """Return a step in the native core's form; the defaults are in fastpipe/native/geometry.h.
 
-    Return None if a field has something else than plain numbers, or a number that needs more than 32 bits.
+    Return None if a field holds a value that is not a plain number, or a number that needs more than 32 bits.
     """
     step = native.Step()
     step.kind = kind
@@ -227,20 +232,23 @@ def described_step(kind: int, **fields: Any) -> Any:
             return None
         try:
             setattr(step, name, value)
-        except (TypeError, ValueError, OverflowError, RuntimeError):  # does not fit into 32 bits
+        except (TypeError, ValueError, OverflowError, RuntimeError):  # the number does not fit into 32 bits
             return None
     return step
 
 
 def described_short_side(side: int) -> Any:
-    """Return a bilinear resize of the shorter side as the native core takes it; None if it cannot."""
+    """Return a bilinear resize of the shorter side in the native core's form; None if Pillow's arithmetic is
+    unknown."""
     found = pillow_filter(kernels.BILINEAR)
     return None if found is None else described_step(RESIZE, size=(side, 0), filter=found[0], order=found[1])
 
 
 def filter_of(transform: Any, domain: Domain) -> dict[str, int] | None:
-    """Return the filter of a transform's interpolation and the order of its passes; None if only torchvision
-    has it."""
+    """Return the filter of a transform's interpolation, and for Pillow the order of the filter's passes.
+
+    Return None if only torchvision can resample with this interpolation.
+    """
     name = getattr(transform.interpolation, "value", transform.interpolation)
     if domain == "pil":
         mode = _PIL_MODES.get(name)
@@ -253,7 +261,7 @@ def filter_of(transform: Any, domain: Domain) -> dict[str, int] | None:
 
 
 def _integer(uniform: float, count: int) -> int:
-    """Return a uniform integer in 0 … count - 1, as ``torch.randint`` draws it."""
+    """Return a uniform random integer in 0 … count - 1, as ``torch.randint`` draws it."""
     return min(int(uniform * count), count - 1)
 
 
@@ -263,9 +271,9 @@ def _integer(uniform: float, count: int) -> int:
 def random_resized_crop_box(
     image: Size, scale: Sequence[float], ratio: Sequence[float], u: Sequence[float]
 ) -> Box:
-    """Return the box that ``RandomResizedCrop.get_params`` gives for 22 uniform numbers.
+    """Return the box that ``RandomResizedCrop.get_params`` gives for 22 uniform random numbers.
 
-    They are the area and aspect of each of ten tries, then top and left.
+    The numbers are the area and aspect ratio of each of ten tries, then the top and left of the box.
 
     >>> random_resized_crop_box(Size(100, 100), (1.0, 1.0), (1.0, 1.0), [0.5] * 22)
     Box(top=0, left=0, height=100, width=100)
@@ -279,7 +287,7 @@ def random_resized_crop_box(
         w, h = round(math.sqrt(target * aspect)), round(math.sqrt(target / aspect))
         if 0 < w <= width and 0 < h <= height:
             return Box(_integer(u[20], height - h + 1), _integer(u[21], width - w + 1), h, w)
-    w, h = width, height  # ten tries were too large: the largest central box that fits
+    w, h = width, height  # all ten tries were too large: use the largest central box that fits
     if width / height < min(ratio):
         h = round(width / min(ratio))
     elif width / height > max(ratio):
@@ -289,7 +297,7 @@ def random_resized_crop_box(
 
 def _random_resized_crop(t: Any) -> Step:
     target = _pair(t.size)
-    assert target is not None  # torchvision turns any accepted value into a pair
+    assert target is not None  # torchvision converts every accepted value to a pair
 
     def reference(value: Any, u: Sequence[float]) -> Any:
         box = random_resized_crop_box(_size_of(value), t.scale, t.ratio, u)
@@ -325,7 +333,8 @@ def _is_valid(t: Any) -> bool:
 
 
 def resized_size(t: Any, image: Size) -> Size:
-    """Return the size that ``Resize`` gives an image; torchvision rounds the longer edge down."""
+    """Return the size to which the transform ``t``, a ``Resize``, resizes an image. torchvision rounds the
+    longer edge down."""
     exact = _pair(t.size)
     if exact is not None:
         return exact
@@ -353,7 +362,7 @@ def _center_crop(t: Any) -> Step:
 def _random_crop(t: Any) -> Step | None:
     target = _pair(t.size)
     assert target is not None
-    if isinstance(t.fill, dict):  # v2 has a fill for each type of input
+    if isinstance(t.fill, dict):  # v2 accepts a fill for each type of input
         return None
     fill = _fill(t.fill)
 
@@ -368,7 +377,7 @@ def _random_crop(t: Any) -> Step | None:
             raise ValueError(
                 f"Required crop size {tuple(target)} is larger than input image size {(height, width)}"
             )
-        # v1 pads twice, which shows in reflections; v2 pads once, by the sum.
+        # v1 pads twice, which makes a difference for reflections. v2 pads once, by the sum.
         for number, padding in enumerate([both] if _is_v2(t) else [given, (more_x, more_y, more_x, more_y)]):
             if any(padding) or (number == 0 and t.padding is not None and not _is_v2(t)):
                 value = functional.pad(value, list(padding), t.fill, t.padding_mode)
@@ -378,7 +387,7 @@ def _random_crop(t: Any) -> Step | None:
     def described(domain: Domain) -> Any:
         refuses_colours = domain != "pil" and not (_is_v2(t) or isinstance(t.fill, int))  # v1, on tensors
         may_pad = t.padding_mode == "constant" and fill is not None and not refuses_colours
-        always_pads = t.padding is not None and not _is_v2(t)  # v1 checks the fill even for no padding
+        always_pads = t.padding is not None and not _is_v2(t)  # v1 checks the fill even if the padding is 0
         if not may_pad and (always_pads or any(_padding(t))):
             return None
         return described_step(
@@ -398,14 +407,14 @@ def _padding(t: Any) -> tuple[int, int, int, int]:
     if isinstance(given, int):
         return given, given, given, given
     left, *rest = values = [int(v) for v in given]
-    if len(values) < 4:  # one for all, or left and top
+    if len(values) < 4:  # one number for all sides, or left and top
         return left, values[-1], left, values[-1]
     top, right, bottom = (rest[1], rest[0], rest[2]) if _is_v2(t) else rest  # v2 has left, right, top, bottom
     return left, top, right, bottom
 
 
 def _fill(fill: Any) -> tuple[int, int, int] | None:
-    """Return a fill as a colour, or None if it is left to torchvision."""
+    """Return a fill as a colour; None if only torchvision can use the fill."""
     if fill is None:
         return 0, 0, 0
     if isinstance(fill, int) and 0 <= fill <= 255:
@@ -454,7 +463,7 @@ _BUILDERS: dict[str, Callable[[Any], Step | None]] = {
 
 
 def _size_of(value: Any) -> Size:
-    """Return height and width of a PIL image or a (…, H, W) tensor."""
+    """Return the height and width of a PIL image or of a tensor (…, H, W)."""
     if hasattr(value, "getbands"):
         return Size(value.height, value.width)
     return Size(int(value.shape[-2]), int(value.shape[-1]))

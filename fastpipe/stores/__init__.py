@@ -1,1 +1,1 @@
-"""Remote files of samples: clients of stores, and the stage on a local disk."""
+"""Clients of stores, which contain remote files, and the stage, which keeps copies on a local disk."""

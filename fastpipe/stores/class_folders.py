@@ -1,7 +1,7 @@
 """Find the classes and the samples of a dataset in a store of objects.
 
-They are those that torchvision's ``ImageFolder`` finds if the same objects are files, in the same order, with
-the same errors.
+The results, their order and the errors are those of torchvision's ``ImageFolder`` for a local copy of the
+objects.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fastpipe.stores.listing import (
 
 _log = logging.getLogger("fastpipe.index")
 
-_NO_FOLDERS = ("", ".", "..")  # between slashes in keys, but no names in a file system
+_NO_FOLDERS = ("", ".", "..")  # may occur between the slashes of a key, but are not names of folders
 
 
 def find_remote_classes(
@@ -43,12 +43,11 @@ def find_remote_classes(
     cache: IndexCache | None = None,
     refresh: bool = False,
 ) -> tuple[list[str], dict[str, int]]:
-    """Find the class folders of a dataset; return their names, and the class index of each: ``find_classes``
-    of a store.
+    """Find the class folders of a dataset in a store, as ``find_classes`` does for a folder.
 
-    ``root`` begins all paths in messages (``"s3://bucket/train/"``); ``prefix`` begins all keys and is empty
-    or ends in a slash.  Names of folders are cached beside scans; ``refresh`` lists them
-    again.
+    ``root`` (such as ``"s3://bucket/train/"``) begins all paths in messages.  ``prefix`` begins all keys, and
+    is empty or ends in a slash.  The names of the folders are cached with the scans of ``cache``.
+    ``refresh`` lists the folders again.
     """
     listings = None if cache is None else ListingCache(cache.path, now=cache.now)
     kept = None if listings is None or refresh else listings.load_folders(store.name, prefix)
@@ -57,11 +56,12 @@ def find_remote_classes(
             "The class folders of %s are those that were listed %s ago (%d); refresh=True lists them anew",
             root, age_in_words(listings.now() - kept.listed), len(kept.names),
         )  # fmt: skip
-        with contextlib.suppress(OptionError):  # a missing class may have been added since
+        with contextlib.suppress(OptionError):  # a missing class may have been added: list again
             return choose_classes(root, kept.names, classes)
     began = time.time_ns() if listings is None else listings.now()
     names = [name for name in store.folders(prefix) if name not in _NO_FOLDERS]
-    if listings is not None and (names or refresh):  # no names: they replace names that were stored
+    # With ``refresh``, an empty list also replaces the names in the cache.
+    if listings is not None and (names or refresh):
         listings.save_folders(store.name, prefix, KeptFolders(began, names))
     return choose_classes(root, names, classes)
 
@@ -79,11 +79,10 @@ def scan_store(
     refresh: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> tuple[SampleTable, Listing]:
-    """Find all samples below the class folders: the table of ``(path, class index)``, and their
-    listing.
+    """Find all samples in the class folders; return the table of ``(path, class index)``, and the listing.
 
-    Arguments, order and errors are those of ``core.class_folders.scan_folder``; ``root`` and ``prefix``
-    those of ``find_remote_classes``; ``refresh`` lists cached folders again.
+    ``root`` and ``prefix`` are those of ``find_remote_classes``.  ``refresh`` lists cached folders again.
+    All other arguments, the order and the errors are those of ``core.class_folders.scan_folder``.
     """
     check_scan(class_to_idx, extensions, is_valid_file)
     names = sorted(class_to_idx)
@@ -105,8 +104,8 @@ def scan_store(
 def _by_extension(
     lister: Lister, tops: Sequence[str], key: ListingKey, kept: IndexCache | None, refresh: bool
 ) -> list[Rows]:
-    """Return the content of each class folder, from the cache if stored there, otherwise listed."""
-    # An extension with a slash is compared with more of the path than the key.
+    """Return the content of each class folder, from the cache if possible, otherwise from the store."""
+    # An extension with a slash is compared with the path, which the cache's key does not contain.
     if kept is None or any("/" in ending for ending in key.endings):
         return lister.listed(tops)
     cache = ListingCache(kept.path, now=kept.now)
@@ -138,7 +137,7 @@ def _valid(root: str, rows: Rows, is_valid_file: Callable[[str], bool]) -> Rows:
 def _table(
     root: str, prefix: str, found: Sequence[Rows], targets: Sequence[int]
 ) -> tuple[SampleTable, Listing]:
-    """Return the content of the classes, in order, as a table and a listing that share the paths."""
+    """Return the ordered content of the classes as a table and a listing, which share the paths."""
     table = _table_of(root, found, targets)
     paths = table._data
     if not isinstance(paths, FrozenSamples):  # class indices that are not plain integers

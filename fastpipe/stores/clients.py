@@ -1,4 +1,4 @@
-"""Common parts of the clients of stores: options that hide secrets, one client per process, errors."""
+"""Common parts of the clients of stores: options with secrets, a client for each process, and errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class PerProcess(Generic[T]):
-    """A client that each process creates on first use."""
+    """A client that each process creates at the first use."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
@@ -33,26 +33,27 @@ class PerProcess(Generic[T]):
         return made[0]
 
     def drop(self) -> T | None:
-        """Forget the client, and return it if there was one."""
+        """Forget the client, and return it; return None if it was not created."""
         made, self._made = self._made, None
         return None if made is None else made[0]
 
     def _after_fork(self) -> None:
-        """Forget the parent's client and its lock, which a thread may have held."""
+        """Forget the parent's client and the lock, which another thread may have held."""
         if self._made is not None:
             _of_parents.append(self._made)
         self._made, self._lock = None, threading.Lock()
 
 
-_of_parents: list[object] = []  # kept alive, as freeing them would close what belongs to the parent
+# Clients of parent processes.  They are never freed, because that would close the parent's connections.
+_of_parents: list[object] = []
 
-# A forked child has no obstore threads: its calls then wait forever or panic.  The only sign that the parent
-# has used obstore is that it was imported, which happens here on first use.
+# A forked child does not have the threads of obstore, so calls of obstore wait forever or panic.  fastpipe
+# imports obstore at the first use, so the import is the sign that the parent may have used obstore.
 _is_child_of_user = False
 
 
 def may_use_obstore() -> bool:
-    """Return True unless this process was forked from one that had imported obstore."""
+    """Return True unless this process was forked from a process that had imported obstore."""
     return not _is_child_of_user
 
 
@@ -65,8 +66,8 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_note_fork)
 
 
-# For all other options that contain text or objects only the names are shown: only the program that takes
-# them knows which are secret.
+# The values of these options are shown.  For all other options that contain text or objects, only the names
+# are shown, because the values may be secret.
 _SHOWN = frozenset(
     (
         "account_name", "addressing_style", "anon", "endpoint_url", "profile", "project", "region_name",
@@ -74,14 +75,14 @@ _SHOWN = frozenset(
     )
 )  # fmt: skip
 _HIDDEN = "…"
-_SHORTEST_SECRET = 4  # shorter ones would be found in any text
+_SHORTEST_SECRET = 4  # shorter secrets are not hidden, because they occur in any text
 
 
 class StorageOptions(Mapping[str, Any]):
-    """The mapping that a user gave as ``storage_options``.
+    """The mapping that a user passed as ``storage_options``.
 
-    ``repr`` hides secrets, and pickles omit them unless ``multiprocessing`` pickles to start a process.  The
-    names of omitted options are kept, and ``require`` says what to do.
+    ``repr`` hides secrets.  Pickles omit secrets, unless ``multiprocessing`` pickles to start a process.  The
+    names of omitted options are kept, and the error of ``require`` explains how to pass them again.
     """
 
     def __init__(self, options: Mapping[str, Any] | None = None, *, withheld: tuple[str, ...] = ()) -> None:
@@ -114,7 +115,7 @@ class StorageOptions(Mapping[str, Any]):
         return _restore, (plain, tuple(sorted({*self._withheld, *names})))
 
     def require(self, path: str) -> None:
-        """Raise a ``StoreAccessError`` that names a store if secrets were omitted from a pickle."""
+        """Raise a ``StoreAccessError`` about ``path`` if secrets were omitted from a pickle."""
         if self._withheld:
             raise StoreAccessError(
                 f"{path} was unpickled, and pickles hold no secrets: storage_options' "
@@ -123,7 +124,7 @@ class StorageOptions(Mapping[str, Any]):
             )
 
     def hide(self, text: str) -> str:
-        """Return a text with all secrets removed."""
+        """Return ``text`` with all secrets replaced by an ellipsis."""
         for secret in sorted(_secrets(self._options), key=len, reverse=True):
             text = text.replace(secret, _HIDDEN)
         return text
@@ -136,7 +137,7 @@ def _restore(options: dict[str, Any], withheld: tuple[str, ...]) -> StorageOptio
 def _is_plain(name: object, value: object) -> bool:
     """Return True if a value may be shown."""
     if isinstance(value, str):
-        return name in _SHOWN and "@" not in value  # the @ follows credentials in a URL
+        return name in _SHOWN and "@" not in value  # an @ may follow credentials in a URL
     return value is None or isinstance(value, (bool, int, float))
 
 
@@ -148,7 +149,7 @@ def _shown(options: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def _plain(options: Mapping[Any, Any], within: str, withheld: list[str]) -> dict[Any, Any]:
-    """Return the options that may be shown; add the names of the others to ``withheld``."""
+    """Return the options that may be shown, and add the names of all other options to ``withheld``."""
     found: dict[Any, Any] = {}
     for name, value in options.items():
         if isinstance(value, Mapping):
@@ -192,8 +193,10 @@ _OTHER_REMEDY = "Pass storage_options=… with credentials, or let the environme
 
 
 def answer_error(path: str, at: str, status: int, code: str = "") -> OSError:
-    """Return the error for an HTTP answer about a path, with the store's own code for it, such as
-    ``"NoSuchKey"``; the status is 0 if unknown."""
+    """Return the error for an HTTP answer about a path.
+
+    ``status`` is 0 if unknown.  ``code`` is the store's own name of the error, such as ``"NoSuchKey"``.
+    """
     said = f"{status} {code}".strip() if status else code
     if status in (401, 403) or code in _ACCESS_CODES:
         remedy = _REMEDY if path.startswith("s3") else _OTHER_REMEDY

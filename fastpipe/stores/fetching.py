@@ -1,4 +1,7 @@
-"""Read the objects of a listing from the nearest place: memory, the stage, or their store."""
+"""Read the objects of a listing from the fastest source that has the object: memory, the stage, or the store.
+
+An object is identified by its row in the listing.
+"""
 
 from __future__ import annotations
 
@@ -29,24 +32,23 @@ from fastpipe.stores.table import StageTable
 
 _log = logging.getLogger("fastpipe.stage")
 
-# Wait at most so long for another process's download, then download here as well.
+# Wait at most this time while another process downloads an object; then download the object here as well.
 _CLAIM_WAIT_S = 60.0
-_MOST_UNWRITTEN = 16  # objects waiting to be staged; with more, threads that bring further ones wait, too
+_MOST_UNWRITTEN = 16  # if more objects wait to be staged, threads that add objects wait, too
 
 
 class Fetcher:
-    """A thread-safe way to get objects from the stage or the store, with counts of downloaded
-    objects."""
+    """A client that gets objects from the stage or the store, and counts downloads.  Thread-safe."""
 
     def __init__(self, store: Store, listing: Listing, staged: StageTable | None, pace: Pace) -> None:
         self.store, self.pace = store, pace
         self._listing, self._staged = listing, staged
         self._lock = threading.Lock()
         self._busy = self.objects = self.bytes = 0
-        # Writing takes processor time: at most so many threads, so that the others continue to fetch.
+        # Writing takes processor time, so only some threads write and all others continue to fetch.
         self._writing = threading.BoundedSemaphore(max(1, available_cpus() // 2))
-        self._unwritten: deque[tuple[int, bytes, contextlib.ExitStack]] = deque()  # row, data, and its claim
-        self._changed: dict[int, str] = {}  # objects with another version than listed: which
+        self._unwritten: deque[tuple[int, bytes, contextlib.ExitStack]] = deque()  # row, data, claim of row
+        self._changed: dict[int, str] = {}  # the new versions of objects that changed since the listing
 
     def nbytes(self, rows: Int64Array) -> Int64Array:
         return self._listing.sizes[rows]
@@ -57,9 +59,10 @@ class Fetcher:
         return self._staged.have(rows)
 
     def fetch(self, row: int, give: Callable[[bytes], None] | None = None) -> bytes:
-        """Return an object's content: staged, or downloaded and then staged, by one process at a time.
+        """Return an object's content from the stage.  If it is not staged, download and stage it.
 
-        ``give`` is called with the content right after a download; this thread or another then stages it.
+        Only one process downloads an object at a time.  ``give`` is called with the content right after a
+        download; this thread or another thread then stages the object.
         """
         staged = self._staged
         if staged is None or row in self._changed:
@@ -70,7 +73,7 @@ class Fetcher:
         try:
             with contextlib.ExitStack() as claim:
                 claim.enter_context(staged.claim(row, _CLAIM_WAIT_S))
-                data = staged.read(row)  # another process, or an earlier run, may have staged it
+                data = staged.read(row)  # another process, or a previous run, may have staged the object
                 if data is None:
                     data = self._download(row)
                     if give is not None and row not in self._changed:
@@ -81,21 +84,20 @@ class Fetcher:
                             staged.keep(row, data)
             return data
         finally:
-            self._write(staged)  # also objects of other threads
+            self._write(staged)  # also writes objects of other threads
 
     def _write(self, staged: StageTable) -> None:
-        """Stage the waiting objects, unless the most threads are already staging.
-
-        A staging thread also takes objects that others bring meanwhile: cheaper than waking each of them.
-        """
+        """Stage the waiting objects, unless the maximum number of threads is already staging.  A staging
+        thread also stages objects that other threads add, which is cheaper than waking threads."""
         unwritten = self._unwritten
-        # A thread that cannot stage leaves its object to those that do: they check again at their end.
+        # A thread that may not stage leaves its object to the staging threads, which check the queue again
+        # when they end.
         while unwritten and self._writing.acquire(blocking=len(unwritten) > _MOST_UNWRITTEN):
             try:
                 while unwritten:
                     try:
                         row, data, claim = unwritten.popleft()
-                    except IndexError:  # another thread has taken the last one
+                    except IndexError:  # another thread has taken the last object
                         break
                     with claim:
                         staged.keep(row, data)
@@ -123,7 +125,7 @@ class Fetcher:
         return row in self._changed
 
     def timed(self, key: str, version: str) -> FetchedObject:
-        """Return an object from the store, and record the duration."""
+        """Return an object from the store, and record the duration of the request."""
         with self._lock:
             self._busy += 1
             busy = self._busy
@@ -141,12 +143,12 @@ class Fetcher:
 
 
 _TELL_EVERY_S = 0.25
-_ALL = 1 << 62  # bytes: more than exist
+_ALL = 1 << 62  # a number of bytes that is never reached
 _MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 
 
 class _Staging:
-    """The fetches of ``ObjectReader.stage_all``: counts, and a stop at an error that concerns all objects."""
+    """The fetches of ``ObjectReader.stage_all``, which stop at an error that concerns all objects."""
 
     def __init__(self, fetcher: Fetcher, staged: StageTable, count: int) -> None:
         self._fetcher, self._staged = fetcher, staged
@@ -159,7 +161,7 @@ class _Staging:
         return self._fetcher.nbytes(rows)
 
     def are_staged(self, rows: Int64Array) -> npt.NDArray[np.bool_]:
-        return np.zeros(len(rows), np.bool_)  # staged ones were removed before; count each row
+        return np.zeros(len(rows), np.bool_)  # no row is staged, and each row must be counted
 
     def fetch(self, row: int, give: Callable[[bytes], None] | None = None) -> bytes:
         error: Exception | None = None
@@ -193,14 +195,14 @@ class _Staging:
 
 
 class ObjectReader:
-    """A thread-safe reader of objects in one process.
+    """A reader of objects in one process.  Thread-safe.
 
     Args:
         staged: the stage's table on a local disk, or None.
-        key_of: returns the key of a path, listed or not.
+        key_of: returns the key of any path, which may be missing in the listing.
         connections: number of requests in flight, or ``"auto"``.
-        read_ahead: bytes to prefetch.
-        everything: True to stage all objects as soon as possible, not only those needed next.
+        read_ahead: number of bytes to prefetch.
+        everything: whether to stage all objects as soon as possible, and not only the objects needed next.
     """
 
     def __init__(
@@ -223,15 +225,16 @@ class ObjectReader:
 
     @ranged("read")
     def read(self, path: str, row: int) -> bytes:
-        """Return the content of a path, given with its row; the row is -1 if it was not listed."""
-        if row < 0:  # the user has added the path
+        """Return the content of ``path``, whose row is ``row``; -1 means that the path was not listed."""
+        if row < 0:  # the user has added this path
             return self._fetcher.timed(self._key_of(path), "").data
         return self.prefetcher.take(row)
 
     def files(self, rows: Int64Array) -> list[str | None]:
-        """Return the staged files of rows, as far as known without checking.
+        """Return the paths of the staged files of rows, without checking that the files exist.
 
-        None for those that ``read`` must get: they are elsewhere, in memory already, or were not listed (-1).
+        The result is None for a row that ``read`` must get: the object is not staged, is in memory already,
+        or was not listed (row -1).
         """
         if self._staged is None:
             return [None] * len(rows)
@@ -243,23 +246,24 @@ class ObjectReader:
         ]
 
     def need(self, rows: Int64Array) -> None:
-        """Announce that a batch of these rows is being made; -1 means an object that was not listed."""
+        """Announce that a batch of ``rows`` is being made; -1 means an object that was not listed."""
         rows = rows[rows >= 0]
         self.prefetcher.need(rows)
         if self._staged is not None:
             self._staged.used(rows)
 
     def forgo(self, rows: Int64Array, *, were_needed: bool) -> None:
-        """Announce that rows are needed once less: they were announced by ``need``, or else by the order."""
+        """Announce that ``rows`` will not be read after all.  ``were_needed`` says whether ``need`` announced
+        the rows, or only the order of ``follow``."""
         self.prefetcher.forgo(rows, were_needed=were_needed)
 
     def follow(self, order: Iterator[Int64Array], uses: NextUses | None, *, is_here: bool) -> None:
-        """Prefetch an order of rows.
+        """Prefetch rows in the order in which they will be needed.
 
         Args:
             order: rows in the order in which this process needs them.
-            uses: when the machine needs them next, which determines evictions from a full stage.
-            is_here: True if they are needed in this process; otherwise they are only staged.
+            uses: the next uses of rows on this machine, which determine evictions from a full stage.
+            is_here: whether this process needs the rows.  If not, the rows are only staged.
         """
         if self._staged is not None:
             self._staged.follow(uses)
@@ -268,13 +272,13 @@ class ObjectReader:
         self.prefetcher.follow(order, holds=is_here)
 
     def stage_all(self, heard: Callable[[int, int], None]) -> list[tuple[str, Exception]]:
-        """Download every object that is not staged; return the paths of those that failed, with their errors.
+        """Download every object that is not staged; return the paths and errors of objects that failed.
 
         ``heard`` is called now and then, in the calling thread, with the numbers of staged objects and bytes.
 
         Raises:
-            StageError: there is no room for all of them, or the stage is not writable.
-            StoreError: the store rejects these credentials, or does not answer.
+            StageError: the stage has no room for all objects, or is not writable.
+            StoreError: the store rejects the credentials, or does not answer.
         """
         fetcher, listing, staged = self._fetcher, self._listing, self._staged
         assert staged is not None
@@ -293,12 +297,12 @@ class ObjectReader:
         return [(listing.path(row), error) for row, error in sorted(run.failed.items())]
 
     def verify(self, heard: Callable[[int], None]) -> list[str]:
-        """Read all staged objects, download damaged ones again, and return the paths of those.
+        """Read all staged objects, download damaged objects again, and return the paths of damaged objects.
 
-        If an object's listed version is an MD5, as in S3 for objects that were put whole and are not
-        encrypted with keys of their own, it is compared with the content's.  If they differ, the content is
-        compared with the store's, as such a version need not be a checksum.  Otherwise the length is
-        compared.
+        If an object's listed version looks like an MD5 checksum, the version is compared with the MD5 of the
+        content.  (In S3, the version is an MD5 for objects that were uploaded in one part and are not
+        encrypted with a customer's key.)  If they differ, the content is compared with the content in the
+        store, because the version may not be a checksum.  For all other objects, only the length is compared.
 
         ``heard`` is called now and then with the number of objects read.
         """
@@ -324,7 +328,7 @@ class ObjectReader:
 
         damaged = []
         with ThreadPoolExecutor(thread_name_prefix="fastpipe-verify") as pool:
-            for rows in in_parts(np.arange(len(listing), dtype=np.int64)):  # never queues a million objects
+            for rows in in_parts(np.arange(len(listing), dtype=np.int64)):  # keeps the pool's queue short
                 found = zip(rows.tolist(), pool.map(is_damaged, rows.tolist()), strict=True)
                 damaged += [listing.path(row) for row, is_bad in found if is_bad]
                 heard(int(rows[-1]) + 1)
@@ -335,7 +339,7 @@ class ObjectReader:
         return self._fetcher.objects, self._fetcher.bytes
 
     def close(self) -> None:
-        """End the threads, and release the stage and connections."""
+        """End the threads, and release the stage and the connections."""
         self._fetcher.store.close()
         self.prefetcher.close()
         if self._staged is not None:

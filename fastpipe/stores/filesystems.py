@@ -1,4 +1,4 @@
-"""File systems as stores: local folders, and every file system of fsspec."""
+"""Stores for local folders and for every file system of fsspec."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from fastpipe.stores.clients import PerProcess, StorageOptions, answer_error, ch
 from fastpipe.stores.locations import Location
 
 PAGE = 1000
-# File systems' names for a value that changes with an object; the first existing one is used.
+# Names that file systems use for a value that changes with an object.  The first existing name is used.
 _VERSIONS = (
     "ETag", "etag", "e_tag", "generation", "md5Hash", "content_md5", "mtime", "LastModified", "last_modified",
     "updated", "modified", "created",
 )  # fmt: skip
-# Those that answer without a request.
+# The schemes of file systems that return an object's state without a request.
 _NEAR = ("memory", "file", "local")
 
 
 class FilesystemStore:
     """A ``core.types.Store`` on a file system of fsspec.
 
-    A version is the file system's own (ETag, modification time …) with the size.  For a remote object only
-    the size is compared, as more would require another request for each object.
+    A version consists of a value of the file system (ETag, modification time …) and the size.  For a remote
+    object, ``get`` compares only the size, because comparing the value would require another request.
     """
 
-    objects_after = None  # fsspec has no such list
+    objects_after = None  # fsspec cannot begin a listing after a key
 
     def __init__(self, location: Location, options: StorageOptions) -> None:
         self._location, self._options = location, options
@@ -122,7 +122,7 @@ class FilesystemStore:
         self._opened.drop()
 
     def _open(self) -> tuple[Any, str]:
-        """Return the file system, without its caches, and its prefix for keys."""
+        """Return the file system, which has no caches, and the prefix that it needs before keys."""
         self._options.require(self._location.store)
         fsspec = require("fsspec", extra="s3")
         options = {**self._options, "use_listings_cache": False, "skip_instance_cache": True}
@@ -149,7 +149,7 @@ class FilesystemStore:
 
 @contextmanager
 def store_errors(path: str, at: str, options: StorageOptions) -> Iterator[None]:
-    """Convert a file system's errors to those of ``core.types.Store``, without secrets."""
+    """Convert a file system's errors to the errors of ``core.types.Store``, and hide secrets."""
     try:
         yield
     except FastpipeError:
@@ -163,7 +163,7 @@ def _as_ours(error: Exception, path: str, at: str, options: StorageOptions) -> E
     if status or code:
         return answer_error(path, at, status, code)
     said = options.hide(" ".join(f"{type(error).__name__}: {error}".split()))[:300]
-    if _is_silence(error):  # fsspec's HTTP treats it as a missing file
+    if _is_silence(error):  # tested first: fsspec's HTTP reports a failed connection as a missing file
         return no_answer(path, at, said)
     if isinstance(error, (FileNotFoundError, UnicodeEncodeError, NotADirectoryError, IsADirectoryError)):
         return missing(path, at)
@@ -171,7 +171,7 @@ def _as_ours(error: Exception, path: str, at: str, options: StorageOptions) -> E
         return MissingDependencyError(f"{path} needs a package: {said}")
     if isinstance(error, PermissionError) or _is_a(error, *_NO_CREDENTIALS):
         return StoreAccessError(f"{path}: {said}. Pass credentials as storage_options=…")
-    if isinstance(error, TypeError):  # the client does not accept an option
+    if isinstance(error, TypeError):  # an option that the client does not accept
         return OptionError(f"{path} with storage_options={options!r}: {said}")
     if isinstance(error, (OSError, ValueError)) or type(error).__module__ != "builtins":
         return StoreError(f"{path}: {said}. See to the URL and to storage_options")
@@ -185,10 +185,10 @@ _NO_CREDENTIALS = (
 
 
 def answered(error: BaseException) -> tuple[int, str]:
-    """Return the status and code of an HTTP answer, from botocore, aiohttp, Google and Azure."""
+    """Return the status and code of an HTTP answer from an error of botocore, aiohttp, Google or Azure."""
     for one in (error, error.__cause__):
         if _is_a(one, "HttpProcessingError") or _is_a(getattr(one, "__cause__", None), "HttpProcessingError"):
-            return 0, ""  # aiohttp raises this for an unreadable answer, with its own status
+            return 0, ""  # aiohttp raises this for an unreadable answer, with a status of its own choice
         response = getattr(one, "response", None)
         if isinstance(response, Mapping):  # botocore's ClientError
             status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
@@ -202,7 +202,8 @@ def answered(error: BaseException) -> tuple[int, str]:
 
 
 def _is_silence(error: BaseException | None) -> bool:
-    """Return True if the connection failed rather than the request: by name, as each client has its own."""
+    """Return whether the connection failed, and not the request.  The errors are compared by name, because
+    each client has its own classes."""
     while error is not None:
         if isinstance(error, (ConnectionError, TimeoutError, asyncio.TimeoutError)):
             return True
@@ -224,28 +225,29 @@ _SILENT = (
 
 
 def _key(name: str, base: str) -> str:
-    """Return an object's key from a file system's name, which may begin with a slash."""
+    """Return an object's key from its name in a file system, which may begin with a slash."""
     return name[len(base) :] if name.startswith(base) else name.lstrip("/")[len(base.lstrip("/")) :]
 
 
 def _version(details: Mapping[str, Any]) -> str:
     """Return an object's version; empty if the file system has none."""
     found = next((details[name] for name in _VERSIONS if details.get(name)), None)
-    if isinstance(found, datetime):  # also if lists have only seconds
+    if isinstance(found, datetime):  # with or without fractions of a second
         found = found.timestamp()
     return "" if found is None else f"{found}-{details.get('size')}"
 
 
 def _misses(version: str, size: int) -> bool:
-    """Return True if a version says that an object has another size."""
+    """Return whether ``version`` contains another size than ``size``."""
     said = version.rpartition("-")[2]
     return said.isdecimal() and int(said) != size
 
 
 class FolderStore:
-    """A ``core.types.Store`` of a folder: keys are paths below it, a version is time and size."""
+    """A ``core.types.Store`` of a folder.  Keys are paths relative to the folder.  A version consists of
+    modification time and size."""
 
-    objects_after = None  # a folder is listed in the file system's order
+    objects_after = None  # the file system decides the order of a listing, so it cannot begin after a key
 
     def __init__(self, location: Location) -> None:
         self._location = location
@@ -270,7 +272,7 @@ class FolderStore:
             return []
 
     def objects(self, prefix: str) -> Iterator[Sequence[StoredObject]]:
-        """Yield files whose keys begin with a prefix; follow links to folders."""
+        """Yield the files whose keys begin with ``prefix``, page by page.  Links to folders are followed."""
         page: list[StoredObject] = []
         try:
             for found in self._walk(prefix[: prefix.rfind("/") + 1], prefix, frozenset()):
@@ -345,7 +347,7 @@ class FolderStore:
                 yield from self._walk(f"{key}/", prefix, here)
 
     def _check_absent(self, error: OSError, prefix: str) -> None:
-        """Raise an error if the store itself does not exist; below a missing folder nothing is found."""
+        """Raise an error unless ``error`` only means that a folder inside the store is missing."""
         absent = isinstance(error, (FileNotFoundError, NotADirectoryError))
         if not absent or not os.path.isdir(self._folder):
             raise self._ours(error, prefix) from error

@@ -1,4 +1,4 @@
-"""List the objects of a store, folder by folder, as packed rows."""
+"""List the objects of a store, folder by folder, as rows in flat arrays."""
 
 from __future__ import annotations
 
@@ -25,18 +25,21 @@ from fastpipe.core.class_folders import THREADS
 from fastpipe.core.sample_tables import FrozenSamples, Packed, checked_offsets, offsets_of, pack_paths
 from fastpipe.core.types import Store, StoredObject
 
-# Like ``FrozenSamples``, whose paths it shares, it costs forked and spawned workers next to nothing.
+# A listing is stored in flat arrays, as ``FrozenSamples``, and needs almost no memory in worker processes.
 
 Int64Array = npt.NDArray[np.int64]
 
 _NAME_NBYTES = 16
-_CHUNK = 1 << 12  # rows that are Python objects at a time, as these take several times the memory
+_CHUNK = 1 << 12  # number of rows that are Python objects at a time, because these need much more memory
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Some objects of a listing: their paths after the root, all different; their sizes in bytes, int64 (N,);
-    and their versions from the store, possibly empty."""
+    """Some objects of a listing.
+
+    ``paths`` are the objects' paths relative to the root, all different.  ``sizes``, int64 (N,), are in
+    bytes.  ``versions`` are the versions that the store reports, and may be empty.
+    """
 
     paths: Packed
     sizes: Int64Array
@@ -70,10 +73,10 @@ class Rows:
 
 
 class Listing:
-    """The objects that are the samples of a dataset, in the order of its table, as rows from 0 to N - 1.
+    """The objects of a dataset's samples, as rows 0 to N - 1 in the order of the dataset's sample table.
 
-    It takes the bytes of each version, and 16 more for each sample.  Paths begin with the root, which
-    ``prefix`` replaces in keys.  Sizes are int64 (N,), in bytes.
+    Each sample takes the bytes of its version and 16 bytes more.  ``paths`` begin with the dataset's root.
+    Keys begin with ``prefix`` instead of the root.  ``sizes``, int64 (N,), are in bytes.
 
     >>> paths = FrozenSamples(b"a/1.jpga/2.jpg", np.array([0, 7, 14]), np.zeros(2, np.int64), "s3://photos/of/")
     >>> listing = Listing(paths, "of/", np.array([10, 20]), pack_paths("", ["x", "y"]))
@@ -89,7 +92,8 @@ class Listing:
         self._versions = bytes(versions.block)
         self._version_offsets = offsets_of(versions.lengths)
         self._digest: bytes | None = None
-        self._places: tuple[Int64Array, Int64Array] | None = None  # ascending hashes of paths, and their rows
+        # Ascending hashes of the paths, and the row of each hash.
+        self._places: tuple[Int64Array, Int64Array] | None = None
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -104,12 +108,11 @@ class Listing:
         return self.sizes.item(row)
 
     def version(self, row: int) -> str:
-        """Return the object's version; empty if the store has none."""
+        """Return the object's version, which is empty if the store has no versions."""
         return self._version(row).decode("utf-8", "surrogatepass")
 
     def name(self, row: int, store_name: str) -> bytes:
-        """Return 16 bytes that identify the object in this state, in any listing of a store with this
-        name."""
+        """Return 16 bytes that identify the object and its state in all listings of the store."""
         digest = hashlib.blake2b(digest_size=_NAME_NBYTES)
         key = _encoded(self.prefix) + self._rest(row)
         for part in (_encoded(store_name), key, self._version(row), b"%d" % self.size(row)):
@@ -118,7 +121,7 @@ class Listing:
 
     @property
     def digest(self) -> bytes:
-        """Return 16 bytes that identify it: the objects in their order, their states, and the root."""
+        """Return 16 bytes that identify the root, the objects, their order and their states."""
         if self._digest is None:
             digest = hashlib.blake2b(digest_size=_NAME_NBYTES)
             texts = (_encoded(self.paths.prefix), _encoded(self.prefix), self.paths.arena, self._versions)
@@ -130,8 +133,7 @@ class Listing:
         return self._digest
 
     def find(self, path: str) -> int:
-        """Return the first row of a path, or -1 if there is none.  The first call builds a
-        table."""
+        """Return the first row of a path, or -1 if it was not listed.  The first call builds a table."""
         root = self.paths.prefix
         if not path.startswith(root):
             return -1
@@ -163,7 +165,7 @@ class Listing:
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_places": None}  # hashes of bytes differ between processes
+        return {**self.__dict__, "_places": None}  # Python's hashes differ between processes
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -187,19 +189,19 @@ def _encoded(text: str) -> bytes:
 
 
 def _feed(digest: hashlib.blake2b, part: bytes | memoryview) -> None:
-    """Add a part with its length, so that different parts never give the same digest."""
+    """Add a part and its length to a digest, so that different sequences of parts give different digests."""
     digest.update((part.nbytes if isinstance(part, memoryview) else len(part)).to_bytes(8, "little"))
     digest.update(part)
 
 
-# A store has no cheap way to report what has changed in it.  So a cached listing is used until a new one is
-# requested, and the log says so.
+# A store has no cheap way to report changes.  So a cached listing is used, with a message in the log, until a
+# new listing is requested.
 
 _VERSION = 1
 
 
 class ListingKey(NamedTuple):
-    """The inputs of a listing: the store, the prefix of all keys, and the extensions."""
+    """The store, the prefix of all keys and the extensions that a listing depends on."""
 
     store: str
     prefix: str
@@ -210,24 +212,24 @@ class ListingKey(NamedTuple):
 
 
 class KeptFolders(NamedTuple):
-    """The names of the class folders, and the time of their listing: nanoseconds since 1970."""
+    """The names of the class folders, and the time of their listing in nanoseconds since 1970."""
 
     listed: int
     names: list[str]
 
 
 class KeptRows(NamedTuple):
-    """The content of one class folder, and the time of its listing."""
+    """The content of one class folder, and the time of its listing in nanoseconds since 1970."""
 
     listed: int
     rows: Rows
 
 
 class ListingCache:
-    """The files in which listings are cached, in a folder that may also hold other kinds of files.
+    """A cache of listings, in files of a folder that may also contain other kinds of files.
 
-    ``now`` returns nanoseconds since 1970, which are shown to users but decide nothing.  An unusable folder
-    causes one warning in each process.
+    ``now`` returns nanoseconds since 1970, which are only shown to users.  An unusable folder causes one
+    warning in each process.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, now: Callable[[], int] = time.time_ns) -> None:
@@ -236,18 +238,18 @@ class ListingCache:
         self._files = KeptFiles(self.path, "The listing of the store is not kept, so it is listed each time")
 
     def load_folders(self, store: str, prefix: str) -> KeptFolders | None:
-        """Return the cached class folders; None if there are none."""
+        """Return the cached class folders; None if they are not in the cache."""
         return self._files.load(["class folders", _VERSION, store, prefix], _read_folders)
 
     def save_folders(self, store: str, prefix: str, folders: KeptFolders) -> None:
         self._files.save(["class folders", _VERSION, store, prefix], {"folders": folders}, {})
 
     def load(self, key: ListingKey) -> dict[str, KeptRows]:
-        """Return the cached rows by folder; empty if there are none or the file is damaged."""
+        """Return the cached rows by folder; an empty dict if there are none or the file is damaged."""
         return self._files.load(key.fields(), _read_rows) or {}
 
     def save(self, key: ListingKey, folders: Mapping[str, KeptRows]) -> None:
-        """Store the content of folders, replacing what was stored before."""
+        """Store the content of folders.  It replaces the content that was stored with ``key``."""
         about = [[name, kept.listed, len(kept.rows)] for name, kept in folders.items()]
         rows = Rows.joined([kept.rows for kept in folders.values()])
         arrays = {"sizes": rows.sizes}
@@ -258,7 +260,7 @@ class ListingCache:
 
 
 def age_in_words(nanoseconds: int) -> str:
-    """Return in words how long ago something was.
+    """Return a duration in nanoseconds as text, rounded down to days, hours or minutes.
 
     >>> age_in_words(7300 * 10**9), age_in_words(86400 * 10**9), age_in_words(3)
     ('2 hours', '1 day', 'less than a minute')
@@ -299,7 +301,7 @@ def _read_rows(about: dict[str, Any], array: Arrays) -> dict[str, KeptRows]:
 
 
 def _read_texts(array: Arrays, name: str, count: int) -> tuple[Packed, npt.NDArray[np.int64]]:
-    """Return texts, and the start of each; raise a ValueError if they are invalid or not ``count``."""
+    """Return texts and the offset of each text; raise a ValueError if they are invalid or not ``count``."""
     block = array(f"{name}s", np.uint8).tobytes()
     lengths = array(f"{name}_lengths", np.int32).astype(np.int64)
     if len(lengths) != count:
@@ -312,31 +314,31 @@ def _part(texts: Packed, offsets: npt.NDArray[np.int64], first: int, end: int) -
 
 
 _TELL_EVERY_S = 0.25
-_SPLIT_FROM = 3  # the page of a folder from which on parallel requests may be worthwhile
+_SPLIT_FROM = 3  # from this page of a folder on, a listing with parallel requests may be worthwhile
 
-# By folder, without its final slash: names, sizes and versions of its objects.
+# For each folder (without a final slash): the name, size and version of each object in it.
 _Found = dict[str, list[tuple[str, int, str]]]
 
 
 class _Task(NamedTuple):
-    top: int  # number of the top folder that this is, or is a part of
-    inside: str  # the folder: from the prefix on, with a final slash
-    after: str = ""  # list only keys after this one,
-    end: str = ""  # and before this one
+    top: int  # number of the top folder that contains the folder
+    inside: str  # the folder's path relative to the prefix, with a final slash
+    after: str = ""  # list only keys that follow this key
+    end: str = ""  # list only keys that precede this key
 
 
 class _Visit(NamedTuple):
     top: int
     found: _Found
-    rest: list[_Task]  # the rest, for other threads
+    rest: list[_Task]  # the remaining parts of the folder, for other threads
 
 
 class Lister:
-    """A listing of folders with everything below them, in threads; arguments as of ``scan_store``.
+    """A listing of folders and everything in them, by threads.  The arguments are those of ``scan_store``.
 
-    A store lists a folder page by page, so one thread lists a folder.  But if threads are idle, a long
-    folder with subfolders is listed from several of these on, if the store can start there
-    (``objects_after``).
+    A store lists a folder page by page, so one thread lists a folder.  But if threads are idle, and the store
+    can begin a listing after a key (``objects_after``), several threads list a long folder with subfolders.
+    Each thread then lists a range of the folder's keys.
     """
 
     def __init__(
@@ -350,15 +352,16 @@ class Lister:
         self.root = root
         self._store, self._prefix, self._endings, self._on_progress = store, prefix, endings, on_progress
         self._objects_after = store.objects_after
-        # Extensions that contain a slash are compared with the whole path.
+        # Extensions that contain a slash are compared with the full path.
         self._before = root if any("/" in ending for ending in endings) else ""
         self._told = time.monotonic()
         self._is_over = threading.Event()
         self._unfinished = 0
-        self._pages: list[tuple[int, int]] = []  # for each page, new folders and objects; threads append
+        # For each page, the number of new folders and of new objects.  Threads append.
+        self._pages: list[tuple[int, int]] = []
 
     def listed(self, tops: Sequence[str]) -> list[Rows]:
-        """Return what is below each of ``tops``, with its folders sorted by path."""
+        """Return the objects in each of ``tops`` and in the folders inside, sorted by folder and name."""
         found: list[_Found] = [{} for _ in tops]
         rows = [_rows({}) for _ in tops]
         left = [1 for _ in tops]
@@ -375,7 +378,7 @@ class Lister:
         return rows
 
     def _visits(self, tasks: list[_Task]) -> Generator[_Visit, None, None]:
-        """Execute tasks, and the tasks that result from them."""
+        """Execute ``tasks`` and the tasks that result from them."""
         done: queue.SimpleQueue[Future[_Visit]] = queue.SimpleQueue()
         pool = ThreadPoolExecutor(THREADS, thread_name_prefix="fastpipe-list")
         self._is_over.clear()
@@ -407,7 +410,7 @@ class Lister:
             self._on_progress(sum(page[0] for page in pages), sum(page[1] for page in pages))
 
     def _visit(self, task: _Task) -> _Visit:
-        """List a folder with everything below it, or a part of that."""
+        """List a folder and everything in it, or the range of keys that the task describes."""
         found: _Found = {}
         may_split, last = not task.after and self._objects_after is not None, ""
         cut = len(self._prefix + task.inside)
@@ -417,10 +420,10 @@ class Lister:
             self._put(found, page)
             if not may_split or not page:
                 continue
-            # A store whose order is not that of the keys cannot be listed in parts.
+            # If the store does not list in the order of keys, the folder cannot be listed in parts.
             may_split, last = _are_rising(page, last), page[-1].key
             is_long = number >= _SPLIT_FROM and self._unfinished < THREADS
-            # If most objects are in subfolders.
+            # Split only if most objects are in subfolders.
             if may_split and is_long and 2 * sum("/" in one.key[cut:] for one in page) > len(page):
                 may_split = False
                 if rest := self._parts(task, last):
@@ -439,7 +442,8 @@ class Lister:
                 return
 
     def _parts(self, task: _Task, last: str) -> list[_Task]:
-        """Return the listing after a key, in parts that begin with folders; empty if there are no folders."""
+        """Return tasks that list the keys after ``last``, each from one of the subfolders on.  The result is
+        empty if no subfolder follows ``last``."""
         prefix = self._prefix + task.inside
         starts = sorted(f"{prefix}{name}/" for name in self._store.folders(prefix))
         starts = starts[bisect.bisect_right(starts, last) :]
@@ -458,14 +462,14 @@ class Lister:
             rest = key[cut:]
             if (self._before + rest).lower().endswith(self._endings):
                 folder, _, name = rest.rpartition("/")
-                if name:  # otherwise it represents a folder
+                if name:  # an object without a name only marks a folder
                     found.setdefault(folder, []).append((name, size, version))
                     count += 1
         self._pages.append((len(found) - known, count))
 
 
 def _rows(found: _Found) -> Rows:
-    """Return the objects of all folders, sorted by path; remove them from ``found`` to free them."""
+    """Return the objects of all folders, sorted by folder and name, and remove them from ``found``."""
     objects = _taken(found)
     parts = [Rows.of("", (), (), ())]
     while some := list(islice(objects, _CHUNK)):

@@ -1,4 +1,4 @@
-"""Locations in stores: a URL, split into its parts."""
+"""The location of a dataset in a store, which is a URL that is split into its parts."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ _NAMES_ACCOUNT = ("abfs", "abfss", "wasb", "wasbs", "az", "adl")
 _WEB = ("http", "https")
 _LOCAL = ("file", "local")
 _S3 = ("s3", "s3a")
-_VERSION = "?versionId="  # s3fs's notation in a key
+_VERSION = "?versionId="  # how s3fs writes an object's version in a key
 
 
 @dataclass(frozen=True)
 class Location:
-    """A bucket, the host of another store, or a local folder (then without a scheme), and the prefix of its
-    keys: empty, or ending in a slash.
+    """The location of a dataset in a store.
+
+    ``bucket`` is a bucket, the host of another store, or a local folder (then ``scheme`` is empty).
+    ``prefix`` begins the keys of the dataset, and is empty or ends in a slash.
 
     >>> place = Location.of("s3://bucket/train")
     >>> place.root, place.path("train/dog/x.jpg"), place.key("s3://bucket/train/dog/x.jpg")
@@ -35,7 +37,7 @@ class Location:
 
     @classmethod
     def of(cls, root: str | os.PathLike[str]) -> Location:
-        """Return the location of a URL or a folder's path."""
+        """Return the location for a URL or for a folder's path."""
         text = os.fspath(root)
         found = SCHEME.match(text)
         if found is None:
@@ -51,7 +53,7 @@ class Location:
 
     @property
     def root(self) -> str:
-        """Return the URL or folder that precedes the rest of a key in a path, ending in a slash."""
+        """Return the URL or folder of the dataset, ending in a slash."""
         return self.path(self.prefix)
 
     @property
@@ -64,7 +66,7 @@ class Location:
         return f"{self.bucket.rstrip('/')}/{key}"
 
     def key(self, path: str) -> str:
-        """Return the key of an object's whole URL; raise a ``ValueError`` if it is not in this store."""
+        """Return the key of an object from its full URL; raise a ``ValueError`` for another store's URL."""
         if not path.startswith(self.store):
             raise ValueError(f"{path} is not in {self.store}")
         return path[len(self.store) :]
@@ -76,7 +78,7 @@ def _split(scheme: str, rest: str) -> tuple[str, str]:
         return "", os.path.join(os.getcwd(), os.path.expanduser(rest)).lstrip("/")
     if scheme in _S3 and rest.startswith("arn:"):  # the name of an access point may contain slashes
         s3fs = require("s3fs", extra="s3")
-        # Without its own loop, whose thread would not survive a fork.
+        # An asynchronous file system starts no thread for an event loop; the thread would not survive a fork.
         parser = s3fs.S3FileSystem(anon=True, asynchronous=True, skip_instance_cache=True, version_aware=True)
         bucket, key, version = parser.split_path(rest)
         return bucket, key if version is None else f"{key}{_VERSION}{version}"
@@ -85,7 +87,8 @@ def _split(scheme: str, rest: str) -> tuple[str, str]:
 
 
 def _check(scheme: str, bucket: str, prefix: str) -> None:
-    """Reject what cannot work; messages do not show parts of a URL that may contain a secret."""
+    """Raise an OptionError for a URL that cannot work.  Messages do not show the parts of the URL that may
+    contain a secret."""
     user, has_user, host = bucket.rpartition("@")
     if has_user and (":" in user or scheme not in (*_NAMES_ACCOUNT, "sftp", "ssh", "ftp", "hdfs", "smb")):
         raise OptionError(

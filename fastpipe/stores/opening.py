@@ -19,7 +19,7 @@ from fastpipe.stores.s3 import ObjectStore, S3fsStore, S3Settings
 _log = logging.getLogger("fastpipe.stage")
 
 _S3 = ("s3", "s3a")
-# s3fs handles all other forms, such as the name of an access point.
+# s3fs handles all other names, such as the name of an access point.
 _PLAIN_BUCKET = re.compile(r"[A-Za-z0-9._-]+")
 _FOLDERS = ("", "file", "local")
 
@@ -27,10 +27,10 @@ _FOLDERS = ("", "file", "local")
 def open_store(
     root: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
 ) -> tuple[Store, Location]:
-    """Return the store of a dataset, and the dataset's location in it; no request is made yet.
+    """Return the store of a dataset, and the dataset's location in the store, without a request.
 
-    ``root`` is a URL (``s3://bucket/train``, or for any other file system of fsspec), or a folder; the
-    options are those of fsspec's file system for such URLs.
+    ``root`` is a folder, or a URL such as ``s3://bucket/train`` of any file system that fsspec supports.
+    ``storage_options`` are the options of fsspec's file system for the URL.
     """
     location, options = Location.of(root), StorageOptions(storage_options)
     if location.scheme in _FOLDERS:

@@ -1,11 +1,12 @@
 """Prefetch objects in the order in which they will be needed.
 
-Rows of a listing represent objects.  The loader announces which rows an epoch will need (``follow``) and
-which ones a batch needs now (``need``); decoding threads ``take`` them.  Meanwhile the prefetcher's threads
-wait for the store, many at a time.
+An object is identified by its row in a listing.  The loader announces which rows an epoch will need
+(``follow``) and which rows a batch needs now (``need``).  Decoding threads get the objects with ``take``.  At
+the same time, the prefetcher's threads wait for many answers of the store.
 
 Objects that are fetched but not yet needed take at most ``read_ahead`` bytes.  An object that was dropped, or
-never announced, is fetched when it is taken: the order is a hint, and a wrong one only costs time.
+was never announced, is fetched in ``take``.  So the announced order is a hint, and a wrong order only costs
+time.
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ _log = logging.getLogger("fastpipe.stage")
 
 _FIRST, _LEAST, _MOST = 32, 8, 128
 _UP, _DOWN = 2.0, 0.75
-# Increase the requests if the rate then rises by this fraction of their increase; decrease them if this
-# fraction of the rate remains.
+# More requests are kept if the rate rises by at least the first fraction of the increase of requests.  Fewer
+# requests are kept if at least the second fraction of the rate remains.
 _WORTH, _STAYS = 0.3, 0.96
-_REST = 6  # windows between trials; a window has as many answers as requests are allowed
+_REST = 6  # number of windows between trials; a window has as many answers as the limit of requests
 
 
 class Pace:
-    """A limit for the number of requests in flight: a number, or ``"auto"`` to adapt to measurements.
-    Thread-safe.
+    """The limit for the number of requests in flight.  Thread-safe.
 
-    ``limit`` is the present limit, ``most`` the highest one possible.
+    ``connections`` is the limit, or ``"auto"`` to adapt the limit to measurements.  ``limit`` is the current
+    limit, and ``most`` is the highest possible limit.
 
     >>> pace = Pace("auto")
     >>> for _ in range(100):
@@ -59,12 +60,12 @@ class Pace:
         self.most = _MOST if connections == "auto" else self.limit
         self._lock = threading.Lock()
         self._sum, self._count, self._full = 0.0, 0, 0
-        self._trial: tuple[int, float] | None = None  # the limit before the trial, and the rate
+        self._trial: tuple[int, float] | None = None  # the limit and the rate before the trial
         self._rest, self._goes_up = 0, True
-        self._is_first = False  # True for the first answers after a change, to earlier requests
+        self._is_first = False  # True in the first window, whose requests began before the last change
 
     def note(self, seconds: float, busy: int) -> None:
-        """Adapt to the duration of an answer and the number of requests in flight."""
+        """Adapt the limit to the duration of a request and the number ``busy`` of requests in flight."""
         if not self._follows:
             return
         with self._lock:
@@ -76,7 +77,7 @@ class Pace:
                 self._sum, self._count, self._full = 0.0, 0, 0
                 if self._is_first:
                     self._is_first = False
-                elif is_full and mean > 0:  # otherwise more requests are not needed
+                elif is_full and mean > 0:  # if requests do not reach the limit, the limit does not matter
                     self._adapt(self.limit / mean)
 
     def _adapt(self, rate: float) -> None:
@@ -109,36 +110,38 @@ class Pace:
 
 
 _LOOK_AGAIN_S = 30.0
-# How far the order is read ahead, in multiples of ``read_ahead``, even if objects are already near: objects
-# beyond it may be evicted again.
+# How far ahead the order is read, in multiples of ``read_ahead``, even if the objects are staged already.
+# Staged objects further ahead may be evicted again.
 _WINDOWS = 4
 _MOST_COMING = 4096
-_FEWEST = 4  # requests when nearly all allowed bytes are prefetched
-_AT_FIRST = 64  # objects, or two for each allowed request: prefetched before any was needed
+_FEWEST = 4  # number of requests when nearly all allowed bytes are prefetched
+_AT_FIRST = 64  # this many objects, or two for each allowed request, are prefetched before any is needed
 _ALL = 1 << 62
 _PART = 1024
 
 
 def in_parts(rows: Int64Array) -> Iterator[Int64Array]:
-    """Yield rows in parts that are small enough to check quickly."""
+    """Yield ``rows`` in parts that are small enough to check quickly."""
     return (rows[at : at + _PART] for at in range(0, len(rows), _PART))
 
 
 class Fetches(Protocol):
-    """The functions with which a prefetcher fetches, from many threads at a time."""
+    """The functions that a prefetcher uses to fetch objects.  Many threads call them at the same time."""
 
     def nbytes(self, rows: Int64Array) -> Int64Array: ...
 
     def are_staged(self, rows: Int64Array) -> npt.NDArray[np.bool_]:
-        """Return which objects need not be fetched: bool (N,)."""
+        """Return which objects need not be fetched, bool (N,)."""
 
     def fetch(self, row: int, give: Callable[[bytes], None] | None = None) -> bytes:
-        """Return an object's content from the nearest place.  ``give`` is called with it as soon as it has
-        arrived, if work on it follows."""
+        """Return an object's content from the fastest source.
+
+        If the content needs further work, such as staging, ``give`` is called with the content before that.
+        """
 
 
 class _Slot:
-    """An object that is being fetched, or has been and is still to be taken."""
+    """An object that is being fetched, or that was fetched and not taken yet."""
 
     __slots__ = (
         "coming", "data", "error", "generation", "is_done", "is_held", "is_needed", "nbytes", "waiting",
@@ -147,30 +150,32 @@ class _Slot:
 
     def __init__(self, nbytes: int, generation: int) -> None:
         self.nbytes, self.generation = nbytes, generation
-        self.coming = 0  # number of later uses in the order
-        self.wants = 0  # number of announced needs that have not taken it
+        self.coming = 0  # number of later uses of the object in the order
+        self.wants = 0  # number of announced needs for which the object has not been taken
         self.is_needed = self.is_done = False
-        self.is_held = True  # True while its bytes count as prefetched: until it is needed
+        self.is_held = True  # whether the bytes count as prefetched, as they do until the object is needed
         self.data: bytes | None = None
         self.error: BaseException | None = None
         self.waiting: list[threading.Lock] = []
 
 
-_MOST_STAGING = 16  # threads in addition to those for requests
-_NICER = 5  # a third of the weight
+_MOST_STAGING = 16  # maximum number of threads for staging, in addition to the threads for requests
+_NICER = 5  # lowers the threads' weight for processor time to a third
 
 
 class Prefetcher:
     """A prefetcher with threads in this process, which start when there is something to fetch.
 
-    They end with ``close``, when ``owner`` (if given) is collected, and with the interpreter.  In a forked
-    child there are none at first; it starts its own.
+    The threads end with ``close``, when ``owner`` (if given) is collected, and when the interpreter ends.  A
+    forked child has no threads at first, and starts its own threads when it needs them.
 
     Args:
-        read_ahead: most bytes that are fetched and not needed yet.
-        pace: limit for the number of requests.
-        spills: True to continue beyond ``read_ahead`` without holding more: the objects are then near.
-        owner: must not be reachable from the threads.
+        fetches: the functions to fetch objects.
+        read_ahead: maximum number of bytes that are fetched and not needed yet.
+        pace: the limit for the number of requests.
+        spills: whether to fetch further objects beyond ``read_ahead`` without keeping them in memory, so that
+            they are staged.
+        owner: an object that must not be reachable from the threads.
     """
 
     def __init__(
@@ -186,22 +191,22 @@ class Prefetcher:
             self._finalizer.atexit = False
 
     def _reset(self) -> None:
-        # Code enters the condition through its lock, which is implemented in C.  Ctrl-C in the condition's
-        # own ``__enter__``, which is Python, would leave it locked forever.
+        # Code enters the condition through its lock, which is implemented in C.  The condition's own
+        # ``__enter__`` is written in Python, and Ctrl-C inside it would leave the lock held forever.
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.holds = True  # see ``follow``
         self.slots: dict[int, _Slot] = {}
         self.urgent: deque[int] = deque()
-        # Rows that have not been started: their bytes, and the number of their uses in the order.
+        # Rows that are not being fetched yet: the bytes of each row, and the number of its uses in the order.
         self.coming: OrderedDict[int, tuple[int, int]] = OrderedDict()
         self.order: Iterator[Int64Array] | None = None
         self.generation = 0
         self.is_walking = False
-        self.walked = self.begun = 0  # bytes of the order that were read; bytes needed since
-        self.ahead = 0  # bytes of slots not needed yet: fetched or in flight
+        self.walked = self.begun = 0  # bytes of the part of the order that was read, and bytes needed so far
+        self.ahead = 0  # bytes of slots that are not needed yet, fetched or in flight
         self.active = self.staging = 0
-        self.threads: list[threading.Thread] = []  # as many as the pace has allowed so far, and for staging
+        self.threads: list[threading.Thread] = []
         self._starting = threading.Lock()
 
     def _after_fork(self) -> None:
@@ -218,7 +223,7 @@ class Prefetcher:
             _running.discard(threading.current_thread())
 
     def _grow(self) -> None:
-        """Start threads up to the present pace."""
+        """Start threads up to the current limit of requests, and for staging."""
         wanted = self.pace.limit + min(_MOST_STAGING, self.staging)
         if len(self.threads) >= wanted:
             return
@@ -229,7 +234,7 @@ class Prefetcher:
                 _running.add(thread)
                 try:
                     thread.start()
-                except RuntimeError:  # no more threads available: fewer suffice, but not none
+                except RuntimeError:  # the limit of threads is reached: one thread is enough
                     _running.discard(thread)
                     if not self.threads:
                         raise
@@ -242,7 +247,7 @@ class Prefetcher:
         def give(data: bytes) -> None:
             nonlocal is_given
             is_given = True
-            with self.lock:  # the request is over: the next one may start
+            with self.lock:  # the request is over, so the next request may start
                 self.active -= 1
                 self.staging += 1
                 self._give(row, data, None)
@@ -253,10 +258,10 @@ class Prefetcher:
         data, error = None, None
         try:
             data = self.fetches.fetch(row, give)
-        except BaseException as raised:  # any error, which is raised when the row is taken
+        except BaseException as raised:  # any error; ``take`` raises it
             error = raised
         with self.lock:
-            if is_given:  # another fetch may be running already
+            if is_given:  # the request was counted as ended in ``give``
                 self.staging -= 1
             else:
                 self.active -= 1
@@ -269,8 +274,8 @@ class Prefetcher:
                 while not self.closed:
                     if self._is_due():
                         row = self._begin_next()
-                        # Threads wake each other one by one: all at once would compete for the interpreter
-                        # with the caller, which wants to continue.
+                        # Threads wake each other one by one.  If all threads woke at once, they would compete
+                        # with the caller for the GIL.
                         if self._is_due() or self._may_walk():
                             self.changed.notify()
                         return row
@@ -295,8 +300,8 @@ class Prefetcher:
             return True
         if not self.holds:  # only requests in flight count as prefetched
             return self.ahead + nbytes <= self.read_ahead
-        # Prefetch as much as was needed so far; with more ahead, use fewer requests: the next objects must
-        # not wait, for processors or the network, because of later ones.
+        # Prefetch at most as many bytes as were needed so far.  The more bytes are prefetched, the fewer
+        # requests are allowed, so that later objects do not delay the next objects.
         most = min(self.read_ahead, max(self.begun, max(_AT_FIRST, 2 * limit) * nbytes))
         has_room = self.ahead + nbytes <= most
         return has_room and self.active < max(_FEWEST, 2 * (1 - self.ahead / most) * limit)
@@ -321,7 +326,7 @@ class Prefetcher:
         )
 
     def _walk(self, order: Iterator[Int64Array] | None, generation: int) -> None:
-        """Read the next rows of the order, in the thread that has set ``is_walking``."""
+        """Read the next rows of the order.  Only the thread that has set ``is_walking`` may call this."""
         rows = None
         try:
             rows = None if order is None else next(order, None)
@@ -332,7 +337,7 @@ class Prefetcher:
             _log.warning("What comes next is not known any more, and not fetched ahead: %s", str(error))
         with self.lock:
             if generation != self.generation:
-                return  # another thread reads a newer order
+                return  # a newer order has replaced this order
             self.is_walking = False
             if rows is None:
                 self.order = None
@@ -362,17 +367,17 @@ class Prefetcher:
         slot.waiting.clear()
 
     def _window(self) -> int:
-        """Return how many bytes of the order are read ahead of the last needed ones."""
+        """Return how many bytes of the order are read ahead of the last needed bytes."""
         return _ALL if self.spills else self.read_ahead * (_WINDOWS if self.holds else 1)
 
     def follow(self, order: Iterator[Int64Array], *, holds: bool = True) -> None:
-        """Prefetch an order of rows.
+        """Prefetch rows in the order in which they will be needed.
 
         Args:
-            order: yields rows, int64 (N,), in the order in which they will be needed; iterated in any thread,
-                one at a time, and only as far as there is room.
-            holds: True to keep fetched objects until they are taken.  False only fetches, so that another
-                process finds them near.
+            order: yields rows, int64 (N,), in the order in which they will be needed.  Any thread may iterate
+                it, one at a time, and only as far as there is room.
+            holds: whether to keep fetched objects in memory until they are taken.  If False, the objects are
+                only fetched, so that another process finds them in the stage.
         """
         self._grow()
         with self.lock:
@@ -384,7 +389,7 @@ class Prefetcher:
             self.coming.clear()
             for slot in self.slots.values():
                 slot.coming = 0
-        is_first = True  # the first part shows at once which existing slots are used again
+        is_first = True  # always read the first part, which shows which existing slots are used again
         while is_first or self._begin_walk(generation):
             is_first = False
             self._walk(order, generation)
@@ -400,14 +405,14 @@ class Prefetcher:
             return begins
 
     def _is_left_over(self, slot: _Slot) -> bool:
-        """Return True if no batch will take a slot: its batch, or its order, was abandoned."""
+        """Return whether no batch will take the slot's object, because its batch or order was abandoned."""
         if not self.holds and slot.is_done:
             return not slot.waiting
         since = self.generation - slot.generation
         return since > 0 and not slot.coming and not slot.waiting and (since > 1 or not slot.wants)
 
     def need(self, rows: Int64Array) -> None:
-        """Announce that a batch will take these rows: they precede all others."""
+        """Announce that a batch will take ``rows``, which are fetched before all other rows."""
         near, sizes = self.fetches.are_staged(rows), self.fetches.nbytes(rows)
         if not self.threads and near.all():
             return
@@ -435,11 +440,14 @@ class Prefetcher:
             self.changed.notify()
 
     def have(self, rows: Int64Array) -> npt.NDArray[np.bool_]:
-        """Return which rows can be taken: they have been prefetched, or are in flight."""
+        """Return which rows have been prefetched or are in flight, bool (N,)."""
         return np.array([row in self.slots for row in rows.tolist()], np.bool_)
 
     def forgo(self, rows: Int64Array, *, were_needed: bool) -> None:
-        """Announce that rows will not be taken, of an announced batch or else of the order."""
+        """Announce that ``rows`` will not be taken.
+
+        ``were_needed`` says whether ``need`` announced the rows, or only the order.
+        """
         with self.lock:
             for row in rows.tolist():
                 slot = self.slots.get(row)
@@ -460,7 +468,7 @@ class Prefetcher:
             self.changed.notify()
 
     def _without(self, row: int, slot: _Slot) -> None:
-        """Count a row as needed once less; drop it if it is no longer needed."""
+        """Drop a row's object if nothing needs the object any more."""
         if slot.wants or slot.waiting or (slot.coming and not slot.is_needed):
             return
         if slot.is_done:
@@ -468,10 +476,13 @@ class Prefetcher:
             return
         if not slot.is_needed:
             self.ahead -= slot.nbytes * slot.is_held
-        slot.is_held = False  # so that it is dropped when it arrives
+        slot.is_held = False  # so that the object is dropped when it arrives
 
     def take(self, row: int) -> bytes:
-        """Return a row's content, after waiting for it if it is in flight; raise the error of its fetch."""
+        """Return the content of a row's object, after waiting if the object is in flight.
+
+        Raise the error of the fetch if the fetch failed.
+        """
         lock = None
         with self.lock:
             slot = self.slots.get(row)
@@ -494,9 +505,9 @@ class Prefetcher:
         return data
 
     def _let_go(self, row: int, slot: _Slot) -> None:
-        """Release a row after its last use; keep it if it is used again later and fits."""
+        """Release a row's object after its use; keep it if the order uses it again and there is room."""
         self._drop(row)
-        if slot.error is not None or not slot.coming:  # the next use tries again
+        if slot.error is not None or not slot.coming:  # after an error, the next use fetches again
             return
         if self.ahead + slot.nbytes <= self.read_ahead:
             slot.is_needed, slot.is_held, slot.wants = False, True, 0
@@ -511,9 +522,9 @@ class Prefetcher:
             self.ahead -= slot.nbytes * slot.is_held
 
     def close(self) -> None:
-        """Wait for the end of the threads; later calls of ``take`` fetch in the calling thread."""
+        """End the threads, and wait for their end.  Later calls of ``take`` fetch in the calling thread."""
         self._end()
-        with self._starting:  # a thread that holds it starts its last threads
+        with self._starting:  # wait for a thread that is just starting threads
             threads = list(self.threads)
         for thread in threads:
             if thread is not threading.current_thread():
@@ -523,10 +534,10 @@ class Prefetcher:
             self._finalizer.detach()
 
     def _end(self) -> None:
-        """End the threads; waits for a row raise an error.
+        """Make the threads end, and make waiting calls of ``take`` raise an error.
 
-        The garbage collector may call this in the middle of any method here, in the same thread, so nothing
-        is removed.
+        The garbage collector may call this during any method of this class, in the same thread.  So this
+        method removes nothing.
         """
         with self.lock:
             self.closed = True
@@ -540,12 +551,12 @@ class Prefetcher:
 
 
 def _lower_priority() -> None:
-    """Let decoding threads run before this one if there are too few processors for all.
+    """Give decoding threads priority over this thread if there are too few processors.
 
-    Dozens of these threads wake for a moment after each answer, and each would get as much time as a thread
-    that decodes for a waiting batch.
+    Dozens of fetching threads wake for a moment after each answer.  With equal priority, each of them would
+    get as much processor time as a thread that decodes for a waiting batch.
     """
-    if sys.platform == "linux":  # on other systems it would affect the whole process
+    if sys.platform == "linux":  # on other systems, the priority is that of the whole process
         thread = threading.get_native_id()
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + _NICER)

@@ -1,4 +1,4 @@
-"""Retry requests to a store that did not answer, and give up after some time."""
+"""Retry requests that a busy store did not answer, and raise an error after some time."""
 
 from __future__ import annotations
 
@@ -26,10 +26,12 @@ class Retries:
     """The limits for retries.
 
     Attributes:
-        tries, seconds: for one request: most tries, and most seconds from the first to the last one.
-        base, cap: seconds: the longest wait after the first failure, which doubles with each, and its upper
-            limit.  The wait is drawn from 0 to that, so that many clients do not retry at the same time.
-        quiet: least seconds between two warnings.
+        tries, seconds: the maximum number of tries of a request, and the maximum time from the first to the
+            last try, in seconds.
+        base: the longest wait after the first failure, in seconds.  It doubles with each failure.  The actual
+            wait is random, from 0 to the longest wait, so that many clients do not retry at the same time.
+        cap: the upper limit of the longest wait, in seconds.
+        quiet: the minimum time between two warnings, in seconds.
     """
 
     tries: int = 8
@@ -39,14 +41,14 @@ class Retries:
     quiet: float = 60.0
 
 
-_DRAWS = random.Random()  # a separate generator: the global one is the script's
+_DRAWS = random.Random()  # a separate generator, because the script uses the global generator
 
 
 class RetryingStore:
     """A ``core.types.Store`` that repeats requests that failed with ``StoreBusyError``.
 
-    ``draw`` returns a number from 0 to 1.  ``wait`` waits for a number of seconds and returns True if the
-    store was closed meanwhile, and None after either.
+    ``draw`` returns a random number from 0 to 1.  ``wait`` waits for a number of seconds, and returns whether
+    the store was closed during the wait.
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class RetryingStore:
 
     @property
     def objects_after(self) -> Callable[[str, str], Iterator[Sequence[StoredObject]]] | None:
-        """The function that lists from a key on; None if the store cannot start there."""
+        """The function that lists the objects after a key; None if the store does not support that."""
         return None if self._store.objects_after is None else self._pages
 
     def _pages(self, prefix: str, after: str) -> Iterator[Sequence[StoredObject]]:
@@ -97,7 +99,7 @@ class RetryingStore:
             try:
                 return next(pages, None)
             except StoreBusyError as error:
-                if after and resume is None:  # new objects could not be distinguished from earlier ones
+                if after and resume is None:  # a new listing would repeat objects that were yielded already
                     raise StoreError(f"{error}, in the middle of a list") from None
                 pages = None
                 raise
@@ -151,7 +153,7 @@ _stores: weakref.WeakSet[RetryingStore] = weakref.WeakSet()
 
 
 def _end_waits() -> None:
-    """End all waits for stores at the interpreter's exit, which waits for its threads."""
+    """End all waits for stores when the interpreter exits, because the interpreter waits for its threads."""
     for store in list(_stores):
         store._closed.get().set()
 

@@ -1,4 +1,4 @@
-"""S3 buckets, read by obstore without the GIL, or by s3fs, which supports all options and keys."""
+"""Stores for S3 buckets: obstore reads without the GIL, and s3fs supports all options and keys."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ from fastpipe.stores.locations import Location
 
 _CONNECT = timedelta(seconds=10)
 _READ = timedelta(seconds=30)
-_WHOLE = timedelta(minutes=10)  # obstore's own limit is 30 s, too short for a large object over a slow line
+_WHOLE = timedelta(minutes=10)  # obstore's default, 30 s, is too short for large objects on slow networks
 _KNOWN = {
     "anon", "client_kwargs", "endpoint_url", "key", "password", "profile", "requester_pays", "secret",
     "token", "username",
 }  # fmt: skip
 _KNOWN_CLIENT = {"endpoint_url", "region_name"}
-# Longer than obstore's own margin of 5 minutes, and shorter than the 15 in which botocore renews credentials.
+# How long obstore uses credentials.  The time must be longer than obstore's margin of 5 minutes, and shorter
+# than the 15 minutes in which botocore renews credentials.
 _CREDENTIALS_FOR = timedelta(minutes=14)
 _ENDPOINT = re.compile(
     r"https?://(\S*@)?([\w.-]+|\[[\da-f:.]+\])(:[1-6]?\d{1,4})?(/[\w.~%/+=-]*)?", re.IGNORECASE | re.ASCII
@@ -46,8 +47,11 @@ _CONNECTIONS = 128
 
 @dataclass(frozen=True)
 class S3Settings:
-    """An S3 store's options, completed from the environment: the endpoint, empty for Amazon's own; the
-    region, empty if not given, and True if it is from the options, not one for all buckets."""
+    """The options of an S3 store, completed from the environment.
+
+    ``endpoint`` is empty for Amazon's endpoint, and ``region`` is empty if unknown.  ``region_is_given`` is
+    True if the region comes from the options, and not from a setting for all buckets.
+    """
 
     options: StorageOptions
     endpoint: str
@@ -69,7 +73,7 @@ class S3Settings:
         given = client.get("region_name")
         common = (os.environ.get(name) for name in ("AWS_REGION", "AWS_DEFAULT_REGION"))
         region = given or next(filter(None, common), None) or config.get("region") or ""
-        if region and not _REGION.fullmatch(str(region)):  # the same
+        if region and not _REGION.fullmatch(str(region)):  # obstore would panic
             raise OptionError(f"{region!r} is not a region name, such as 'us-east-1': check storage_options")
         return cls(options, str(endpoint or "").rstrip("/"), str(region), bool(given))
 
@@ -81,9 +85,10 @@ class S3Settings:
         return sorted({*self.options} - _KNOWN) + sorted({*client} - _KNOWN_CLIENT) + services
 
     def obstore(self, region: str) -> dict[str, Any]:
-        """Return the arguments of ``obstore.store.S3Store`` in addition to the bucket.
+        """Return the arguments of ``obstore.store.S3Store``, except the bucket.
 
-        They include all that obstore would read from the environment, as it reads others than s3fs.
+        The arguments set everything that obstore would read from the environment, because obstore and s3fs
+        read different variables.
         """
         anon = bool(self.options.get("anon"))
         arguments: dict[str, Any] = {
@@ -116,7 +121,7 @@ class S3Settings:
         }
 
     def _credentials(self) -> Any:
-        """Return a provider of credentials for obstore, so that it does not search for any itself."""
+        """Return a credential provider for obstore, so that obstore does not search for credentials."""
         key, secret = _first(self.options, "key", "username"), _first(self.options, "secret", "password")
         if key:
             given = {"access_key_id": key, "secret_access_key": secret, "token": self.options.get("token")}
@@ -148,19 +153,19 @@ def _first(options: StorageOptions, *names: str) -> Any:
 
 
 def _session(options: StorageOptions) -> Any:
-    """Return botocore's session: it comes with s3fs, and finds credentials wherever s3fs does."""
+    """Return a botocore session, which finds the credentials that s3fs finds."""
     return require("botocore.session", extra="s3").Session(profile=options.get("profile"))
 
 
 def _configured(options: StorageOptions) -> Mapping[str, Any]:
-    """Return the profile's part of ~/.aws/config."""
+    """Return the profile's section of ~/.aws/config."""
     with _readable():
         return dict(_session(options).get_scoped_config())
 
 
 @contextmanager
 def _readable() -> Iterator[None]:
-    """Raise a ``StoreAccessError`` if botocore finds no profile, or cannot read credentials."""
+    """Raise a ``StoreAccessError`` if botocore does not find the profile or cannot read credentials."""
     try:
         yield
     except require("botocore.exceptions", extra="s3").BotoCoreError as error:
@@ -168,7 +173,7 @@ def _readable() -> Iterator[None]:
 
 
 def _endpoint(config: Mapping[str, Any]) -> str:
-    """Return the endpoint that botocore would find."""
+    """Return the endpoint that botocore would use."""
     if os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true":
         return ""
     names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
@@ -182,7 +187,10 @@ _AFTER_THE_END = 416
 
 
 class S3fsStore:
-    """A ``core.types.Store`` of a bucket, by s3fs: all options and keys, but the work is done in Python."""
+    """A ``core.types.Store`` of a bucket that uses s3fs.
+
+    s3fs supports all options and keys, but does the work in Python.
+    """
 
     def __init__(self, location: Location, options: StorageOptions) -> None:
         self._location, self._options = location, options
@@ -226,14 +234,14 @@ class S3fsStore:
         return self._fetch(key, version, (start, stop)).data if stop > start else b""
 
     def region(self) -> str:
-        """Return the bucket's region; empty if the server has none."""
+        """Return the bucket's region; an empty string if the server does not report a region."""
         path = self._location.store
         fs = self._opened.get()
         with store_errors(path, self.name, self._options):
             try:
                 answer = fs.call_s3("head_bucket", Bucket=self._location.bucket)
             except Exception as error:
-                # Users without this permission find it in the answer, too.
+                # The answer to a request without permission also contains the region.
                 answer = getattr(error.__cause__, "response", None)
                 if not isinstance(answer, Mapping) or answered(error)[0] not in _REFUSALS:
                     raise
@@ -246,7 +254,7 @@ class S3fsStore:
     def close(self) -> None:
         fs = self._opened.drop()
         if fs is not None and getattr(fs, "_s3creator", None) is not None:
-            with contextlib.suppress(Exception):  # the loop may have ended before
+            with contextlib.suppress(Exception):  # the event loop may have ended already
                 self._do(fs, lambda: fs._s3creator.__aexit__(None, None, None))
 
     def _open(self) -> Any:
@@ -258,7 +266,7 @@ class S3fsStore:
             "skip_instance_cache": True,
         }
         fs = require("s3fs", extra="s3").S3FileSystem(**options)
-        fs.retries = 1  # retries are decided elsewhere
+        fs.retries = 1  # ``RetryingStore`` retries
         return fs
 
     def _fetch(self, key: str, version: str, part: tuple[int, int] | None) -> FetchedObject:
@@ -304,7 +312,7 @@ class S3fsStore:
 
     @staticmethod
     def _do(fs: Any, work: Callable[[], Awaitable[Any]]) -> Any:
-        """Run on the event loop to which s3fs's clients belong."""
+        """Run ``work`` on the event loop of s3fs's clients."""
         return require("fsspec.asyn", extra="s3").sync(fs.loop, work)
 
 
@@ -315,10 +323,11 @@ _URL = re.compile(r"\S+://\S+")
 
 
 class ObjectStore(S3fsStore):
-    """A ``core.types.Store`` of a bucket, by obstore, which requests and lists without the GIL.
+    """A ``core.types.Store`` of a bucket that uses obstore, which makes requests without the GIL.
 
-    s3fs handles what obstore cannot: keys that it does not accept as paths (``../x``, ``a//b``), lists with
-    such keys, and everything in a process forked from one in which obstore was used.
+    s3fs handles requests that obstore does not support: keys that obstore does not accept as paths (``../x``,
+    ``a//b``), listings with such keys, and all requests in a process that was forked from a process that had
+    imported obstore.
     """
 
     def __init__(self, location: Location, options: StorageOptions) -> None:
@@ -339,7 +348,7 @@ class ObjectStore(S3fsStore):
         return sorted({one[len(prefix) :] for one in found} - {""})
 
     def objects_after(self, prefix: str, after: str) -> Iterator[Sequence[StoredObject]]:
-        # Without a prefix the key "/x" would be listed as "x".
+        # Without a prefix, obstore would list the key "/x" as "x".
         if not prefix or not self._can_list(prefix):
             yield from super().objects_after(prefix, after)
             return
@@ -367,8 +376,8 @@ class ObjectStore(S3fsStore):
     def _open_client(self) -> Any:
         path = self._location.store
         self._options.require(path)
-        # Amazon's buckets require their region; s3fs learns it from a redirect, and so it is requested from
-        # s3fs.  Other servers have one region for all.
+        # For Amazon's buckets, obstore needs the bucket's region, which ``region`` gets by s3fs.  Other
+        # servers have one region for all buckets.
         settings = self._settings
         region = "" if settings.endpoint or settings.region_is_given else self.region()
         arguments = settings.obstore(region)
@@ -380,11 +389,11 @@ class ObjectStore(S3fsStore):
             raise OptionError(f"{path} with storage_options={self._options!r}: {said}") from None
 
     def _can_list(self, prefix: str) -> bool:
-        """Return True if obstore can list a prefix: it must be a folder and a valid path."""
+        """Return whether obstore can list ``prefix``, which must be a folder and a valid path."""
         return may_use_obstore() and prefix[:1] != "/" and (not prefix or prefix[-1] == "/")
 
     def _fetch(self, key: str, version: str, part: tuple[int, int] | None) -> FetchedObject:
-        # Leading and final slashes would be removed silently.
+        # obstore would remove leading and final slashes silently.
         if not may_use_obstore() or not key or key[0] == "/" or key[-1] == "/":
             return super()._fetch(key, version, part)
         options: dict[str, Any] | None = None
@@ -412,7 +421,7 @@ class ObjectStore(S3fsStore):
         return FetchedObject(data, now)
 
     def _listed(self, store: Any, prefix: str, page: Sequence[Any], empty: set[str]) -> list[StoredObject]:
-        """Return a page's objects: obstore shows the folder ``x/`` as an empty object ``x``."""
+        """Return the objects of a page, without folders: obstore lists a folder ``x/`` as an empty ``x``."""
         return [
             StoredObject(one["path"], one["size"], one["e_tag"] or "")
             for one in page
@@ -454,5 +463,5 @@ class ObjectStore(S3fsStore):
 
 
 def _is_odd(error: Exception) -> bool:
-    """Return True if obstore rejects a key."""
+    """Return whether an error means that obstore does not accept a key."""
     return type(error) is ValueError or type(error).__name__ == "InvalidPathError"

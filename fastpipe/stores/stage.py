@@ -1,16 +1,16 @@
-"""The folder on a local disk in which objects are staged, shared by all processes of a user on a machine.
+"""The folder on a local disk that contains staged objects, for all processes of a user on a machine.
 
 ::
 
     fastpipe-stage/           mode 0700
-      objects/ab/cdef…        an object, whole; its name identifies the object and its version
+      objects/ab/cdef…        a complete object; the name identifies the object and its version
       writing/12              an object that is being written
-      tables/<listing>        for each row of a listing the name under which it is staged, or zeros
-      locks                   its bytes are locked by users of the folder, for counting, and for downloading
-                              an object; it also contains the number of bytes present or reserved
+      tables/<listing>        for each row of a listing, the name of the staged object, or zeros
+      locks                   processes lock bytes of this file while they use the folder, count bytes, or
+                              download an object; the file also contains the counts of the ``Ledger``
 
-Only the objects are authoritative.  A table tells without checking if one is present; if it is wrong, in
-either direction, this is detected when the object is read.
+Only the objects are authoritative.  A table says whether an object is present, without a check of the file.
+If a table is wrong, the error is detected when the object is read.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ Int64Array = npt.NDArray[np.int64]
 
 _FOLDER = "fastpipe-stage"
 _PARTS = ("objects", "writing", "tables")
-_USERS = 1  # the byte on which all users of the folder have a lock
-_OPENING = 2  # locked while becoming a user; others wait, and the next one does what an ended one did not
-_CLAIMS = 1 << 20  # the bytes of objects start here
-_SHARE = 0.9  # of a disk's free bytes
+_USERS = 1  # all users of the folder have a shared lock on this byte
+_OPENING = 2  # a process locks this byte while it becomes a user; other processes wait
+_CLAIMS = 1 << 20  # the bytes for claims of objects start here
+_SHARE = 0.9  # fraction of a disk's free bytes that ``max_bytes="auto"`` means
 
 
 _FORM = 0x4750465354414702
@@ -51,9 +51,13 @@ _LOCK = 0
 
 
 class _Count(NamedTuple):
-    """The numbers in the file: if it is counted; the boot of the machine, as a crash may have lost the last
-    writes; bytes present or reserved; files being written or removed; files started so far, which gives their
-    names while they are written; tables opened so far."""
+    """The numbers in the file.
+
+    ``form`` says whether the numbers are valid.  ``boot`` identifies the boot of the machine, because a crash
+    may have lost the last writes.  ``nbytes`` are the bytes that are present or reserved.  ``under_way``
+    counts the files that are being written or removed.  ``files`` counts the files started so far, and is the
+    name of the next unfinished file.  ``tables`` counts the tables opened so far.
+    """
 
     form: int = 0
     boot: int = 0
@@ -64,14 +68,13 @@ class _Count(NamedTuple):
 
 
 class Ledger:
-    """The counts of reserved and freed bytes, at the start of the file, whose locked first byte guards the
-    numbers.
+    """The numbers at the start of the file ``locks``.  A lock on the first byte guards the numbers.
 
-    Bytes are reserved before a file is written and freed after it is removed.  A process killed in between
-    leaves too large a number, which is detectable, but never a file that was not counted.
+    Bytes are reserved before a file is written, and freed after a file is removed.  If a process is killed in
+    between, the count is too large, which can be detected.  A file that is not counted cannot occur.
 
-    The numbers are read and written, not mapped: a process survives if the file was truncated or the
-    disk is full.
+    The numbers are read and written, not memory-mapped.  So a process survives if the file was truncated or
+    the disk is full.
     """
 
     def __init__(self, lock: LockFile) -> None:
@@ -79,7 +82,7 @@ class Ledger:
 
     @property
     def is_reliable(self) -> bool:
-        """Return True if everything was counted completely; only for the only user of the stage."""
+        """Return whether the counts are complete.  Valid only if this process is the only user."""
         count = self._read()
         return count.form == _FORM and count.boot == _boot() and count.nbytes >= 0 and count.under_way == 0
 
@@ -94,12 +97,13 @@ class Ledger:
         return self._read().tables
 
     def reset(self, nbytes: int) -> None:
-        """Restart with a counted number of bytes; no file may be in writing."""
+        """Restart with a counted number of bytes.  No file may be written at the same time."""
         with self._lock.alone(_LOCK):
             self._write(self._read()._replace(form=_FORM, boot=_boot(), nbytes=nbytes, under_way=0))
 
     def reserve(self, nbytes: int, limit: int) -> int:
-        """Begin to write a file: return its own number, or -1 if there is no room."""
+        """Reserve bytes for a file that will be written.  Return a number that becomes the unfinished file's
+        name, or -1 if there is no room."""
         with self._lock.alone(_LOCK):
             count = self._read()
             if count.form != _FORM or count.nbytes + nbytes > limit:
@@ -109,24 +113,24 @@ class Ledger:
         return count.files
 
     def written(self, freed: int = 0) -> None:
-        """Record that a file is completely written; or, with its bytes as ``freed``, that it was not."""
-        with contextlib.suppress(OSError):  # closed meanwhile: the count is too large, detectably
+        """Record that the writing of a file has ended.  If it failed, ``freed`` are the reserved bytes."""
+        with contextlib.suppress(OSError):  # the file is closed: the count stays too large, which is detected
             self._add(-freed, -1)
 
     def remove(self) -> None:
-        """Begin to remove a file."""
+        """Record that a file is about to be removed."""
         self._add(0, 1)
 
     def removed(self, nbytes: int) -> None:
-        """Record that a file is gone."""
+        """Record that a file was removed."""
         self._add(-nbytes, -1)
 
     def mark_uncertain(self) -> None:
-        """Make the next sole user count again: a file disappeared that was not removed here."""
+        """Make the next process that is the only user count again, because a file's state is unknown."""
         self._add(0, 1)
 
     def note_table(self) -> None:
-        """Count a table that was opened."""
+        """Record that a table was opened."""
         self._add(0, 0, tables=1)
 
     def _add(self, nbytes: int, under_way: int, tables: int = 0) -> None:
@@ -169,7 +173,7 @@ class StageFolder:
             raise StageError(
                 "a stage needs the locks of 64-bit Linux, and /proc; leave stage= out on this system"
             )
-        # All paths start at the open folder: replacing a folder above it has no effect.
+        # All paths start at the open folder, so the replacement of a folder above it has no effect.
         self._folder = PrivateFolder(self.path, called="stage", error=StageError)
         try:
             for part in _PARTS:
@@ -180,7 +184,7 @@ class StageFolder:
             try:
                 self.max_bytes = self._begin_use(stage)
             except BaseException:
-                self.locks.close()  # the error may be kept, but its locks must not be
+                self.locks.close()  # an error that is kept must not keep the locks
                 raise
         except BaseException as error:
             self._folder.close()
@@ -198,11 +202,12 @@ class StageFolder:
         return os.path.isdir(os.path.join(folder, _FOLDER))
 
     def open_table(self, digest: bytes, sizes: Int64Array, name_of: Callable[[int], bytes]) -> StageTable:
-        """Return the table of staged objects of a listing: its digest, and int64 (N,) sizes in bytes.
+        """Return the table of the staged objects of a listing.
 
+        ``digest`` is the listing's digest, and ``sizes``, int64 (N,), are the sizes of the objects in bytes.
         ``name_of`` returns the name of a row's object, 16 bytes.
         """
-        # Equal listings of two stores have separate tables: names identify the store.
+        # Equal listings of two stores have separate tables, because objects' names depend on the store.
         which = hashlib.blake2b(digest + (name_of(0) if len(sizes) else b""), digest_size=16).hexdigest()
         try:
             table = StageTable(self, self._folder.here(f"tables/{which}"), sizes, name_of)
@@ -213,7 +218,8 @@ class StageFolder:
         return table
 
     def object_path(self, name: bytes) -> str:
-        """Return the path of an object, present or not: valid in this process while this is open."""
+        """Return the path of an object, which may be missing.  The path is valid in this process while this
+        folder is open."""
         text = name.hex()
         return self._folder.here(f"objects/{text[:2]}/{text[2:]}")
 
@@ -223,7 +229,7 @@ class StageFolder:
 
     @staticmethod
     def claim_byte(name: bytes) -> int:
-        """Return the byte whose lock gives exclusive access to an object."""
+        """Return the number of the byte whose lock gives exclusive access to an object."""
         return _CLAIMS + (int.from_bytes(name[:8], "little") >> 2)
 
     def usage(self) -> Usage:
@@ -231,18 +237,16 @@ class StageFolder:
         return Usage(self.ledger.nbytes, count, not self.locks.is_free(_USERS))
 
     def objects(self) -> Iterator[tuple[str, os.stat_result]]:
-        """Yield the paths of all objects, and their file status."""
+        """Yield the path and the file status of each object."""
         for folder in _entries(self._folder.here("objects")):
             for entry in _entries(folder.path):
-                with contextlib.suppress(FileNotFoundError):  # another process has removed it
+                with contextlib.suppress(FileNotFoundError):  # another process has removed the object
                     yield entry.path, entry.stat(follow_symlinks=False)
 
     def unlisted(self) -> list[tuple[str, int]]:
-        """Return objects that no living process has listed, oldest first: paths, and beginnings of names.
-
-        Tables of ended processes are removed, as they would list objects that no longer exist.
-        """
-        # Objects before tables: a new object is listed before it is present.
+        """Return the objects that no table in use lists, oldest first.  An object is described by its path
+        and the first half of its name (8 bytes, as an integer).  Tables that no process uses are removed."""
+        # Read the objects before the tables, because a new object is listed before its file exists.
         found = [
             (max(status.st_mtime_ns, status.st_atime_ns), path, begin)
             for path, status in self.objects()
@@ -254,7 +258,7 @@ class StageFolder:
         return [(path, begin) for _, path, begin in sorted(free)]
 
     def listed(self, path: str) -> npt.NDArray[np.uint64]:
-        """Return the beginnings of names, sorted, in the tables in use other than the one at a path."""
+        """Return the sorted first halves of the names in all tables in use, except the table at ``path``."""
         found = [np.zeros(0, np.uint64)]
         for entry in _entries(self._folder.here("tables")):
             if entry.path != path:
@@ -262,7 +266,8 @@ class StageFolder:
         return np.sort(np.concatenate(found))
 
     def remove(self, path: str, nbytes: int | None = None) -> bool:
-        """Remove an object, counted with at most ``nbytes``; return True if this process removed it."""
+        """Remove an object, and return whether this process removed it.  At most ``nbytes`` are counted as
+        freed."""
         self.ledger.remove()
         freed = 0
         try:
@@ -270,7 +275,7 @@ class StageFolder:
             os.unlink(path)
             if status.st_nlink == 1:
                 freed = status.st_size if nbytes is None else min(status.st_size, nbytes)
-            else:  # its writer was killed just then: until the cleanup it is in writing/ as well
+            else:  # a process was killed during the rename, and the object still has a name in writing/
                 self.ledger.mark_uncertain()
         except FileNotFoundError:
             return False
@@ -279,7 +284,7 @@ class StageFolder:
         return True
 
     def clear(self) -> None:
-        """Remove everything that is staged; raise a StageError if it is in use, or cannot be removed."""
+        """Remove everything that is staged; raise a StageError if the stage is in use or not writable."""
         self.locks.take(_OPENING, waits=True)
         self.locks.release(_USERS)
         try:
@@ -301,7 +306,7 @@ class StageFolder:
             self.locks.release(_OPENING)
 
     def warn_once(self, error: OSError) -> None:
-        """Log the first error of the folder; training continues without it."""
+        """Log the first error of the folder.  Training continues without the folder."""
         if not self.is_broken and not self.locks.is_closed:
             self.is_broken = True
             _log.warning(
@@ -314,7 +319,8 @@ class StageFolder:
         self._folder.close()
 
     def _begin_use(self, stage: Stage) -> int:
-        """Become a user, and return the limit; the only user repairs what killed processes have left."""
+        """Become a user of the folder, and return the limit of bytes.  If this process is the only user, it
+        removes unfinished files of killed processes and repairs counts."""
         self.locks.take(_OPENING, waits=True)
         if self.locks.take(_USERS):
             for entry in _entries(self._folder.here("writing")):
@@ -329,7 +335,7 @@ class StageFolder:
         return self._limit(stage)
 
     def _shrink(self, limit: int) -> None:
-        """Remove objects beyond a limit that was lowered; recently used ones stay."""
+        """Remove objects until a lowered limit is met.  Objects that were used least recently go first."""
         found = sorted((max(status.st_mtime_ns, status.st_atime_ns), path) for path, status in self.objects())
         for _, path in found:
             if self.ledger.nbytes <= limit:
@@ -344,7 +350,7 @@ class StageFolder:
 
 
 def _begin_of(path: str) -> int | None:
-    """Return the beginning of an object's name, as in tables; None for any other file."""
+    """Return the first half of an object's name from its path; None for any other file."""
     text = "".join(path.rsplit("/", 2)[1:])
     try:
         return int.from_bytes(bytes.fromhex(text[:16]), "little") if len(text) == 32 else None

@@ -1,4 +1,4 @@
-"""Whole files of stores, for datasets that read parts of them: copied to a stage, then local."""
+"""Copy whole files of stores to a stage, for datasets that read parts of files."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ from fastpipe.stores.table import StageTable, new_file
 _log = logging.getLogger("fastpipe.stage")
 
 
-PART = 8 << 20  # bytes of a request: with the next ones in flight, its latency does not matter
+PART = 8 << 20  # bytes of a request; the latency does not matter, because several requests are in flight
 _AT_A_TIME = 16
-_FOREVER_S = 1e8  # wait for another process that copies the file as long as it lives
+_FOREVER_S = 1e8  # how long to wait while another process copies the file
 
 
 def copy_whole(
     store: Store, listing: Listing, staged: StageTable, row: int, connections: int | str = "auto"
 ) -> tuple[str, bool]:
-    """Return an object's file in the stage, and True if this call downloaded it; one process at a time."""
+    """Return the path of an object's file in the stage, and whether this call downloaded the file.  Only one
+    process downloads an object at a time."""
     found = staged.path(row)
     if found is not None:
         return found, False
@@ -50,7 +51,7 @@ def copy_whole(
             descriptor = new_file(path)
             try:
                 if size:
-                    os.posix_fallocate(descriptor, 0, size)  # fails now if the disk has no room
+                    os.posix_fallocate(descriptor, 0, size)  # fails at once if the disk has no room
                 _copy(store, key, version, size, descriptor, at_a_time)
             finally:
                 os.close(descriptor)
@@ -82,10 +83,11 @@ def _copy(store: Store, key: str, version: str, size: int, descriptor: int, at_a
 
 
 class StagedFiles:
-    """Files of one dataset in a stage; they stay there while this object lives, or a used copy of it.
+    """Files of one dataset in a stage.
 
-    ``far`` says which of the paths are to be staged.  ``shown`` has the URLs and files as given, ``local``
-    their paths for this process.
+    The files stay in the stage while this object, or a copy that is in use, lives.  ``far`` says for each
+    path whether to stage the file.  ``shown`` are the given URLs and paths, and ``local`` are the local paths
+    in this process.
     """
 
     def __init__(
@@ -97,7 +99,7 @@ class StagedFiles:
     ) -> None:
         self.shown = [os.fsdecode(path) for path in paths]
         self.local = list(self.shown)
-        StageFolder(stage).close()  # check now that it is usable, before any request
+        StageFolder(stage).close()  # check that the stage is usable, before any request
         stores: dict[tuple[str, str], _Files] = {}
         for number, path in enumerate(self.shown):
             if far[number]:
@@ -116,7 +118,7 @@ class StagedFiles:
         self._pid = os.getpid()
 
     def reopen(self) -> bool:
-        """Stage the files in this process; return True if they, or their paths, have changed."""
+        """Stage the files in this process; return whether the files or their paths have changed."""
         if all(files.table is not None for files in self._stores) and (
             self._pid == os.getpid() or self._seen() == self._states
         ):
@@ -128,7 +130,7 @@ class StagedFiles:
         return before != (self._states, self.local)
 
     def close(self) -> None:
-        """Release the stage; ``reopen`` acquires it again."""
+        """Release the stage.  ``reopen`` acquires the stage again."""
         for files in self._stores:
             files.close()
 
@@ -142,7 +144,7 @@ class StagedFiles:
 class _Files:
     def __init__(self, bare: Store, location: Location, stage: Stage) -> None:
         self._bare, self._location, self._stage = bare, location, stage
-        self._keys: dict[str, list[int]] = {}  # keys, with the indices of their paths
+        self._keys: dict[str, list[int]] = {}  # for each key, the indices of the paths with this key
         self._listing: Listing | None = None
         self.table: StageTable | None = None
 
@@ -153,7 +155,8 @@ class _Files:
         self._keys.setdefault(key, []).append(number)
 
     def stage(self, local: list[str], *, lists: bool) -> None:
-        """Copy files to the stage, and put their paths into ``local``; ``lists`` looks for new versions."""
+        """Copy the files to the stage, and write their paths to ``local``.  ``lists`` makes a request for the
+        current versions of the files."""
         store = RetryingStore(self._bare)
         try:
             try:
@@ -161,7 +164,7 @@ class _Files:
             except ObjectChangedError:
                 if not lists:
                     raise
-                self._stage_all(store, local, lists)  # it was replaced at that moment
+                self._stage_all(store, local, lists)  # a file was replaced after the listing: list again
         except BaseException:
             self.close()
             raise
@@ -212,7 +215,8 @@ def staged_files(
     storage_options: Mapping[str, Any] | None,
     stage: Stage | None,
 ) -> StagedFiles | None:
-    """Return a stage of URLs and files; None if all of them are local."""
+    """Return the staged files for URLs and paths.  Return None without ``stage``.  URLs then raise an
+    OptionError, because they must be staged."""
     urls = [isinstance(path, str) and is_url(path) for path in paths]
     first = next(
         (path for path, is_far in zip(paths, urls, strict=True) if is_far), paths[0] if paths else ""
@@ -228,7 +232,8 @@ def staged_files(
                 "a local disk"
             )
         return None
-    # Beside URLs a path is local; without URLs it is a file on a network or a mount.
+    # If some paths are URLs, all other paths are local files.  If there are no URLs, the paths are files on a
+    # network or a mount, and all of them are staged.
     return StagedFiles(paths, urls if any(urls) else [True] * len(paths), storage_options, stage)
 
 

@@ -1,4 +1,4 @@
-"""The objects of one listing in a stage, and the choice of those to evict."""
+"""The table of the staged objects of one listing, and the choice of objects to evict."""
 
 from __future__ import annotations
 
@@ -29,23 +29,24 @@ Int64Array = npt.NDArray[np.int64]
 
 
 NAME = np.dtype([("first", "<u8"), ("second", "<u8")])
-HEAD = 16  # bytes before the names: the order followed by processes that may evict
-_USERS = 1 << 60  # a byte, far beyond the existing ones, that users of the table lock
+HEAD = 16  # number of bytes before the names; the bytes identify the order that allows evictions
+_USERS = 1 << 60  # users of the table lock this byte, which is far beyond the end of the file
 
 
 def open_table_file(path: str, nbytes: int) -> LockFile:
-    """Open a table's file with a minimum length, and mark it as in use."""
+    """Open a table's file, extend the file to ``nbytes``, and mark it as in use."""
     while True:
         locks = LockFile(path)
         try:
             is_alone = locks.take(_USERS)
-            if is_alone and os.fstat(locks.descriptor).st_size != nbytes:  # new, or unusable
+            if is_alone and os.fstat(locks.descriptor).st_size != nbytes:  # the file is new, or unusable
                 os.ftruncate(locks.descriptor, 0)
             locks.stay(_USERS)
             if os.fstat(locks.descriptor).st_size < nbytes:
-                # With its blocks: on a full disk, a write to mapped memory would kill the process.
+                # Allocate the disk blocks: without them, a write to mapped memory would kill the process if
+                # the disk is full.
                 os.posix_fallocate(locks.descriptor, 0, nbytes)
-            if locks.is_at_its_path():  # it was not removed between opening and locking
+            if locks.is_at_its_path():  # the file was not removed between opening and locking
                 return locks
         except BaseException:
             locks.close()
@@ -54,7 +55,7 @@ def open_table_file(path: str, nbytes: int) -> LockFile:
 
 
 def names_in_use(path: str) -> npt.NDArray[np.uint64]:
-    """Return beginnings of the names in a table that processes use; remove an unused table."""
+    """Return the first halves of the names in a table that a process uses; remove an unused table."""
     none = np.zeros(0, np.uint64)
     try:
         locks = LockFile(path, makes=False)
@@ -75,7 +76,7 @@ def names_in_use(path: str) -> npt.NDArray[np.uint64]:
 
 
 def read_file(path: str, size: int) -> bytes:
-    """Return a file's content: one byte more than ``size`` if it is longer, all of it if it is shorter."""
+    """Return a file's content, at most ``size + 1`` bytes."""
     descriptor = open_regular(path)
     try:
         data = os.read(descriptor, size + 1)
@@ -101,10 +102,8 @@ def write_file(path: str, data: bytes) -> None:
 
 
 def move_file(path: str, name: str) -> bool:
-    """Rename a file and return True, unless a file of that name exists.
-
-    The last folder of the name is created if missing, but none above it.
-    """
+    """Rename ``path`` to ``name`` and return True; return False if a file ``name`` exists.  If the folder of
+    ``name`` is missing, it is created, but no folder above it."""
     try:
         try:
             _rename(path, name)
@@ -118,34 +117,33 @@ def move_file(path: str, name: str) -> bool:
 
 
 def _rename(path: str, name: str) -> None:
-    """Rename a file, but never overwrite another one."""
+    """Rename a file, but never overwrite another file."""
     if not rename_anew(path, name):
         os.unlink(path)
 
 
-_ROWS = 1 << 40  # more than any listing has
-_GLANCES = 1 << 10  # least number of lookups before the tables of others are read again
+_ROWS = 1 << 40  # more rows than any listing has
+_GLANCES = 1 << 10  # minimum number of lookups before the tables of other listings are read again
 
 
 class EvictionOrder:
-    """A thread-safe way to find the staged row that is needed last, among the rows of ``staged``.
-
-    It is Belady's rule ("A study of replacement algorithms for a virtual-storage computer", 1966).
-    """
+    """A finder of the staged row whose next use is last.  Thread-safe.  This is Belady's rule ("A study of
+    replacement algorithms for a virtual-storage computer", 1966).  ``staged`` returns the staged rows."""
 
     def __init__(
         self, uses: NextUses, staged: Callable[[], Int64Array], is_staged: Callable[[int], bool]
     ) -> None:
         self._uses, self._staged, self._is_staged = uses, staged, is_staged
         self._lock = threading.Lock()
-        # Created on first use: a heap of rows by their next use, the last first, when inserted or noted.
+        # A heap of rows that begins with the last next use, created on first use.  An entry has the next use
+        # at the time when the row was inserted or noted.
         self._heap: list[int] | None = None
 
     def use_of(self, row: int) -> int:
         return int(self._uses.next_uses(np.array([row], np.int64))[0])
 
     def note(self, rows: Int64Array) -> None:
-        """Record that rows were just used or staged: their next use has changed."""
+        """Record that rows were just used or staged, so that their next uses have changed."""
         if self._heap is None or not len(rows):
             return
         entries = self._entries(rows)
@@ -154,10 +152,11 @@ class EvictionOrder:
                 heapq.heappush(self._heap, entry)
 
     def take(self, after: int) -> int | None:
-        """Return the row that is needed last, if that is later than ``after``; the caller removes it."""
+        """Return the row whose next use is last; None if that use is not later than ``after``.  The caller
+        removes the row's object."""
         with self._lock:
             if self._heap is None:
-                self._heap = []  # from now on notes wait for the lock
+                self._heap = []  # from now on ``note`` waits for the lock
                 self._heap += self._entries(self._staged())
                 heapq.heapify(self._heap)
             while self._heap:
@@ -169,27 +168,29 @@ class EvictionOrder:
                     continue
                 if self.use_of(row) == use:
                     return row
-                heapq.heappush(self._heap, self._entries(np.array([row]))[0])  # another process has used it
+                # Another process has used the row, so insert the row with its new next use.
+                heapq.heappush(self._heap, self._entries(np.array([row]))[0])
         return None
 
     def _entries(self, rows: Int64Array) -> list[int]:
-        """Return a number for each row, smaller for later uses; a million pairs would take more memory."""
+        """Return a number for each row, which is smaller for later uses and needs less memory than a pair."""
         uses = self._uses.next_uses(rows).tolist()
         return [-(use * _ROWS + row) for use, row in zip(uses, rows.tolist(), strict=True)]
 
 
 class UnlistedObjects:
-    """The objects in a stage beside one table: unused ones, and those of other tables.  Thread-safe."""
+    """The objects in a stage that a table does not list.  Thread-safe.  Such objects are unused, or other
+    tables list them."""
 
     def __init__(self, folder: StageFolder, table: str, adopt: Callable[[set[int]], set[int]]) -> None:
         self._folder, self._table, self._adopt = folder, table, adopt
         self._lock = threading.Lock()
-        self._free: list[tuple[str, int]] | None = None  # from ``unlisted``, the oldest last
+        self._free: list[tuple[str, int]] | None = None  # result of ``unlisted``, with the oldest object last
         self._listed = np.zeros(0, np.uint64)
         self._tables, self._glances = -1, 0
 
     def remove_one(self) -> bool:
-        """Remove the oldest object that no living process has listed; return True if there was one."""
+        """Remove the oldest object that no table in use lists; return whether there was such an object."""
         with self._lock:
             if self._free is None:
                 self._free = self._find()
@@ -200,7 +201,7 @@ class UnlistedObjects:
         return False
 
     def is_used_elsewhere(self, begin: int) -> bool:
-        """Return True if another table in use has a name with this beginning."""
+        """Return whether another table in use has a name whose first half is ``begin``."""
         with self._lock:
             return self._is_listed(begin)
 
@@ -213,23 +214,24 @@ class UnlistedObjects:
         tables = self._folder.ledger.tables
         if tables != self._tables or self._glances <= 0:
             self._tables, self._listed = tables, self._folder.listed(self._table)
-            # Later objects of others are seen the next time; the cost of reading grows with their number.
+            # Objects that other tables list later are found at the next reading.  Reading takes longer for
+            # longer tables, and is then repeated less often.
             self._glances = _GLANCES + len(self._listed) // 64
         self._glances -= 1
         at = int(np.searchsorted(self._listed, np.uint64(begin)))
         return at < len(self._listed) and int(self._listed[at]) == begin
 
 
-_FOLLOWERS = (1 << 60) + 1  # a byte that processes lock while they follow the table's order
-_SHORTEST_S, _LONGEST_S = 0.002, 0.05  # interval of checks of a claim
+_FOLLOWERS = (1 << 60) + 1  # processes lock this byte while they follow the table's order
+_SHORTEST_S, _LONGEST_S = 0.002, 0.05  # shortest and longest interval between two tries to lock a claim
 _MOST_PASSED = 1 << 10
 
 
 class StageTable:
-    """The staged objects of a listing; rows are the listing's.  Thread-safe.
+    """The staged objects of a listing, by the rows of the listing.  Thread-safe.
 
-    It tells without checking if an object is present.  ``sizes``, int64 (N,), are the objects' bytes;
-    ``name_of`` returns the name of a row's object, 16 bytes.
+    The table says whether an object is present, without a check of the file.  ``sizes``, int64 (N,), are the
+    objects' bytes.  ``name_of`` returns the name of a row's object, 16 bytes.
     """
 
     def __init__(
@@ -248,7 +250,8 @@ class StageTable:
         renew_in_children(self)
 
     def _map(self) -> None:
-        # With its own descriptor: that of the locks would stay open as long as the memory.
+        # A mapping keeps its file open as long as the memory lives.  So map a second open file, and not the
+        # open file that holds the locks.
         descriptor = open_regular(self._path, os.O_RDWR)
         try:
             if not os.path.samestat(os.fstat(descriptor), os.fstat(self._locks.descriptor)):
@@ -291,17 +294,18 @@ class StageTable:
         with contextlib.suppress(OSError):
             if data is not None:  # truncated by a crash of the machine
                 self._folder.remove(path, size)
-            elif known and self._first[row]:  # an eviction forgets it first: others removed the file
+            # An eviction would have removed the row from the table before the file.
+            elif known and self._first[row]:
                 self._folder.ledger.mark_uncertain()
         if known:
             self._forget(row)
         return None
 
     def keep(self, row: int, data: bytes) -> bool:
-        """Store an object; return True if there was room for it, or is now."""
+        """Store an object; return whether the object is staged now."""
         if len(data) != self._sizes[row] or self._locks.is_closed:
             return False
-        if self._to_pass:  # after a failure only some objects try again
+        if self._to_pass:  # after a failure, only some objects are tried
             self._to_pass -= 1
             return False
         try:
@@ -319,10 +323,11 @@ class StageTable:
         return True
 
     def path(self, row: int) -> str | None:
-        """Return an object's file, which stays while this is open; None if it is missing or incomplete."""
+        """Return the path of an object's file; None if the file is missing or incomplete.  The file stays
+        while this table is open."""
         name = self._name_of(row)
         path, size = self._folder.object_path(name), int(self._sizes[row])
-        self._note(row, name)  # before checking: then it is not evicted
+        self._note(row, name)  # before the check, so that no other process evicts the file after the check
         try:
             found = os.lstat(path).st_size
         except FileNotFoundError:
@@ -335,7 +340,7 @@ class StageTable:
         return None
 
     def put(self, row: int, write: Callable[[str], None]) -> str:
-        """Store an object that ``write`` creates at a path; return its final path."""
+        """Store an object, which ``write`` creates at a path that it receives; return the final path."""
         name, nbytes, where = self._name_of(row), int(self._sizes[row]), self._folder.path
         try:
             number = self._reserve(row, name, nbytes)
@@ -343,7 +348,7 @@ class StageTable:
                 self._write(row, name, write, nbytes, number)
             path = self.path(row)
         except OSError as error:
-            if error.errno is None:  # an error of a store
+            if error.errno is None:  # the error of a store
                 raise
             raise StageError(
                 f"the stage {where!r} cannot be written to: {error.strerror}. Free the disk, or name a "
@@ -368,8 +373,8 @@ class StageTable:
     def claim(self, row: int, wait_s: float) -> Iterator[bool]:
         """Get exclusive access to an object among threads and processes.
 
-        Yields False if another holder has stored the object meanwhile; else True, also if another holder is
-        still at it after ``wait_s`` seconds.
+        Yield False if another holder has stored the object during the wait.  Otherwise yield True, even if
+        another holder still has access after ``wait_s`` seconds.
         """
         name = self._name_of(row)
         byte, locks = self._folder.claim_byte(name), self._folder.locks
@@ -399,7 +404,7 @@ class StageTable:
                 yield is_first or not os.path.exists(self._folder.object_path(name))
             finally:
                 if is_locked:
-                    with contextlib.suppress(OSError):  # it was closed, which releases the lock, too
+                    with contextlib.suppress(OSError):  # the file was closed, which released the lock
                         locks.release(byte)
         finally:
             if is_mine:
@@ -408,7 +413,7 @@ class StageTable:
                     self._changed.notify_all()
 
     def follow(self, uses: NextUses | None) -> None:
-        """Set the next uses of objects, which determine evictions; None if unknown."""
+        """Set the next uses of objects, which determine evictions.  None means that they are unknown."""
         self._order = None
         with self._lock:
             try:
@@ -420,22 +425,23 @@ class StageTable:
                 self._order = EvictionOrder(uses, lambda: np.flatnonzero(self._first), self.has)
 
     def used(self, rows: Int64Array) -> None:
-        """Record that objects are being used: their next use has changed."""
+        """Record that objects are being used, so that their next uses have changed."""
         if self._order is not None:
             self._order.note(rows)
 
     def close(self) -> None:
-        """Release the table and the folder; it then contains nothing."""
+        """Release the table and the folder.  A closed table contains no objects."""
         self._order = None
         self._locks.close()
         self._folder.close()
-        # A thread that is reading them keeps the memory alive.
+        # A thread that is reading the names keeps the mapped memory alive.
         self._names = np.broadcast_to(np.zeros((), NAME), len(self._sizes))
         self._first = self._names["first"]
         self._memory = None
 
     def _reserve(self, row: int, name: bytes, nbytes: int) -> int:
-        """Reserve bytes for a row, if necessary by evicting others: a number, or -1 if there is no room."""
+        """Reserve bytes for a row's object, and evict other objects if necessary.  Return the number of the
+        unfinished file, or -1 if there is no room or the object is staged already."""
         ledger, limit = self._folder.ledger, self._folder.max_bytes
         number = ledger.reserve(nbytes, limit)
         if number >= 0 or nbytes > limit:
@@ -443,14 +449,14 @@ class StageTable:
         if os.path.exists(self._folder.object_path(name)):
             self._note(row, name)
             return -1
-        # Above this limit, another process has a higher one, which is that process's concern.  A count of 0
-        # despite a lack of room means that the count was lost.
+        # If more bytes than ``limit`` are used, another process has a higher limit, and this process evicts
+        # nothing.  A count of 0 although there is no room means that the count was lost.
         while number < 0 < ledger.nbytes <= limit and self._make_room(row):
             number = ledger.reserve(nbytes, limit)
         return number
 
     def _make_room(self, row: int) -> bool:
-        """Evict an object for a row; return False if all others are needed more."""
+        """Evict an object to make room for a row; return False if all other objects are needed sooner."""
         if self._unlisted.remove_one():
             return True
         order = self._order
@@ -468,7 +474,7 @@ class StageTable:
         return False
 
     def _adopt(self, begins: set[int]) -> set[int]:
-        """Record objects staged under another table that are rows of this one; return them."""
+        """Record the rows of this table whose names begin with one of ``begins``; return these ``begins``."""
         own = set()
         for row in np.flatnonzero(self._first == 0).tolist():
             name = self._name_of(row)
@@ -479,7 +485,7 @@ class StageTable:
         return own
 
     def _may_follow(self, uses: NextUses | None) -> bool:
-        """Return True if this process may evict: all processes that do follow the same order."""
+        """Return whether this process may evict.  All processes that evict must follow the same order."""
         locks, memory = self._locks, self._memory
         if uses is None or memory is None:
             locks.release(_FOLLOWERS)
@@ -496,10 +502,10 @@ class StageTable:
         return False
 
     def _write(self, row: int, name: bytes, write: Callable[[str], None], nbytes: int, number: int) -> None:
-        """Write an object whose bytes are reserved."""
+        """Write an object for which bytes are reserved."""
         folder, path = self._folder, self._folder.object_path(name)
         temporary = folder.unfinished_path(number)
-        # Before it is present, so that no process considers it unlisted.
+        # List the object before the file exists, so that no process takes the object as unlisted.
         self._note(row, name)
         is_new = False
         try:
@@ -515,14 +521,14 @@ class StageTable:
             raise
         finally:
             folder.ledger.written(0 if is_new else nbytes)
-        self._note(row, name)  # a reader that checked too early has forgotten it
+        self._note(row, name)  # note again, because a reader may have found no file and removed the note
         if is_new and self._order is not None:
             self._order.note(np.array([row], np.int64))
 
     def _note(self, row: int, name: bytes) -> None:
         names = self._names
-        if names.flags.writeable:  # otherwise it was closed
-            # The first half last: it marks the row as present.
+        if names.flags.writeable:  # otherwise the table was closed
+            # Write the first half last, because it marks the row as present.
             names["second"][row] = int.from_bytes(name[8:], "little")
             names["first"][row] = int.from_bytes(name[:8], "little")
 
@@ -532,7 +538,7 @@ class StageTable:
             first[row] = 0
 
     def _after_fork(self) -> None:
-        # The activity of the parent's other threads does not concern this process.
+        # This process does not have the parent's other threads, and resets their locks and claims.
         self._lock, self._changed, self._claimed = threading.Lock(), threading.Condition(), set()
         self._order, self._follows = None, False
         self._unlisted = UnlistedObjects(self._folder, self._path, self._adopt)

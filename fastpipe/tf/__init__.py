@@ -8,7 +8,7 @@ from fastpipe.core.epoch_times import EpochTimes
 from fastpipe.core.extras import load_part, require
 from fastpipe.core.processes import load_triton_apart
 
-# Import this first: if a package is missing, the error names the pip command that installs it.
+# Call ``require`` first. If a package is missing, the error names the pip command that installs the package.
 require("tensorflow", extra="tf")
 require("keras", extra="tf")
 load_triton_apart()

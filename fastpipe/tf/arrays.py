@@ -56,46 +56,49 @@ def hdf5_dataset(
 ) -> Dataset:
     """Create a ``tf.data.Dataset`` of the rows of HDF5 datasets, with the values that ``h5py`` gives.
 
-    It replaces a generator over an ``h5py.File``, in which one thread reads row by row and decompresses each
-    chunk once for every row in it.  Here threads read and decode chunks without the HDF5 library's lock, and
-    keep them in a cache if they fit.
+    The dataset replaces a generator over an ``h5py.File``, in which one thread reads row by row and
+    decompresses a chunk again for every row of the chunk.  Here several threads read and decode chunks
+    without the HDF5 library's lock, and keep the chunks in a cache if they fit.
 
     Args:
-        path: an HDF5 file; or several, whose rows are concatenated.  With a ``stage``, also URLs.
-        keys: a dataset's path in the file, for inputs that are a tensor; a sequence of paths, for tuples
-            (Keras takes two as inputs and labels); or a mapping to paths, for dicts.
-        labels: path of the dataset with the labels; elements are then pairs of inputs and labels.
-        batch_size: rows per batch; None for single rows.
-        shuffle: draw a new order for each epoch.  ``Shuffle(window=…, unit="group")`` shuffles chunks, and
-            then the rows of some of them, so that each chunk is decoded once.
-        seed: makes orders depend only on (seed, epoch).  Default: a number from NumPy's global generator.
-        rows: the rows to use, such as those of a fold: indices, a mask (N,), or a slice.
-        sample_dims: how many leading dimensions count rows.
-        drop_remainder: leave out the last batch if it is smaller.
-        augment: a :class:`fastpipe.tf.Augment`, whose numbers then depend only on (seed, epoch, position); or
-            a function of (inputs, labels), or of inputs, for each batch.
-        cache: where decoded chunks are kept, a :class:`fastpipe.Cache` or its ``where``; see
+        path: an HDF5 file, or several files whose rows are concatenated.  If ``stage`` is given, URLs are
+            accepted as well.
+        keys: the inputs. A dataset's path in the file gives tensors. A sequence of paths gives tuples (Keras
+            takes a pair as inputs and labels). A mapping from names to paths gives dicts.
+        labels: the path of the dataset with the labels. Elements are then pairs of inputs and labels.
+        batch_size: the number of rows per batch; None for single rows.
+        shuffle: whether to draw a new order for each epoch.  ``Shuffle(window=…, unit="group")`` shuffles
+            chunks, and then shuffles the rows of some chunks at a time, so that each chunk is decoded only
+            once.
+        seed: orders depend only on the seed and the epoch.  Default: a number from NumPy's global generator.
+        rows: the rows to use, such as the rows of a fold, as indices, a mask (N,) or a slice.
+        sample_dims: the number of leading dimensions that count rows.
+        drop_remainder: whether to leave out the last batch if it is smaller.
+        augment: a :class:`fastpipe.tf.Augment`, whose random numbers then depend only on the seed, the epoch
+            and a sample's position; or a function of (inputs, labels), or of inputs, that is called for each
+            batch.
+        cache: where decoded chunks are kept, given as a :class:`fastpipe.Cache` or its ``where``; see
             :class:`fastpipe.FastHDF5Dataset`.
         shard: this process's part of each epoch; see :func:`fastpipe.tf.image_dataset`.
-        bad_samples: how to handle rows that cannot be read, a :class:`fastpipe.BadSamples` or its policy's
-            name.
-        stage: a folder on a local disk, or a :class:`fastpipe.Stage`, to which whole files are copied from
-            URLs.
-        storage_options: credentials and endpoint for URLs, as their fsspec file system takes them.
-        threads: number of reading threads; ``"auto"`` is the number of cores.
+        bad_samples: how to handle rows that cannot be read, given as a :class:`fastpipe.BadSamples` or its
+            policy's name.
+        stage: a folder on a local disk, or a :class:`fastpipe.Stage`. Whole files are copied from URLs to the
+            folder.
+        storage_options: credentials and endpoint for URLs, as the fsspec file system of the URLs takes them.
+        threads: the number of reading threads; ``"auto"`` is the number of cores.
 
     Returns:
-        A :class:`fastpipe.tf.Dataset` of tensors (n, …) with the datasets' dtypes; texts are ``tf.string``.
+        A :class:`fastpipe.tf.Dataset` of tensors (n, …) with the datasets' dtypes. Texts are ``tf.string``.
 
     Raises:
         FileNotFoundError, PermissionError: as ``open`` raises them.
         KeyError: the file has no such dataset.
-        HDF5Error: the file is not HDF5, is damaged, or is open for writing elsewhere.
+        HDF5Error: the file is not HDF5, is damaged, or is open for writing in another process.
         StageError, StoreError: see :class:`fastpipe.FastHDF5Dataset`.
         OptionError: an option is invalid, TensorFlow has no dtype for a dataset's elements, or there are no
             rows.
 
-    Errors during iteration name row and file.
+    Errors during iteration name the row and the file.
 
     >>> import h5py, os, tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -108,7 +111,7 @@ def hdf5_dataset(
     [(TensorShape([32, 64, 128]), TensorShape([32]))]
     >>> folder.cleanup()
     """
-    # HDF5 and volumes are imported only when they are used.
+    # Import the HDF5 code and the volume code only when they are used.
     from fastpipe.hdf5.samples import H5pyRows, HDF5Samples
 
     form = Form.of(keys)
@@ -140,7 +143,7 @@ def hdf5_dataset(
 
 
 def _selected_rows(rows: Any, count: int) -> Int64Array:
-    """Return the rows that ``rows=`` selects."""
+    """Return the rows that the argument ``rows=`` selects."""
     every = np.arange(count)
     try:
         if rows is not None and not isinstance(rows, slice):
@@ -180,30 +183,32 @@ def patch_dataset(
 ) -> Dataset:
     """Create a ``tf.data.Dataset`` of patches of volumes, with the values that NumPy slicing gives.
 
-    It replaces a generator that slices a Zarr array or an image.  Chunks decoded for one patch are kept,
-    within a memory budget, for later patches.
+    The dataset replaces a generator that slices a Zarr array or an image.  Chunks that were decoded for a
+    patch are kept for later patches, within a memory budget.
 
     Args:
         volume, patch_size, labels, mask, sampling, padding, nan, cache, stage, storage_options: see
             :class:`fastpipe.FastPatchDataset`.
-        batch_size: patches per batch; None for single patches.
-        shuffle: draw a new order for each epoch.  ``Shuffle(unit="group")`` decodes little more than is
-            used.
-        seed: makes places and orders depend only on (seed, epoch).  Default: a number from NumPy's global
-            generator.
-        channels: the position of dimensions that patches are not cut along: ``"as_stored"``, or ``"last"``
-            for Keras's layers.  With ``"last"`` there is exactly one, of size 1 if the volume has none.
-        drop_remainder: leave out the last batch if it is smaller.
-        augment: a function of (inputs, labels), or of inputs, for each batch; or, for two-dimensional patches
-            with channels last, a :class:`fastpipe.tf.Augment`.
+        batch_size: the number of patches per batch; None for single patches.
+        shuffle: whether to draw a new order for each epoch.  With ``Shuffle(unit="group")``, few chunks are
+            decoded more than once.
+        seed: the positions of patches and their orders depend only on the seed and the epoch.  Default: a
+            number from NumPy's global generator.
+        channels: the position of dimensions along which patches are not cut: ``"as_stored"``, or ``"last"``
+            for Keras's layers.  With ``"last"`` there is exactly one such dimension. The dimension has size 1
+            if the volume has no such dimension.
+        drop_remainder: whether to leave out the last batch if it is smaller.
+        augment: a function of (inputs, labels), or of inputs, that is called for each batch. For
+            two-dimensional patches with channels last, ``augment`` may also be a
+            :class:`fastpipe.tf.Augment`.
         shard: this process's part of each epoch; see :func:`fastpipe.tf.image_dataset`.
-        bad_samples: how to handle patches that cannot be read, a :class:`fastpipe.BadSamples` or its
+        bad_samples: how to handle patches that cannot be read, given as a :class:`fastpipe.BadSamples` or its
             policy's name.
-        threads: number of reading threads; ``"auto"`` is the number of cores.
+        threads: the number of reading threads; ``"auto"`` is the number of cores.
 
     Returns:
-        A :class:`fastpipe.tf.Dataset` of tensors (n, \\*channels, \\*patch_size) of the volume's dtype; with
-        labels, or a mask, of tuples (volume, labels[, mask]).
+        A :class:`fastpipe.tf.Dataset` of tensors (n, \\*channels, \\*patch_size) of the volume's dtype. If
+        labels or a mask are given, elements are tuples (volume, labels[, mask]).
 
     Raises:
         FileNotFoundError, PermissionError: as ``open`` raises them.
@@ -211,7 +216,7 @@ def patch_dataset(
         StoreError: a store gives an unusable answer.
         OptionError: an option is invalid, or the volumes do not fit together.
 
-    Errors during iteration name volume and place.
+    Errors during iteration name the volume and the position.
 
     >>> volume = np.arange(4 * 6 * 6, dtype=np.uint16).reshape(4, 6, 6)
     >>> from fastpipe.sampling import Grid
@@ -247,7 +252,8 @@ def patch_dataset(
 
 
 def _this_process(threads: int | str, name: str) -> Process:
-    """Return this process's context with a dataset's threads: batches are used where they are made."""
+    """Return this process's context with a dataset's threads. Batches are used in the process that makes
+    them."""
     return Process(ThreadPool(default_threads() if threads == "auto" else int(threads), name))
 
 
@@ -260,7 +266,7 @@ def _arrays_dataset(stream: _ArrayStream, is_single: bool, augment: Callable[...
     reference = partial(_reference, stream, is_single)
     about = About(lambda: "\n".join(map(printable, stream.describe())), reference, stream)
     dataset = Dataset(made, about)
-    if _log.isEnabledFor(logging.INFO):  # a tour has to be planned for it
+    if _log.isEnabledFor(logging.INFO):  # the text needs the plan of the order, which takes time
         _log.info(dataset.plan)
     return dataset
 
@@ -282,8 +288,9 @@ def _reference(stream: _ArrayStream, is_single: bool) -> Dataset:
 class _ArrayStream(Stream):
     """The batches of rows of HDF5 datasets, or of patches of volumes.
 
-    ``rows``, int64 (N,), are an epoch's samples; ``arrangement`` has the groups to shuffle, None to shuffle
-    samples; ``stock`` yields samples in order, in batches of one, read by the formats' own libraries.
+    ``rows``, int64 (N,), are an epoch's samples.  ``arrangement`` holds the groups to shuffle; if it is None,
+    samples are shuffled.  ``stock`` yields samples in order, in batches of one sample, read by the formats'
+    own libraries.
     """
 
     def __init__(
@@ -363,7 +370,7 @@ class _ArrayStream(Stream):
 
 
 class _Value(NamedTuple):
-    """One value of a sample: its name for messages, and its array's dtype and shape."""
+    """One value of a sample: its name for messages, and the dtype and the shape of its array."""
 
     name: str
     dtype: np.dtype[Any]
@@ -373,8 +380,9 @@ class _Value(NamedTuple):
 class _ArrayForm:
     """The structure of elements, and the TensorFlow dtypes of their tensors.
 
-    If there is one value more than the structure has, the last one is the label.  ``channels_of`` is the
-    number of dimensions of patches if those before them become the last dimension; None leaves arrays alone.
+    If there is one value more than the structure has, the last value is the label.  ``channels_of`` is the
+    number of dimensions of patches. The dimension in front of these dimensions then becomes the last
+    dimension.  If ``channels_of`` is None, arrays are not changed.
     """
 
     def __init__(self, form: Form, values: Sequence[_Value], channels_of: int | None = None) -> None:
@@ -390,7 +398,8 @@ class _ArrayForm:
 
     @property
     def suits_augment(self) -> bool:
-        """True if an element is inputs, or a pair of inputs and labels, so that an Augment can change it."""
+        """True if an element is inputs, or a pair of inputs and labels, so that an Augment can change the
+        element."""
         return self._has_labels or self._form.kind != "tuple" or len(self.values) == 2
 
     def batch(self, arrays: Sequence[npt.NDArray[Any]]) -> Any:
@@ -398,7 +407,7 @@ class _ArrayForm:
         return self._element([self._native(array) for array in arrays])
 
     def signature(self, batch_size: int | None) -> Any:
-        """Return the type of batches with this number of samples; None for any number."""
+        """Return the type of batches with this number of samples; None means any number."""
         return self._element([
             tf.TensorSpec((batch_size, *self._arranged(value.shape)), kind)
             for value, kind in zip(self.values, self._types, strict=True)

@@ -1,4 +1,4 @@
-"""``Augment``: augmentation of batches as a Keras layer or as a function for ``dataset.map``."""
+"""``Augment``: augmentation of batches, as a Keras layer or as a function for ``dataset.map``."""
 
 from __future__ import annotations
 
@@ -27,58 +27,63 @@ from fastpipe.tf.options import check_choice
 _DRAWS = {"horizontal_flip": 1, "vertical_flip": 1, "affine": 6, "colour": 8, "cutout": 24}
 _COLOURS = ("brightness", "contrast", "saturation", "hue")
 _UNCHANGED = ((1, 1), (1, 1), (1, 1), (0, 0))
-_REPLICA = 1 << 40  # draws of one replica, before those of the next
+_REPLICA = 1 << 40  # the distance between the positions of two replicas
 
 
 @keras.saving.register_keras_serializable(package="fastpipe")
 class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
-    """A Keras layer that changes each image of a batch with its own random numbers.
+    """A Keras layer that changes each image of a batch with the image's own random numbers.
 
-    In a model it is active only in training.  ``dataset.map(augment)`` and ``augment(inputs, labels)`` change
-    the inputs and return the labels unchanged.  With ``image_dataset(augment=…)`` the numbers depend only on
-    the dataset's seed, the epoch and the sample's position, for any number of threads or ranks.
+    In a model, the layer is active only during training.  ``dataset.map(augment)`` and
+    ``augment(inputs, labels)`` change the inputs and return the labels unchanged.  With
+    ``image_dataset(augment=…)``, the random numbers depend only on the dataset's seed, the epoch and the
+    sample's position, for any number of threads or ranks.
 
     Args:
         horizontal_flip, vertical_flip: the probability that an image is mirrored, from 0 to 1.
-        rotation: angles in degrees, clockwise, are drawn from [-rotation, rotation], or between the two
-            numbers given.
-        translation: greatest shifts along x and y, as fractions of width and height; one number for both.
-        zoom: least and greatest factor; one number means from 1 - zoom to 1 + zoom.
+        rotation: angles in degrees, clockwise, are drawn from [-rotation, rotation], or between the two given
+            numbers.
+        translation: the greatest shifts along x and y, as fractions of the width and the height, or one
+            number for both.
+        zoom: the least and the greatest factor. One number means factors from 1 - zoom to 1 + zoom.
         brightness, contrast, saturation: factors are drawn from [max(0, 1 - value), 1 + value], or between
-            the two numbers given.
+            the two given numbers.
         hue: fractions of a full turn are drawn from [-value, value], or between two numbers; at most 0.5.
         cutout: the probability that a box in an image is filled with ``fill``.
-        cutout_scale, cutout_ratio: least and greatest fraction of the image's area, and height / width.
+        cutout_scale, cutout_ratio: the least and the greatest area of the box as a fraction of the image's
+            area, and the least and the greatest height / width of the box.
         interpolation: ``"bilinear"`` or ``"nearest"``.
         fill: the value outside images and in boxes that are cut out, within ``value_range``.
         value_range: the range of floats, as for Keras's layers.  Bytes are 0 to 255.
-        modalities: names of the images in dict inputs.  Default: all inputs with four dimensions.  All images
-            of a sample move alike, whatever their sizes.
-        colours: names of the images whose colours are changed.  Default: all images of 1 or 3 channels.
-        seed: the seed of the numbers.  Default: a number from NumPy's global generator.
-        jit_compile: compile the TensorFlow operations with XLA, which fuses them into few loops; once for
-            each size of a batch.
+        modalities: the names of the images in dict inputs.  Default: all inputs with four dimensions.  All
+            images of a sample are moved in the same way, even if their sizes differ.
+        colours: the names of the images whose colours are changed.  Default: all images with 1 or 3 channels.
+        seed: the seed of the random numbers.  Default: a number from NumPy's global generator.
+        jit_compile: whether to compile the TensorFlow operations with XLA, which fuses them into few loops.
+            Compilation happens once for each size of a batch.
         name: the layer's name.
 
-    On the CPU fastpipe's native core changes a batch, in as many threads as TensorFlow's operations use.
-    This applies to ``dataset.map(augment)``, to fastpipe's own datasets, and to calls of ``augment(inputs)``
-    whose values are not on a GPU.  Models, and every other ``tf.function``, use TensorFlow operations on any
-    device: these can be compiled by XLA, saved, and sent to other processes.  In a dataset,
-    ``dataset.map(tf.function(augment))`` uses them; ``tf.data``'s service needs that.  Both ways draw the
-    same numbers; their results differ by rounding.
+    On the CPU, fastpipe's native core changes a batch, in as many threads as TensorFlow's operations use.
+    The native core is used in ``dataset.map(augment)``, in fastpipe's own datasets, and in calls of
+    ``augment(inputs)`` if the inputs are not on a GPU.  Models, and every other ``tf.function``, use
+    TensorFlow operations on any device.  TensorFlow operations can be compiled by XLA, saved, and sent to
+    other processes.  ``dataset.map(tf.function(augment))`` uses TensorFlow operations in a dataset, which
+    ``tf.data``'s service requires.  The native core and the TensorFlow operations draw the same random
+    numbers. Their results differ by rounding.
 
-    A layer has a weight, so creating one initialises TensorFlow: configure its devices before.  Each layer
-    draws its own numbers; one layer moves all images of a sample alike.
+    A layer has a weight, so creating a layer initialises TensorFlow. Configure TensorFlow's devices before.
+    Each layer draws its own random numbers, and one layer moves all images of a sample in the same way.
 
-    Images are (N, H, W, C), uint8, float16, bfloat16 or float32, and keep their dtype.  Changes, order and
-    drawn numbers are those of a ``Compose`` of ``fastpipe.augment``'s ``RandomHorizontalFlip``,
-    ``RandomVerticalFlip``, ``RandomAffine``, ``ColorJitter`` and ``RandomErasing``, without unused ones;
-    the formulas are torchvision's.
+    Images are (N, H, W, C), uint8, float16, bfloat16 or float32, and keep their dtype.  The changes, the
+    order of the changes and the random numbers are the same as in a ``Compose`` of ``fastpipe.augment``'s
+    ``RandomHorizontalFlip``, ``RandomVerticalFlip``, ``RandomAffine``, ``ColorJitter`` and ``RandomErasing``,
+    without unused changes.  The formulas are torchvision's.
 
-    Keras's layers draw some numbers differently.  ``RandomFlip()`` mirrors an image both ways or not at all;
-    ``RandomRotation`` counts angles the other way round; ``RandomZoom`` draws the inverse of the factor;
-    ``RandomTranslation`` shifts by fractions of pixels; ``RandomBrightness`` adds.  ``RandomContrast(0.2)``
-    means factors from 1.0 to 1.2, ``RandomContrast((0.2, 0.2))`` from 0.8 to 1.2.
+    Keras's layers draw some numbers differently.  ``RandomFlip()`` mirrors an image both ways or not at all.
+    ``RandomRotation`` counts angles counter-clockwise.  ``RandomZoom`` draws the inverse of the factor.
+    ``RandomTranslation`` shifts by fractions of pixels.  ``RandomBrightness`` adds a number instead of
+    multiplying by a factor.  ``RandomContrast(0.2)`` means factors from 1.0 to 1.2, and
+    ``RandomContrast((0.2, 0.2))`` means factors from 0.8 to 1.2.
 
     >>> augment = Augment(horizontal_flip=0.5, rotation=10, brightness=0.2, value_range=(0, 1), seed=1)
     >>> augment(tf.ones((2, 8, 8, 3))).shape
@@ -141,14 +146,16 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
             raise AugmentError(f"value_range= must be two numbers that increase, got {value_range!r}")
         self._steps = self._used()
         self.supports_jit = True
-        # The number of calls is part of the state, so that a loaded model continues with new numbers.
+        # The number of calls is part of the layer's state, so that a loaded model continues with new random
+        # numbers.
         self.calls = self.add_weight(
             name="calls", shape=(), dtype="int64", initializer="zeros", trainable=False,
             aggregation="only_first_replica",
         )  # fmt: skip
         self._memory = SlotPool(KEPT_SLOTS)
         self._change = tf.function(self._change_by_operations)
-        # Each step is compiled separately: compiled together, XLA repeats a step for each pixel of the next.
+        # Compile each step separately. If steps are compiled together, XLA repeats a step for each pixel of
+        # the next step.
         compiled = partial(tf.function, jit_compile=self._arguments["jit_compile"] or None, autograph=False)
         self._uniforms = compiled(uniforms)
         self._by_step = {step: compiled(partial(self._step, step)) for step in self._steps}
@@ -157,17 +164,17 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
         """Change the images of a batch.
 
         Args:
-            inputs: images (N, H, W, C), or a dict that contains them and other inputs.
+            inputs: images (N, H, W, C), or a dict that contains images and other inputs.
             labels: returned unchanged.
-            training: whether to change anything; set by a model.  Default: true.
-            key: (seed, epoch, draws), as in ``fastpipe.core.types.Key``, if the script has one; ``draws`` are
-                int64 (N,), the samples' positions in the epoch.
+            training: whether to change anything; set by a model.  Default: True.
+            key: (seed, epoch, draws), as in ``fastpipe.core.types.Key``. ``draws`` are int64 (N,), the
+                samples' positions in the epoch.  Default: the layer's seed and its number of calls.
 
         Returns:
-            The changed inputs; with labels, a pair (inputs, labels).
+            The changed inputs. If labels are given, a pair (inputs, labels).
 
         Raises:
-            AugmentError: there are no images, or they are of another kind.
+            AugmentError: there are no images, or the images have an unsupported shape or dtype.
         """
         if training is not None and not training:
             return inputs if labels is None else (inputs, labels)
@@ -206,7 +213,7 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
         return {**super().get_config(), **self._arguments}
 
     def _key(self, count: Any) -> tuple[Any, Any, Any]:
-        """Return the key of this call, which differs between replicas."""
+        """Return the key of this call. Keys of different replicas differ."""
         call = tf.convert_to_tensor(self.calls.value)
         self.calls.assign(self.calls + 1)
         replica = tf.distribute.get_replica_context()
@@ -215,7 +222,7 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
         return self._arguments["seed"], call, first + tf.range(tf.cast(count, tf.int64))
 
     def _used(self) -> dict[str, slice]:
-        """Return the steps in use, and the columns of their numbers."""
+        """Return the steps in use, and the columns of each step's random numbers."""
         arguments = self._arguments
         is_still = arguments["rotation"] == (0, 0) and arguments["translation"] == (0, 0)
         used = {
@@ -234,14 +241,14 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
         return steps
 
     def _natively(self, images: dict[str, Any], seed: Any, epoch: Any, draws: Any) -> dict[str, Any]:
-        """Change images by the native core, now or whenever the traced function runs."""
+        """Change images with the native core, now or when the traced function runs."""
         names, given = list(images), list(images.values())
 
         def changed(seed: Any, epoch: Any, draws: Any, *images: Any) -> list[Any]:
             u = uniform_rows(len(draws), self._count, key=Key(int(seed), int(epoch), draws))
             made = []
             for name, image in zip(names, images, strict=True):
-                # Grey images have no saturation or hue to change.
+                # Grey images have no saturation and no hue.
                 is_coloured = bool(self._ranges(image.shape[3], name))
                 colours = [self._arguments[kind] for kind in _COLOURS] if is_coloured else []
                 made.append(change_natively(image, u, self._steps, self._arguments, colours, self._memory))
@@ -284,11 +291,11 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
         return change(step, self._arguments, self._ranges(values.shape[3], name), values, u, of_bytes)
 
     def _ranges(self, channels: int, name: str) -> dict[int, tuple[float, float]]:
-        """Return the ranges of brightness, contrast, saturation and hue, without unused ones."""
+        """Return the ranges of brightness, contrast, saturation and hue, without unused ranges."""
         colours = self._arguments["colours"]
         if channels not in (1, 3) or (colours is not None and name and name not in colours):
             return {}
-        # Grey images have neither saturation nor hue.
+        # Grey images have no saturation and no hue.
         kinds = _COLOURS if channels == 3 else _COLOURS[:2]
         every = enumerate(self._arguments[kind] for kind in kinds)
         return {kind: limits for kind, limits in every if limits != _UNCHANGED[kind]}
@@ -309,8 +316,9 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
 def _is_on_cpu(images: Sequence[Any]) -> bool:
     """Return whether the native core changes these images.
 
-    It does if their values are in host memory, and while ``tf.data`` traces a function.  Any other trace
-    may be compiled by XLA, run on any device or saved, so it uses TensorFlow operations.
+    The native core changes images in host memory, and images in a function that ``tf.data`` traces.  A
+    function traced by other code may be compiled by XLA, run on any device or saved, so it uses TensorFlow
+    operations.
     """
     if tf.executing_eagerly():
         return all(tf.DeviceSpec.from_string(one.backing_device).device_type == "CPU" for one in images)
@@ -319,7 +327,7 @@ def _is_on_cpu(images: Sequence[Any]) -> bool:
         module = frame.f_globals.get("__name__")
         if module == "tensorflow.python.data.ops.structured_function":
             return True
-        if module == "tensorflow.python.framework.func_graph":  # traces functions
+        if module == "tensorflow.python.framework.func_graph":  # this module traces functions
             return False
         frame = frame.f_back
     return False
@@ -351,10 +359,11 @@ def change_natively(
     images: npt.NDArray[Any], u: Float64Array, used: Mapping[str, slice], arguments: Mapping[str, Any],
     colours: Sequence[tuple[float, float]], memory: SlotPool,
 ) -> npt.NDArray[Any]:  # fmt: skip
-    """Change images to the same bits as the chains of ``fastpipe.augment``; the GIL is released meanwhile.
+    """Change images to the same bits as the chains of ``fastpipe.augment``.
 
-    Images are (N, H, W, C), in any memory order, with one row of ``u`` each; ``used`` gives the columns of
-    each step.  ``colours`` has the ranges of brightness, contrast, saturation and hue, or is empty.
+    The GIL is released during the change.  Images are (N, H, W, C), in any memory order.  ``u`` has one row
+    for each image, and ``used`` gives the columns of each step in ``u``.  ``colours`` has the ranges of
+    brightness, contrast, saturation and hue, or is empty.
     """
     out: npt.NDArray[Any] = memory.take(images.shape, images.dtype)
     count, size = len(images), images.shape[1:3]
@@ -381,7 +390,7 @@ def change_natively(
             table = affine_table(drawn, size, arguments["rotation"], arguments["translation"], scale)
             matrices = inverse_affine(table[:, 0], table[:, 1:3], table[:, 3], table[:, 4:6], np.zeros(2))
             is_nearest = arguments["interpolation"] == "nearest"
-            shift(-low)  # the least value is 0, as in torchvision
+            shift(-low)  # the least value becomes 0, as in torchvision
             add("warp", matrices, (is_nearest, False, *size), (fill - low,))
             shift(low)
         elif step == "cutout":
@@ -401,7 +410,7 @@ def change_natively(
     rows = np.concatenate(tables, axis=1)
     element = images.dtype.name
     is_half = element in ("float16", "bfloat16")
-    # NumPy and the native core handle 16-bit floats as integers.
+    # NumPy and the native core store 16-bit floats as integers.
     source, target = (one.view(np.uint16) if is_half else one for one in (images, out))
     threads = tf.config.threading.get_intra_op_parallelism_threads() or _cores()  # as TensorFlow's operations
     run_plan(
@@ -427,7 +436,7 @@ def _range(
     except (TypeError, ValueError):
         pair = ()
     first, last = two_numbers(pair)
-    if not low <= first <= last <= high:  # NaN neither
+    if not low <= first <= last <= high:  # false for NaN
         raise AugmentError(
             f"{name}= must be a number of at least 0, or two numbers in increasing order, from {low} to "
             f"{high}, got {value!r}"

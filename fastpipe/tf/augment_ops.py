@@ -1,6 +1,6 @@
-"""The steps of ``Augment`` in TensorFlow operations, which XLA fuses into few loops.
+"""The steps of ``Augment`` as TensorFlow operations, which XLA fuses into few loops.
 
-Random numbers, distributions and formulas are those of ``fastpipe.augment``.
+The random numbers, the distributions and the formulas are the same as in ``fastpipe.augment``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-# As in ``augment.parameters``: augmentations of batches draw from another stream than a dataset's transform.
+# As in ``augment.parameters``: a batch's random numbers differ from the random numbers of a dataset's
+# transform.
 STREAM = 0x6175676D656E74
 
 _GREY = (0.2989, 0.587, 0.114)
@@ -23,10 +24,11 @@ def change(
     step: str, arguments: Mapping[str, Any], ranges: Mapping[int, tuple[float, float]], values: Any, u: Any,
     of_bytes: bool,
 ) -> Any:  # fmt: skip
-    """Do one step of ``Augment`` on float32 (N, H, W, C), with its uniform numbers, float64 (N, K).
+    """Do one step of ``Augment`` on float32 (N, H, W, C). ``u`` are uniform random numbers, float64 (N, K).
 
-    ``ranges`` are those of the colour changes in use: 0 to 3 are brightness, contrast, saturation and hue.
-    ``of_bytes`` says whether values are whole numbers to 255; the result's must be, too.
+    ``ranges`` are the ranges of the colour changes in use; 0 to 3 are brightness, contrast, saturation and
+    hue.  ``of_bytes`` says whether the values are whole numbers from 0 to 255. The values of the result must
+    then be whole numbers from 0 to 255 as well.
     """
     low, high = (0.0, 1.0) if of_bytes else arguments["value_range"]
     if step in ("horizontal_flip", "vertical_flip"):
@@ -35,7 +37,7 @@ def change(
     if step == "affine":
         matrices = _affine_matrices(u, values, arguments)
         is_nearest = arguments["interpolation"] == "nearest"
-        fill = arguments["fill"] - low  # the least value is 0, as in torchvision
+        fill = arguments["fill"] - low  # the least value becomes 0, as in torchvision
         shifted = values - low if low else values
         made = _warped(shifted, matrices, is_nearest=is_nearest, fill=fill, of_bytes=of_bytes)
         return made + low if low else made
@@ -61,9 +63,9 @@ def _between(u: Any, low: float, high: float) -> Any:
 
 
 def _affine_matrices(u: Any, images: Any, arguments: Mapping[str, Any]) -> Any:
-    """Draw where pixels come from, about centres, as ``augment.matrices.inverse_affine``: float32 (N, 6).
+    """Draw the matrices of ``augment.matrices.inverse_affine`` relative to the centres: float32 (N, 6).
 
-    The last two of the six numbers in ``u`` would be shears; they are unused.
+    The last two of the six numbers in ``u`` would be shears. These two numbers are unused.
     """
     shape = tf.shape(images)
     turn = _between(u[:, 0], *arguments["rotation"]) * (math.pi / 180)
@@ -78,9 +80,10 @@ def _affine_matrices(u: Any, images: Any, arguments: Mapping[str, Any]) -> Any:
 
 
 def _warped(images: Any, matrices: Any, *, is_nearest: bool, fill: float, of_bytes: bool) -> Any:
-    """Resample images by maps, (N, 6), from pixels of the result to their pixels, relative to the centres.
+    """Resample images with matrices, (N, 6), from pixels of the result to pixels of the image.
 
-    ``fill`` is the value outside; it is blended at the border as in torchvision.
+    Pixels are relative to the centres.  ``fill`` is the value outside the image. At the border, ``fill`` is
+    blended with the image as in torchvision.
     """
     shape = tf.shape(images)
     height, width, channels = shape[1], shape[2], images.shape[3]
@@ -124,7 +127,8 @@ def _warped(images: Any, matrices: Any, *, is_nearest: bool, fill: float, of_byt
 def _jittered(images: Any, factors: Any, order: Any, kinds: Sequence[int], of_bytes: bool) -> Any:
     """Change colours by factors, (N, K), of ``kinds``: 0 to 3 are brightness, contrast, saturation and hue.
 
-    ``order``, (N, K), is the order in which the K factors are applied.  Images are in [0, 1], or bytes.
+    ``order``, (N, K), is the order in which the K factors are applied.  Images are floats in [0, 1], or
+    bytes.
     """
     by_kind = {kind: (place, factors[:, place, None, None, None]) for place, kind in enumerate(kinds)}
     mixed = {kind: found for kind, found in by_kind.items() if kind < 3}
@@ -139,9 +143,9 @@ def _jittered(images: Any, factors: Any, order: Any, kinds: Sequence[int], of_by
 
 
 def _blended(images: Any, turn: Any, used: Mapping[int, tuple[int, Any]], of_bytes: bool) -> Any:
-    """Blend images with black, with their mean, or with their greys, whichever is due.
+    """Blend each image with black, with its mean or with its grey image, as the current change requires.
 
-    ``used`` has the place and the factors, (N, 1, 1, 1), of each kind; ``turn`` is the current place.
+    ``used`` has the position and the factors, (N, 1, 1, 1), of each kind. ``turn`` is the current position.
     """
     grey = _luminance(images, of_bytes) if set(used) != {0} else None
     factor, other = tf.ones_like(images[:, :1, :1, :1]), tf.zeros((), images.dtype)
@@ -166,7 +170,7 @@ def _luminance(images: Any, of_bytes: bool) -> Any:
 
 
 def _hue_turned(images: Any, shift: Any, of_bytes: bool) -> Any:
-    """Turn the hue of colours by fractions of a turn, (N, 1, 1, 1), through hue, saturation and value."""
+    """Change the hue of colours by fractions of a turn, (N, 1, 1, 1), through hue, saturation and value."""
     images = images / (255.0 if of_bytes else 1.0)
     red, green, _ = tf.unstack(images, axis=3)
     high, low = tf.reduce_max(images, axis=3), tf.reduce_min(images, axis=3)
@@ -195,9 +199,9 @@ def _hue_turned(images: Any, shift: Any, of_bytes: bool) -> Any:
 
 
 def _erased(images: Any, u: Any, arguments: Mapping[str, Any]) -> Any:
-    """Fill a box in some images, as ``augment.RandomErasing`` draws it.
+    """Fill a box in some images, drawn as ``augment.RandomErasing`` draws it.
 
-    The last of the 24 numbers in ``u`` would seed noise; it is unused.
+    The last of the 24 numbers in ``u`` would be the seed of noise. That number is unused.
     """
     shape = tf.shape(images)
     tall, wide = tf.cast(shape[1], tf.float64), tf.cast(shape[2], tf.float64)
@@ -228,9 +232,10 @@ _MIX_2 = 0x94D0_49BB_1331_11EB
 
 
 def uniforms(seed: Any, epoch: Any, draws: Any, count: int) -> Any:
-    """Return the numbers of ``core.keys.uniforms``, in or outside a graph, also under XLA.
+    """Return the numbers of ``core.keys.uniforms``, in a graph or outside a graph, and also under XLA.
 
-    Seed and epoch are int64 modulo 2**64, draws int64 (N,).  The result is float64 (N, count), in [0, 1).
+    ``seed`` and ``epoch`` are int64, modulo 2**64. ``draws`` are int64 (N,).  The result is float64 (N,
+    count), in [0, 1).
     """
     golden = _word(_GOLDEN)
     one = _word(1)
@@ -238,7 +243,7 @@ def uniforms(seed: Any, epoch: Any, draws: Any, count: int) -> Any:
     states = _mix(state + (_bits(draws) + one) * golden)
     steps = tf.range(1, count + 1, dtype=tf.int64)
     words = _mix(states[:, None] + (_bits(steps) * golden)[None, :])
-    # 53 bits are exact as float64; convert through int64, as no device converts unsigned words.
+    # float64 holds 53 bits exactly. Convert through int64, because no device converts unsigned words.
     whole = tf.cast(tf.bitcast(_shifted(words, 11), tf.int64), tf.float64)
     return whole * tf.constant(2.0**-53, tf.float64)
 

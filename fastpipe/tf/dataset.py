@@ -24,14 +24,14 @@ _DATA = tf.data.experimental
 
 
 class About(NamedTuple):
-    """Facts about a dataset that hold whatever is done to its elements."""
+    """Facts about a dataset, which stay true when its elements are changed by ``map`` or other methods."""
 
-    plan: Callable[[], str]  # returns lines that say which engine makes what
-    reference: Callable[[], Any]  # returns the equal dataset made of stock parts
-    stream: Stream | None  # makes its batches in this process
+    plan: Callable[[], str]  # returns lines that say which engine makes each part
+    reference: Callable[[], Any]  # returns an equal dataset that stock libraries make
+    stream: Stream | None  # makes the batches in this process; None for the engine "graph"
     class_names: list[str] | None = None
     file_paths: Any = None
-    keeps: Any = None  # what else must live as long as the dataset
+    keeps: Any = None  # another object that must live as long as the dataset
 
 
 class Dataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow ships no types
@@ -58,25 +58,29 @@ class Dataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow ships no typ
 
     @property
     def plan(self) -> str:
-        """A text that says what makes the batches, how, and what is cached."""
+        """A text that says how the batches are made, by which engine and decoders, and what is cached."""
         return self._about.plan()
 
     @property
     def stage_seconds(self) -> dict[str, float]:
-        """The seconds spent in this process, by stage, summed over threads; empty for the engine
-        ``"graph"``."""
+        """The seconds spent in this process by stage, such as ``"decode"``; empty for the engine ``"graph"``.
+        Times of threads are added."""
         stream = self._about.stream
         return {} if stream is None else stream.clock.totals()
 
     def reference(self) -> Any:
-        """Return a dataset of the same samples made by stock parts, for comparison, in the order of the rows.
-        Images come from ``tf.py_function`` with Pillow, or from TensorFlow's operations; rows and patches
-        from the formats' own libraries."""
+        """Return a dataset of the same samples made by stock libraries, for comparison.
+
+        Samples are in the order of the rows.  Images are made by ``tf.py_function`` with Pillow, or by
+        TensorFlow operations.  Rows and patches are read by the formats' own libraries.
+        """
         return self._about.reference()
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the number of the next epoch: after ``set_epoch(3)``, ``model.fit(…, initial_epoch=3)``
-        continues with the order of epoch 3.
+        """Set the number of the next epoch.
+
+        For example, after ``set_epoch(3)``, ``model.fit(…, initial_epoch=3)`` continues with the order of
+        epoch 3.
 
         Raises:
             OptionError: the engine is ``"graph"``, which does not number epochs.
@@ -92,8 +96,8 @@ class ImageDataset(Dataset):
     """A :class:`fastpipe.tf.Dataset` of images, made by :func:`fastpipe.tf.image_dataset`.
 
     Attributes:
-        class_names: the names of the classes, as in Keras's datasets; None if labels have none.
-        file_paths: the files, in the order of the rows; with modalities, a dict of such lists.
+        class_names: the names of the classes, as in Keras's datasets; None if the labels have no names.
+        file_paths: the files, in the order of the rows. If there are modalities, a dict of lists of files.
     """
 
     def __init__(self, dataset: Any, about: About) -> None:
@@ -123,9 +127,10 @@ for _name in (
 
 
 def stream_dataset(stream: Stream, is_single: bool, augment: Callable[..., Any] | None) -> Any:
-    """Return a stream as a plain ``tf.data.Dataset``.
+    """Return a plain ``tf.data.Dataset`` of a stream.
 
-    ``augment`` is an ``Augment``, which draws by seed, epoch and position; or a function; or None.
+    ``augment`` is a function, None, or an ``Augment``. An ``Augment`` draws its random numbers from the seed,
+    the epoch and the position of a sample.
     """
     keyed = augment if isinstance(augment, Augment) else None
     made = _batches(stream, keyed)
@@ -142,8 +147,8 @@ def stream_dataset(stream: Stream, is_single: bool, augment: Callable[..., Any] 
 
 def _batches(stream: Stream, augment: Augment | None) -> Any:
     batching = stream.batching
-    # TensorFlow never releases this function, so it holds no reference to the stream.  The returned dataset,
-    # datasets made from it and their iterators keep the stream alive.
+    # TensorFlow never releases this function, so the function holds no reference to the stream.  The returned
+    # dataset, the datasets made from it and their iterators keep the stream alive.
     living = weakref.ref(stream)
 
     def elements() -> Iterator[Any]:
@@ -185,15 +190,16 @@ def _batches(stream: Stream, augment: Augment | None) -> Any:
 def dataset_options(batching: Batching, *, is_streamed: bool) -> Any:
     """Return the ``tf.data.Options`` of a dataset."""
     options = tf.data.Options()
-    # Data that is not in files needs this policy; otherwise TensorFlow tries another one and warns.
+    # Data that is not in files needs this policy. Otherwise TensorFlow tries another policy and warns.
     policy = _DATA.AutoShardPolicy
     options.experimental_distribute.auto_shard_policy = policy.DATA if batching.shard is None else policy.OFF
-    # There is nothing to tune, and with autotuning the end of an epoch waits for the tuning thread.
+    # No option needs tuning. With autotuning, the end of an epoch waits for the tuning thread.
     options.autotune.enabled = not is_streamed
     return options
 
 
-# Stateful operations that only read, and those whose numbers restart with each iterator.
+# ``_READING`` are stateful operations that only read. ``_ANEW`` are random operations that restart with each
+# iterator.
 _READING = {"Assert", "LookupTableFindV2", "LookupTableSizeV2", "ReadVariableOp", "ResourceGather"}
 _ANEW = {
     "Multinomial", "ParameterizedTruncatedNormal", "RandomGamma", "RandomPoissonV2", "RandomShuffle",
@@ -205,9 +211,9 @@ _ANEW = {
 def map_function(made: Any, function: Callable[..., Any]) -> Any:
     """Return a dataset whose elements are changed by a function of the script.
 
-    The function's draws and effects depend on the batches that were delivered, not on threads.  A function
-    with state is called for one element after the other.  If its state outlives the iterator (variables,
-    Python), it is called only when the element is requested.
+    The function's random numbers and side effects depend only on the delivered batches, not on threads.  A
+    function with state is called for one element after the other.  If the function's state outlives the
+    iterator (variables, Python objects), the function is called only when the element is requested.
     """
     traced = tf.function(lambda *parts: function(*parts))
     spec = made.element_spec
@@ -234,13 +240,13 @@ _is_registered = False
 def _delay_exit() -> Iterator[bool]:
     """Make the interpreter's exit wait for a block in a TensorFlow thread; yield False if the epoch must end.
 
-    During shutdown Python ends a thread that requests the GIL.  TensorFlow would then wait for that thread
-    forever when its iterator is freed shortly afterwards.
+    During shutdown, Python ends a thread that requests the GIL.  TensorFlow would then wait for this thread
+    forever when the thread's iterator is freed.
     """
     global _inside, _left_s, _is_registered
     with _changed:
         _inside += 1
-        if not _is_registered:  # late: the last one registered is called first, before threads end
+        if not _is_registered:  # late: the function registered last is called first, before threads end
             _is_registered = True
             atexit.register(_wait_for_threads)
     try:
@@ -267,17 +273,17 @@ def _wait_for_threads() -> None:
 # ---- malloc --------------------------------------------------------------------------------------
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
-_LARGEST = 32 << 20  # up to which glibc raises the threshold on its own when such memory is freed
+_LARGEST = 32 << 20  # the greatest threshold to which glibc raises itself when such memory is freed
 
 _is_done = False
 
 
 def _reuse_freed_memory() -> None:
-    """Let glibc reuse freed memory, as it does by default, unless the environment sets a threshold.
+    """Let glibc reuse freed memory, as glibc does by default, unless the environment sets a threshold.
 
     The first generator dataset of a process makes TensorFlow set ``M_TRIM_THRESHOLD`` to 128 KiB.  glibc then
-    no longer raises ``M_MMAP_THRESHOLD`` either: every larger block is mapped again, which costs a tenth of
-    the time of image decoders.  Call this after TensorFlow has done so.
+    no longer raises ``M_MMAP_THRESHOLD``, and each larger block is mapped again.  The mapping costs a tenth
+    of the time of image decoders.  Call this function after TensorFlow has set the threshold.
     """
     global _is_done
     if _is_done:
@@ -290,4 +296,4 @@ def _reuse_freed_memory() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _LARGEST)
-        mallopt(_M_TRIM_THRESHOLD, 2 * _LARGEST)  # twice the other one, as in glibc
+        mallopt(_M_TRIM_THRESHOLD, 2 * _LARGEST)  # twice M_MMAP_THRESHOLD, as in glibc

@@ -1,4 +1,4 @@
-"""``fastpipe.tf.image_dataset``, and its variant that uses TensorFlow operations only."""
+"""``fastpipe.tf.image_dataset``, and the engine that uses only TensorFlow operations."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from fastpipe.tf.rows import Column, Form, RowOptions, Rows, rows_of_directory, 
 from fastpipe.tf.stream import Batching, batching_of
 
 # ----------------------------------------------------------------------------------------------------
-# The engine ``"graph"``, which uses TensorFlow operations only, and the reference for tests.
+# The engine ``"graph"``, which uses only TensorFlow operations, and the reference for tests.
 
 _FORMATS = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
-_MAGIC = (b"\x89PNG", b"BM", b"GIF8")  # for all formats but JPEG
+_MAGIC = (b"\x89PNG", b"BM", b"GIF8")  # for all formats except JPEG
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
 
 def why_not_graph(rows: Rows, batching: Batching, options: ImageOptions) -> str:
-    """Return why TensorFlow operations cannot make these samples; empty if they can."""
+    """Return why TensorFlow operations cannot make these samples; "" if they can."""
     for column in rows.columns:
         why = _why_not(column)
         if why:
@@ -68,7 +68,7 @@ def _why_not(column: Column) -> str:
 
 
 def graph_dataset(rows: Rows, batching: Batching, form: Form) -> Any:
-    """Return the dataset in batches; it is serialisable."""
+    """Return the dataset in batches. The dataset can be serialised."""
     slices: dict[str, Any] = {f"tabular {name}": values for name, values in rows.tabular.items()}
     for number, column in enumerate(rows.columns):
         slices[f"path {number}"] = list(map(os.fsencode, column.paths))
@@ -128,7 +128,7 @@ def _finished(image: Any, form: Form) -> Any:
 
 
 def reference_dataset(rows: Rows, form: Form, batch_size: int, drop_remainder: bool) -> Any:
-    """Return batches of the rows in their order, each row made by ``tf.py_function``."""
+    """Return batches of the rows in their order. Each row is made by ``tf.py_function``."""
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def sample(row: Any) -> Any:
@@ -168,7 +168,7 @@ def _reference_image(column: Column, number: Any) -> npt.NDArray[np.float32]:
 
 
 # ----------------------------------------------------------------------------------------------------
-# ``image_dataset``: Keras's ``image_dataset_from_directory``, extended to tables and several images.
+# ``image_dataset`` is Keras's ``image_dataset_from_directory``, extended to tables and several images.
 
 _log = logging.getLogger("fastpipe.tf")
 
@@ -215,83 +215,88 @@ def image_dataset(
     decode: Decode = Decode(),  # noqa: B008 - immutable
     threads: int | Literal["auto"] = "auto",
 ) -> Any:
-    """Create a ``tf.data.Dataset`` of images: from one folder to several modalities with boxes.
+    """Create a ``tf.data.Dataset`` of images, from a folder, a list of files or a table.
 
-    For a folder the result equals that of ``keras.utils.image_dataset_from_directory`` with the same
-    arguments; the first eighteen are Keras's.  For a table it equals that of ``tf.py_function`` with Pillow.
+    A table may have several images (modalities) per row, and boxes.  For a folder, the result equals the
+    result of ``keras.utils.image_dataset_from_directory`` with the same arguments; the first eighteen
+    arguments are Keras's.  For a table, the result equals the result of ``tf.py_function`` with Pillow.
 
     Args:
-        source: a folder with one folder per class; a list of files; or a table: a pandas or Polars data
-            frame, or a dict of columns.
-        labels: as in Keras.  For a table: the name of a column, the names of several, or the labels
-            themselves, an array or a list.  Names become class numbers; numbers, one or several per row, are
-            converted as ``tf.data.Dataset.from_tensor_slices`` does.
+        source: a folder with one folder per class, a list of files, or a table.  A table is a pandas or
+            Polars data frame, or a dict of columns.
+        labels: as in Keras.  For a table, the name of a column, the names of several columns, or the labels
+            themselves as an array or a list.  Names become class numbers. Numbers, one or several per row,
+            are converted as ``tf.data.Dataset.from_tensor_slices`` converts them.
         label_mode, class_names, color_mode, batch_size, image_size, validation_split, subset, follow_links,
             crop_to_aspect_ratio, pad_to_aspect_ratio, data_format, verbose: as in Keras.
-        interpolation: as in Keras; with Pillow's pixels "bilinear", "nearest", "bicubic", "area" (Pillow's
-            box), "hamming" or "lanczos".
-        shuffle: draw a new order of all rows for each epoch (Keras mixes eight batches at a time).
-        seed: makes orders and ``rng`` depend only on (seed, epoch).  Default: a number from NumPy's global
-            generator, as in Keras; for a table, only if something is random.
+        interpolation: as in Keras. For Pillow's pixels, "bilinear", "nearest", "bicubic", "area" (Pillow's
+            box filter), "hamming" or "lanczos".
+        shuffle: whether to draw a new order of all rows for each epoch (Keras mixes eight batches at a time).
+        seed: orders and ``rng`` depend only on the seed and the epoch.  Default: a number from NumPy's global
+            generator, as in Keras. For a table, the number is drawn only if something is random.
         files: the column with the file names.  Default: "files", "file", "filename" or "path".
         folder: the folder that contains a table's files.
-        boxes, box_format, outside: the part of each image to use: an array (N, 4), a column with four numbers
-            per row, or the names of four columns.  ``box_format`` is ``"xyxy"`` (left, top, right, bottom in
-            pixels, the last two exclusive), ``"yxyx"``, ``"xywh"`` or ``"center_xywh"``.  The prefix
-            ``"rel_"`` before the first three means fractions of the image.  A box that reaches outside its
-            image is an error, unless ``outside`` is ``"clip"``, or ``"pad"`` to fill with black.
-        modalities: several images per row: a mapping from their names to :class:`fastpipe.tf.Modality` or a
-            dict of its arguments.  The inputs are then a dict of images.
-        tabular: further inputs: a mapping from their names to one or several columns.  They become float32
-            (n,) or (n, k); an integer that float32 cannot hold exactly is an error.
-        preprocess: a function of the script, called with the used part of the image (a PIL image) before it
-            is resized.  It returns an image or uint8 (h, w, C), which is then resized; or floats (H, W, C),
-            which are used as they are.  An argument ``rng`` receives a NumPy generator that depends on (seed,
-            epoch, row).
-        thread_safe: promise that several threads may call it at once, in any order.  Otherwise one thread
-            calls it when a batch is requested, and batches wait for it.
-        antialias: whether filters widen when they shrink images.  Default: as ``parity`` does.
+        boxes, box_format, outside: the part of each image to use. ``boxes`` is an array (N, 4), a column with
+            four numbers per row, or the names of four columns.  ``box_format`` is ``"xyxy"`` (left, top,
+            right, bottom in pixels, the last two exclusive), ``"yxyx"``, ``"xywh"`` or ``"center_xywh"``.
+            The prefix ``"rel_"`` before the first three formats means fractions of the image.  A box that
+            reaches outside its image is an error, unless ``outside`` is ``"clip"``, or ``"pad"`` to fill with
+            black.
+        modalities: several images per row, given as a mapping from names to :class:`fastpipe.tf.Modality` or
+            to a dict of its arguments.  The inputs are then a dict of images.
+        tabular: further inputs, given as a mapping from their names to one or several columns.  The columns
+            become float32 (n,) or (n, k). An integer that float32 cannot hold exactly is an error.
+        preprocess: a function of the script, called with the used part of the image (a PIL image) before the
+            part is resized.  The function returns an image or uint8 (h, w, C), which is then resized, or
+            floats (H, W, C), which are not changed.  If the function has an argument ``rng``, this argument
+            receives a NumPy generator that depends on the seed, the epoch and the row.
+        thread_safe: a promise that several threads may call ``preprocess`` at once, in any order.  Otherwise
+            one thread calls ``preprocess`` when a batch is requested, and batches wait for the call.
+        antialias: whether filters become wider when images are shrunk.  Default: as in the library that
+            ``parity`` selects.
         rescale: a factor such as ``1/255``, or (factor, offset): ``image * factor + offset``.
-        output: dtype of the images.  Default: "float32", but "uint8" for a folder with
+        output: the dtype of the images.  Default: "float32", but "uint8" for a folder with
             ``interpolation="nearest"``, as in Keras.
-        drop_remainder: leave out the last batch if it is smaller.
-        augment: a :class:`fastpipe.tf.Augment`, whose numbers then depend only on (seed, epoch, position); or
-            a function of (inputs, labels), or of inputs, for each batch.  If it draws random numbers, it is
-            called for one batch after the other; if it changes variables or calls Python, only when a batch
-            is requested.
+        drop_remainder: whether to leave out the last batch if it is smaller.
+        augment: a :class:`fastpipe.tf.Augment`, whose random numbers then depend only on the seed, the epoch
+            and a sample's position; or a function of (inputs, labels), or of inputs, that is called for each
+            batch.  A function that draws random numbers is called for one batch after the other. A function
+            that changes variables or calls Python is called only when a batch is requested.
         parity: ``"pil"`` gives, bit for bit, the pixels of
-            ``Image.open(f).convert("RGB").crop(box).resize(size)``; ``"tf"`` those of
+            ``Image.open(f).convert("RGB").crop(box).resize(size)``. ``"tf"`` gives the pixels of
             ``tf.image.decode_image`` and ``tf.image.resize``.  ``"auto"`` is ``"tf"`` for a folder and
             ``"pil"`` for a table.
-        engine: ``"threads"`` uses fastpipe's decoders in threads of this process; ``"graph"`` uses TensorFlow
+        engine: ``"threads"`` uses fastpipe's decoders in threads of this process. ``"graph"`` uses TensorFlow
             operations, which can be sent to other processes (tf.data service).  ``"auto"`` is ``"threads"``.
-        cache: where samples are stored before they are scaled: a :class:`fastpipe.Cache` or its ``where``.
-            Datasets with the same ``Cache`` object share samples.  ``"auto"`` is memory if all samples fit
-            there, else no cache.
-        shard: this process's part of each epoch.  ``"auto"`` is that of this worker in ``TF_CONFIG``, a
-            ``tf.distribute.InputContext`` that of its pipeline: each sample comes once.  The ``mode`` of a
-            :class:`fastpipe.Shard` applies if the ranks cannot have equally many samples.  None also works
-            under a ``MultiWorkerMirroredStrategy``, but then each worker decodes all samples and TensorFlow
-            drops the others'.  As for any dataset, ``batch_size`` counts all replicas for
-            ``experimental_distribute_dataset``, and one worker for ``distribute_datasets_from_function``.
-        bad_samples: how to handle rows whose files or boxes cannot be read, a
+        cache: where samples are stored before they are scaled, given as a :class:`fastpipe.Cache` or its
+            ``where``.  Datasets with the same ``Cache`` object share samples.  ``"auto"`` stores samples in
+            memory if all samples fit, and otherwise stores nothing.
+        shard: this process's part of each epoch.  ``"auto"`` selects the part of this worker in
+            ``TF_CONFIG``, and a ``tf.distribute.InputContext`` selects the part of its pipeline. Each sample
+            then comes once.  The ``mode`` of a :class:`fastpipe.Shard` applies if the ranks cannot have
+            equally many samples.  None also works under a ``MultiWorkerMirroredStrategy``, but then each
+            worker decodes all samples, and TensorFlow drops the samples of the other workers.  As for any
+            dataset, ``batch_size`` is the batch size of all replicas together for
+            ``experimental_distribute_dataset``, and of one worker for ``distribute_datasets_from_function``.
+        bad_samples: how to handle rows whose files or boxes cannot be read, given as a
             :class:`fastpipe.BadSamples` or its policy's name.
-        decode: decoding options, a :class:`fastpipe.Decode`.  With ``backend="dali"`` one call decodes the
-            JPEGs of a batch, of all modalities, to the same pixels; not with ``engine="graph"``.
-        threads: number of decoding threads; ``"auto"`` is the number of cores.
+        decode: decoding options, a :class:`fastpipe.Decode`.  With ``backend="dali"``, one call decodes the
+            JPEGs of a batch, for all modalities, to the same pixels. ``engine="graph"`` does not support this
+            back end.
+        threads: the number of decoding threads; ``"auto"`` is the number of cores.
 
     Returns:
-        A :class:`fastpipe.tf.ImageDataset` of ``(images, labels)``, or of ``images`` without labels; with
-        ``subset="both"`` a list of two.  Images are ``output`` (n, H, W, C), 0 to 255.  Class labels are
-        int32 (n,); given numbers are (n,) or (n, …) in the dtype that TensorFlow gives them.  "binary" makes
-        them float32 (n, 1), "categorical" float32 (n, classes).
+        A :class:`fastpipe.tf.ImageDataset` of ``(images, labels)``, or of ``images`` if there are no labels.
+        With ``subset="both"``, a list of two datasets.  Images are ``output`` (n, H, W, C), 0 to 255.  Class
+        labels are int32 (n,). Given numbers are (n,) or (n, …), in the dtype that TensorFlow gives them.
+        "binary" makes labels float32 (n, 1), and "categorical" makes labels float32 (n, classes).
 
     Raises:
         OptionError: arguments contradict each other, a label is missing or is no class, a number does not fit
             its dtype, a box is empty, or a row has no file name.
         ValueError: Keras rejects one of its arguments.
 
-    Errors during iteration name row, modality and file.
+    Errors during iteration name the row, the modality and the file.
 
     >>> train = image_dataset({"file": ["a.jpg", "b.jpg"], "label": ["cat", "dog"]}, image_size=(64, 64))
     >>> train.class_names, train.element_spec[0].shape
@@ -309,7 +314,7 @@ def image_dataset(
     is_folder = isinstance(source, (str, os.PathLike))
     several = [Modality.of(str(name), one) for name, one in (modalities or {}).items()]
     has_code = preprocess is not None or any(one.preprocess is not None for one in several)
-    # For a folder Keras draws a number even if nothing is random.
+    # For a folder, Keras draws a number even if nothing is random.
     draws = is_folder or has_code or isinstance(augment, Augment)
     batching = batching_of(batch_size, drop_remainder, bool(shuffle), seed, shard, bad_samples, draws=draws)
     if output is None:
@@ -382,7 +387,7 @@ def _rows_dataset(
 
 
 def _check_scale(column: Column, output: str) -> None:
-    """Raise an error for a scale that does not fit the images' dtype or exceeds its largest number."""
+    """Raise an error if ``rescale`` does not fit the images' dtype or exceeds the dtype's largest number."""
     of = f" of {column.name!r}" if column.name else ""
     if column.rescale is not None and output == "uint8":
         raise OptionError(f"rescale= gives floats and cannot be combined with output='uint8'{of}")
@@ -396,7 +401,7 @@ def _check_scale(column: Column, output: str) -> None:
 
 
 def _plan(rows: Rows, stream: RowStream | None, why_not: str) -> str:
-    """Return lines that say what makes the samples."""
+    """Return lines that say how the samples are made."""
     if stream is None:
         lines = ["engine  →  graph: TensorFlow's operations"]
     else:

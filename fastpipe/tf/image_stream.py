@@ -108,7 +108,7 @@ class _Runtime:
         self._channel = native.Channel(threads)
         self._bad = BadSampleLog(batching.bad_samples)
         pixels = [pixel_maker(column.spec, options.decode) for column in rows.columns]
-        # All columns use Pillow's pixels, or all TensorFlow's: one decoder is enough.
+        # All columns use Pillow's pixels, or all columns use TensorFlow's pixels. So one decoder is enough.
         dct = next((one.dct for one in pixels if one.dct is not None), None)
         self._decoder = None if dct is None else make_batch_decoder(options.decode.backend, threads, dct)
         caches = _column_caches(options.cache, rows.columns, pixels)
@@ -119,7 +119,7 @@ class _Runtime:
         self._slots = [SlotPool(IN_FLIGHT) for _ in rows.columns]
 
     def begin(self, samples: Int64Array, draws: Int64Array, epoch: int) -> PendingBatch:
-        """Begin a batch of these rows."""
+        """Start to make a batch of these rows."""
         arrays = [
             slots.take((len(samples), maker.column.spec.elements), maker.word)
             for slots, maker in zip(self._slots, self._makers, strict=True)
@@ -189,7 +189,7 @@ class _Runtime:
 class _ColumnCache:
     """A cache of one column's samples before they are scaled, or before the script's code receives them.
 
-    It is shared by other columns and datasets with the same images.
+    Other columns and datasets with the same images share the cache.
     """
 
     def __init__(self, store: EntryStore, column: Column, pixels: PixelMaker) -> None:
@@ -198,15 +198,15 @@ class _ColumnCache:
         self._native: tuple[bytes, Any] | None = None
         self._tags: dict[
             tuple[str, int | None], bytes
-        ] = {}  # one for each state of the reader's rules, which a script may change
+        ] = {}  # one tag for each state of the reader's rules, which a script may change
 
     def identify(self, row: int) -> FileIdentity:
-        """Return the identity of a row's sample: its file's state, its box, and the reader's rules."""
+        """Return the identity of a row's sample: the state of its file, its box, and the reader's rules."""
         boxes, tag = self._column.boxes, self._current_tag()
         return identify(self._column.paths[row], tag if boxes is None else tag + boxes.edges[row].tobytes())
 
     def begin_batch(self) -> tuple[Any, int]:
-        """Return a ``native.KeptImages`` that finds samples, and the size limit of a new one in bytes."""
+        """Return a ``native.KeptImages`` that finds samples, and the size limit of a new sample in bytes."""
         tag = self._current_tag()
         if self._native is None or self._native[0] != tag:
             self._native = tag, self.store.images(tag, marks=False)
@@ -230,7 +230,7 @@ class _ColumnCache:
 def _column_caches(
     option: Cache, columns: Sequence[Column], pixels: Sequence[PixelMaker]
 ) -> list[_ColumnCache] | None:
-    """Return the caches that an option requests; ``"auto"`` is memory if all samples fit."""
+    """Return the caches that an option requests. ``"auto"`` means memory if all samples fit."""
     store = None if option.where == "off" else open_cache_store(option)
     if store is None:
         return None
@@ -249,14 +249,14 @@ def _column_caches(
 
 @dataclass(frozen=True)
 class _RowItem(Item):
-    """A row to make; ``index`` is its number in the script's table."""
+    """A row to make. ``index`` is the row's number in the script's table."""
 
-    position: int = -1  # among the dataset's rows
-    seed: int = 0  # of its random numbers in this epoch
+    position: int = -1  # the row's position among the dataset's rows
+    seed: int = 0  # the seed of the row's random numbers in this epoch
 
 
 class _Opened(NamedTuple):
-    """A sample before it is made: a cache entry, or else an image and its box (None: all of it)."""
+    """A sample before it is made: a cache entry, or an image and its box (None for the whole image)."""
 
     identity: FileIdentity | None
     entry: Entry | None
@@ -285,15 +285,17 @@ class _ColumnMaker:
         if self._preprocessing is not None:
             return None
         reader = self.pixels.reader
-        state = reader.most_pixels, reader.is_native  # which a script may change at any time
+        state = reader.most_pixels, reader.is_native  # a script may change these at any time
         if self._native is None or self._native[0] != state:
             plan = self.pixels.native(self.column.boxes, self._scaling, self.cache is not None)
             self._native = state, plan
         return self._native[1]
 
     def begin_natively(self, plan: Any, rows: Int64Array, out: Array, statuses: UInt8Array) -> Any:
-        """Return a ``native.ImageBatch`` that writes some rows to ``out``, (N, H * W * C), and their results
-        to ``statuses``, uint8 (N, 8)."""
+        """Return a ``native.ImageBatch`` that makes some rows.
+
+        The batch writes samples to ``out``, (N, H * W * C), and outcomes to ``statuses``, uint8 (N, 8).
+        """
         boxes, paths, count = self.column.boxes, self._paths, len(rows)
         edges = np.empty((count, 0)) if boxes is None else boxes.edges[rows]
         images, most = (None, 0) if self.cache is None else self.cache.begin_batch()
@@ -312,7 +314,7 @@ class _ColumnMaker:
 
     @ranged("decode")
     def open(self, item: _RowItem) -> _Opened:
-        """Find a row's sample in the cache, or read and open its file."""
+        """Find a row's sample in the cache, or read and open the row's file."""
         start = perf_counter_ns()
         cache, row = self.cache, item.position
         identity = entry = None
@@ -341,9 +343,10 @@ class _ColumnMaker:
 
     @ranged("sample")
     def make(self, item: _RowItem, out: Array, opened: _Opened | None = None) -> UInt8Array | None:
-        """Write one sample to ``out``, (H * W * C,), or return the input of the script for ``finish``.
+        """Write one sample to ``out``, (H * W * C,), or return the pixels that ``finish`` passes to the
+        script's code.
 
-        Raise an UnreadableError if the file is bad, and any error of the script's code.
+        Raise an UnreadableError if the file is bad. Errors of the script's code are raised unchanged.
         """
         try:
             sample = self._sample(opened or self.open(item))
@@ -362,7 +365,7 @@ class _ColumnMaker:
 
     @ranged("transform")
     def finish(self, item: _RowItem, sample: UInt8Array, out: Array) -> None:
-        """Run the script's code on what ``make`` returned, and write the sample."""
+        """Run the script's code on the result of ``make``, and write the sample to ``out``."""
         assert self._preprocessing is not None
         value = self._preprocessing.run(sample, item.index, item.seed)
         if value.dtype != np.uint8:
@@ -374,7 +377,7 @@ class _ColumnMaker:
 
     @ranged("decode")
     def _sample(self, opened: _Opened) -> Array:
-        """Return the sample before it is scaled, or the input of the script's code."""
+        """Return the sample before it is scaled, or the pixels for the script's code."""
         start, cache, spec = perf_counter_ns(), self.cache, self.column.spec
         identity, entry, image, box = opened
         if cache is not None and entry is not None:
@@ -395,17 +398,18 @@ class _ColumnMaker:
 
 
 class _PendingRows(PendingSamples):
-    """Rows that are being made, written to one array (N, H * W * C) per column."""
+    """Rows that are being made. Each column is written to an array (N, H * W * C)."""
 
     def __init__(
         self, items: Sequence[_RowItem], makers: Sequence[_ColumnMaker], arrays: Sequence[Array],
         policy: str, bad: BadSampleLog, substitute: Callable[[int, int], Item | None] | None,
     ) -> None:  # fmt: skip
         super().__init__(items, policy, bad, substitute)
-        self.made: list[_RowItem] = list(items)  # the rows in the batch, some of them replacements
+        self.made: list[_RowItem] = list(items)  # the rows in the batch; some of them may be replacements
         self._makers, self._arrays = makers, arrays
         self._left: dict[tuple[int, int], UInt8Array] = {}  # by row and column, for ``_ColumnMaker.finish``
-        # For each column that the native core makes: its batch, the rows it made, and those for the cache.
+        # For each column that the native core makes: its batch, the rows made, and the rows to store in the
+        # cache.
         self._batches: dict[int, Any] = {}
         self._is_made: dict[int, npt.NDArray[np.bool_]] = {}
         self._whole: dict[int, set[int]] = {}
@@ -427,7 +431,7 @@ class _PendingRows(PendingSamples):
         return there
 
     def begin_natively(self, pool: ThreadPool, channel: Any) -> None:
-        """Begin the rows in the native core; threads of ``pool`` make the rest."""
+        """Start to make the rows in the native core. Threads of ``pool`` make the remaining rows."""
         plans = {place: plan for place, maker in enumerate(self._makers) if (plan := maker.native_plan())}
         if not plans:
             self.begin(pool)
@@ -454,7 +458,7 @@ class _PendingRows(PendingSamples):
                 rest.cancel(error)
                 raise
 
-        # ``wait`` first waits for ``rest``, after which no thread has work left.
+        # ``wait`` first waits for ``rest``. After ``rest``, no other thread has work left.
         self.jobs = [rest]
         try:
             for batch in self._batches.values():
@@ -465,7 +469,7 @@ class _PendingRows(PendingSamples):
             raise
 
     def _find_left(self, statuses: Mapping[int, UInt8Array]) -> int:
-        """Count the rows that the native core did not make."""
+        """Count the rows that are left to Python."""
         left = np.zeros(len(self.items), np.bool_)
         for place, batch in self._batches.items():
             outcomes = statuses[place][:, 0]
@@ -486,7 +490,7 @@ class _PendingRows(PendingSamples):
         return len(self._rows_left)
 
     def _make_left(self, place: int) -> None:
-        """Make the missing parts of a row, or store them in the cache."""
+        """Make the missing parts of a row, and store samples of the row in the cache."""
         number = self._rows_left[place]
         for column, numbers in self._whole.items():
             if number in numbers:
@@ -504,7 +508,7 @@ class _PendingRows(PendingSamples):
     def _make_from(self, number: int, item: Item) -> None:
         assert isinstance(item, _RowItem)
         opened = self._opened_before(number, item) or [None] * len(self._makers)
-        is_own = item is self.items[number]  # not a substitute
+        is_own = item is self.items[number]  # false for a replacement
         for place, maker in enumerate(self._makers):
             if is_own and place in self._is_made and self._is_made[place][number]:
                 continue

@@ -1,4 +1,4 @@
-"""The options of images: ``Modality``, and the checked ``ImageSpec`` that it becomes."""
+"""The options of images: ``Modality``, and the checked ``ImageSpec`` that is made from it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fastpipe.errors import OptionError
 
 _BOX_FORMATS = ("xyxy", "yxyx", "xywh", "center_xywh", "rel_xyxy", "rel_yxyx", "rel_xywh")
 _CHANNELS = {"rgb": 3, "grayscale": 1, "rgba": 4}
-# Keras's names of filters, mapped to Pillow's for Pillow's pixels; Keras's "area" is Pillow's "box".
+# Keras's names of filters, mapped to the library's names. Keras's "area" is Pillow's "box".
 _FILTERS: dict[str, dict[str, str]] = {
     "tf": {
         name: name
@@ -29,20 +29,20 @@ _FILTERS: dict[str, dict[str, str]] = {
 
 @dataclass(frozen=True)
 class Modality:
-    """One image of each row of a table.  Arguments that are None take their value from ``image_dataset``.
+    """One image of each row of a table.  If an argument is None, ``image_dataset``'s argument is used.
 
     Args:
-        files: the column with the file names.  Default: the column with the modality's name, else
-            ``image_dataset(files=…)``.
+        files: the column with the file names.  Default: ``image_dataset(files=…)``. If this argument is None
+            as well, the column with the modality's name.
         folder: the folder that contains the files.
-        boxes: the part of each image to use: an array (N, 4), a column with four numbers per row, or the
-            names of four columns.
+        boxes: the part of each image to use, given as an array (N, 4), a column with four numbers per row, or
+            the names of four columns.
         box_format: the meaning of the four numbers; see ``image_dataset``.
         outside: how to handle boxes that reach outside their image: ``"error"``, ``"clip"``, or ``"pad"``
             with black as ``PIL.Image.crop`` does.
         image_size, color_mode, interpolation, antialias, rescale: see ``image_dataset``.
         preprocess: a function of the script; see ``image_dataset``.
-        thread_safe: promise that ``preprocess`` may be called from several threads at once.
+        thread_safe: a promise that ``preprocess`` may be called from several threads at once.
 
     >>> Modality(folder="thermal", boxes=("x0", "y0", "x1", "y1"))
     Modality(folder='thermal', boxes=('x0', 'y0', 'x1', 'y1'))
@@ -77,7 +77,7 @@ class Modality:
 
     @classmethod
     def of(cls, name: str, value: Modality | Mapping[str, Any]) -> Modality:
-        """Accept an object or a dict of its arguments."""
+        """Return ``value``, or the modality made from ``value`` if it is a dict of arguments."""
         if isinstance(value, cls):
             return value
         if not isinstance(value, Mapping):
@@ -93,13 +93,13 @@ class Modality:
             raise OptionError(f"modalities={{{name!r}: …}}: {error}") from None
 
     def over(self, other: Modality) -> Modality:
-        """Return this modality, with options that are None taken from another one."""
+        """Return this modality, with options that are None replaced by the options of ``other``."""
         mine = {field.name: getattr(self, field.name) for field in fields(self)}
         return replace(other, **{name: value for name, value in mine.items() if value is not None})
 
     @property
     def scaling(self) -> tuple[float, float] | None:
-        """The factor and offset of ``rescale``."""
+        """The factor and the offset of ``rescale``."""
         scale = self.rescale
         return scale if scale is None or isinstance(scale, tuple) else (scale, 0.0)
 
@@ -129,7 +129,7 @@ class ImageSpec:
 def spec_of(
     modality: Modality, parity: Literal["pil", "tf"], aspect: Literal["crop", "pad"] | None
 ) -> ImageSpec:
-    """Return the spec of a modality; raise an OptionError if its options contradict each other."""
+    """Return the spec of a modality. Raise an OptionError if the modality's options contradict each other."""
     name = modality.interpolation or "bilinear"
     if name not in _FILTERS[parity]:
         whose = {"pil": "Pillow's", "tf": "TensorFlow's"}
@@ -152,7 +152,7 @@ def spec_of(
 
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
-    """Raise an OptionError for a value that is none of the choices."""
+    """Raise an OptionError if ``value`` is none of ``choices``."""
     if value not in choices:
         words = ", ".join(repr(choice) for choice in choices if choice is not None)
         raise OptionError(f"{name} must be one of {words}, got {value!r}")

@@ -1,4 +1,4 @@
-"""From an encoded image to the pixels of a sample: Pillow's bytes, or TensorFlow's floats."""
+"""The pixels of a sample from an encoded image: Pillow's bytes, or TensorFlow's floats."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from fastpipe.tf.rows import Boxes
 
 Array = npt.NDArray[Any]
 
-_MARGIN = 2  # columns next to a part of a JPEG that must be decoded with it
-_KINDS = {3: 1, 1: 2}  # kinds of pixels that the native core decodes, by channels
-_RESIZES = {"bilinear": 1, "nearest": 2}  # TensorFlow's methods that the native core has
+_MARGIN = 2  # the number of columns on each side of a part of a JPEG that must be decoded with the part
+_KINDS = {3: 1, 1: 2}  # kinds of pixels that the native core decodes, by number of channels
+_RESIZES = {"bilinear": 1, "nearest": 2}  # TensorFlow's methods that the native core supports
 
 
 # ---- TensorFlow's operations ---------------------------------------------------------------------
 
 
 def load(raw: Any, box: Any, spec: ImageSpec) -> Any:
-    """Decode, crop and resample by TensorFlow operations, in or outside a graph.
+    """Decode, crop and resample with TensorFlow operations, in a graph or outside a graph.
 
     ``box`` is int32 (4,) (top, left, height, width) or None.  Return float32 (H, W, C), 0 to 255.
     """
@@ -44,8 +44,8 @@ def load(raw: Any, box: Any, spec: ImageSpec) -> Any:
 
 
 def _decoded(raw: Any, box: Any, channels: int, parity: str) -> Any:
-    """Decode a file, or a box of it: uint8 (h, w, channels)."""
-    method = "INTEGER_ACCURATE" if parity == "pil" else ""  # as Pillow: the exact transform
+    """Decode a file, or a box of its image: return uint8 (h, w, channels)."""
+    method = "INTEGER_ACCURATE" if parity == "pil" else ""  # Pillow uses libjpeg's exact transform
 
     def of_jpeg() -> Any:
         if box is None:
@@ -65,9 +65,10 @@ def _decoded(raw: Any, box: Any, channels: int, parity: str) -> Any:
 
 
 def _part_of_jpeg(raw: Any, box: Any, channels: int, method: str) -> Any:
-    """Decode a box of a JPEG to the same pixels as in the whole image.
+    """Decode a box of a JPEG to the pixels that the box has in the whole image.
 
-    If TensorFlow decodes the box alone, colours differ at its edges, as they depend on neighbouring columns.
+    If TensorFlow decodes only the box, colours at the edges differ, because colours depend on neighbouring
+    columns.
     """
     top, left, height, width = tf.unstack(box)
     end = tf.image.extract_jpeg_shape(raw)[1]
@@ -97,7 +98,7 @@ def _resized(image: Any, spec: ImageSpec) -> Any:
 
 
 class Scaling(NamedTuple):
-    """The scaling ``number * factor + offset``, each operation in float32, from one NumPy dtype to another.
+    """The scaling ``number * factor + offset`` from one NumPy dtype to another, each operation in float32.
 
     Floats that become bytes are clipped and rounded.  A factor of None means no scaling.
     """
@@ -108,7 +109,7 @@ class Scaling(NamedTuple):
     offset: float
 
     def apply(self, sample: Array, out: Array) -> None:
-        """Scale a sample."""
+        """Scale ``sample``, and write the result to ``out``."""
         if self.after == np.uint8:
             out[:] = sample if self.before == np.uint8 else np.clip(np.rint(sample), 0, 255)
         elif self.factor is None:
@@ -119,7 +120,7 @@ class Scaling(NamedTuple):
                 out += np.float32(self.offset)
 
     def as_native(self) -> tuple[int, float, float]:
-        """Return the scaling as the native core takes it."""
+        """Return the scaling in the native core's form."""
         of_bytes = self.before == np.uint8, self.after == np.uint8
         kinds = {(True, True): 0, (True, False): 1, (False, True): 3}
         kind = kinds.get(of_bytes, 0 if self.factor is None else 2)
@@ -127,24 +128,24 @@ class Scaling(NamedTuple):
 
 
 class PillowPixels:
-    """A maker of samples equal to ``Image.open(path).convert(…).crop(box).resize(size)``, on any thread."""
+    """A maker of samples equal to ``Image.open(path).convert(…).crop(box).resize(size)``, for any thread."""
 
-    word = np.uint8  # NumPy dtype of a sample's numbers
+    word = np.uint8  # the NumPy dtype of a sample's numbers
 
     def __init__(self, spec: ImageSpec, reader: ImageReader) -> None:
         self._spec, self.reader = spec, reader
         self._filter = pillow_filter(FILTERS[spec.filter])
-        self._steps: list[Any] | None = None  # from a box to a sample; None if Pillow makes it
+        self._steps: list[Any] | None = None  # the steps from a box to a sample; None if Pillow makes samples
         if self._filter is not None and (spec.channels != 1 or grey_is_known()):
             mode, order = self._filter
             resize = described_step(RESIZE, size=tuple(spec.size), filter=mode, order=order)
             steps = [described_step(GREY, channels=1)] if spec.channels == 1 else []
             self._steps = None if resize is None else [*steps, described_step(BOX, outside=2), resize]
         self._how = Conversion("bytes", spec.channels, interleaved=True)
-        # Everything that affects samples, except the reader's rules.
+        # The tag holds everything that affects samples, except the reader's rules.
         self.tag = f"pillow {spec} {reader.settings()}"
-        # The libjpeg transform with which a batch decoder gives these pixels.  None if there is none: images
-        # with transparency are opened by Pillow, whatever their format.
+        # The libjpeg transform with which a batch decoder gives these pixels.  The attribute is None for
+        # images with transparency, because Pillow decodes images with transparency.
         self.dct: Literal["exact"] | None = None if spec.channels == 4 else "exact"
 
     def describe(self) -> str:
@@ -152,21 +153,23 @@ class PillowPixels:
         return self.reader.describe()
 
     def native(self, boxes: Boxes | None, scaling: Scaling, keeps: bool) -> Any:
-        """Return the ``native.ImagePlan`` for these boxes, which delivers samples for the cache if ``keeps``;
-        None if the native core cannot make them."""
+        """Return the ``native.ImagePlan`` for these boxes; None if the native core cannot make the samples.
+
+        If ``keeps`` is True, the plan also delivers samples for the cache.
+        """
         if self._spec.channels == 4 or self._steps is None or not self.reader.is_native:
             return None
         assert self._filter is not None
         return _native_plan((self._spec, boxes), self.reader, self._filter, 0, scaling, keeps)
 
     def open(self, blob: bytes, path: str) -> Any:
-        """Read an image's header; raise the errors of ``ImageReader.open``."""
+        """Read an image's header. Raise the errors of ``ImageReader.open``."""
         if self._spec.channels == 4:
             return _PillowImage(self.reader.open_pillow(blob, path))
         return self.reader.open(blob, path)
 
     def make(self, image: Any, box: Box | None, out: Array) -> None:
-        """Decode the needed part of an opened image and resample it, into (H * W * C,) of ``word``."""
+        """Decode the needed part of an opened image and resample it to ``out``, ``word`` (H * W * C,)."""
         box = _proportioned(box or Box(0, 0, *image.size), self._spec)
         region = self._region(image, box)
         if region is not None:
@@ -185,8 +188,11 @@ class PillowPixels:
         return np.asarray(_cropped(self._converted(image), box)).reshape(box.height, box.width, -1)
 
     def part(self, image: Any, box: Box | None, *, is_cut: bool) -> Box | None:
-        """Return the part of an opened image that a batch decoder may decode, for ``cut`` or for ``make``;
-        None if it must be decoded here."""
+        """Return the part of an opened image that a batch decoder may decode; None if ``make`` or ``cut``
+        must decode.
+
+        ``is_cut`` says whether the part is for ``cut`` instead of ``make``.
+        """
         if isinstance(image, _PillowImage) or image.encoded() is None:
             return None
         box = box or Box(0, 0, *image.size)
@@ -196,7 +202,7 @@ class PillowPixels:
         return None if region is None else part_of(image, region)
 
     def resize(self, pixels: UInt8Array, out: Array) -> None:
-        """Resample an image, uint8 (h, w, C), like ``make``."""
+        """Resample an image, uint8 (h, w, C), as ``make`` does."""
         size = Size(*pixels.shape[:2])
         if self._spec.channels == 3:
             self.make(WholeImage(size, lambda first, count: pixels[first : first + count], dict), None, out)
@@ -204,7 +210,7 @@ class PillowPixels:
             self.make(_PillowImage(_as_pillow(pixels)), None, out)
 
     def _region(self, image: Any, box: Box) -> Region | None:
-        """Return all steps for a box, for the kernels; None if Pillow runs them."""
+        """Return the region that the kernels make for a box; None if Pillow makes the sample."""
         if self._steps is None or isinstance(image, _PillowImage):
             return None
         edges = box.left, box.top, box.left + box.width, box.top + box.height
@@ -237,7 +243,7 @@ class TensorFlowPixels:
         is_plain = (not spec.antialias or spec.filter == "nearest") and spec.aspect is None
         self._resize = _RESIZES.get(spec.filter) if is_plain else None
         self.tag = f"tensorflow {tf.__version__} {spec} {reader.settings()}"
-        # TensorFlow's grey is the file's own luma; it is not computed from colours.
+        # TensorFlow's grey is the file's own luma, which is not computed from colours.
         self.dct: Literal["fast"] | None = "fast" if spec.channels == 3 else None
 
     def describe(self) -> str:
@@ -273,7 +279,7 @@ class TensorFlowPixels:
 
 
 class _TensorFlowImage:
-    """An image for TensorFlow's pixels; until pixels are needed, only its header is read."""
+    """An image for TensorFlow's pixels. Only its header is read until its pixels are needed."""
 
     def __init__(self, blob: bytes, size: Size, channels: int, is_plain: bool) -> None:
         self.size = size
@@ -294,7 +300,7 @@ class _TensorFlowImage:
         pixels: UInt8Array | None = None
         if self._is_plain and self._channels != 4:
             pixels = native.decode(self._blob, *box, _KINDS[self._channels])
-        if pixels is None:  # also if libjpeg only warns: TensorFlow decides whether that is an error
+        if pixels is None:  # also if libjpeg only warns: TensorFlow decides whether the warning is an error
             if self._whole is None:
                 self._whole = _decoded(self._blob, None, self._channels, "tf").numpy()
             pixels = self._whole[box.top : box.top + box.height, box.left : box.left + box.width]
@@ -305,7 +311,7 @@ PixelMaker = PillowPixels | TensorFlowPixels
 
 
 def pixel_maker(spec: ImageSpec, decode: Decode) -> PixelMaker:
-    """Return the maker of the pixels of a spec."""
+    """Return the maker of the pixels that a spec requires."""
     reader = ImageReader(decode)
     return PillowPixels(spec, reader) if spec.parity == "pil" else TensorFlowPixels(spec, reader)
 
@@ -314,10 +320,12 @@ def _native_plan(
     column: tuple[ImageSpec, Boxes | None], reader: ImageReader, filter_: tuple[int, int], parity: int,
     scaling: Scaling, keeps: bool,
 ) -> Any:  # fmt: skip
-    """Return the ``native.ImagePlan`` of a column; None if a number does not fit.
+    """Return the ``native.ImagePlan`` of a column; None if a number does not fit into the native core's
+    types.
 
-    ``filter_`` is the filter of Pillow's resize and the order of its passes.  ``parity`` is 0 for Pillow's
-    pixels, 1 for TensorFlow's resized bilinearly, and 2 for TensorFlow's resized to the nearest.
+    ``filter_`` is the filter of Pillow's resize and the order of the filter's passes.  ``parity`` is 0 for
+    Pillow's pixels, 1 for TensorFlow's pixels resized bilinearly, and 2 for TensorFlow's pixels resized to
+    the nearest pixel.
     """
     spec, boxes = column
     size, steps = tuple(spec.size), []
@@ -376,7 +384,7 @@ def _as_pillow(pixels: UInt8Array) -> Any:
 
 
 class Preprocessing:
-    """A function of the script, called with the used part of an image; see ``image_dataset``."""
+    """A function of the script that is called with the used part of an image; see ``image_dataset``."""
 
     def __init__(
         self, function: Callable[..., Any], name: str, spec: ImageSpec, output: np.dtype[Any]
@@ -385,11 +393,11 @@ class Preprocessing:
         self._of = f" of {name!r}" if name else ""
         try:
             self._takes_rng = "rng" in inspect.signature(function).parameters
-        except (TypeError, ValueError):  # built-in functions have none
+        except (TypeError, ValueError):  # built-in functions have no signature
             self._takes_rng = False
 
     def run(self, pixels: UInt8Array, row: int, seed: int) -> Array:
-        """Call the function with an image, uint8 (h, w, C); ``row`` is for errors.
+        """Call the function with an image, uint8 (h, w, C); ``row`` is used in error messages.
 
         Return uint8 (h, w, C), which must still be resampled, or the final float32 (H, W, C).
         """

@@ -1,4 +1,4 @@
-"""Rows of images: files, boxes, labels and further inputs, from the arguments of ``image_dataset``."""
+"""Rows of images: files, boxes, labels and further inputs, made from the arguments of ``image_dataset``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fastpipe.tf.tables import (
 
 
 class BadBoxError(ValueError):
-    """The error of a box that is not in its image."""
+    """The error for a box that is not inside its image."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class Boxes:
     """The boxes of a column."""
 
     edges: npt.NDArray[np.float64]  # (N, 4): left, top, right, bottom
-    is_relative: bool  # in fractions of the image, not in pixels
+    is_relative: bool  # whether edges are fractions of the image instead of pixels
 
     @classmethod
     def of(cls, values: Any, box_format: str, name: str) -> Boxes:
-        """Return (N, 4) numbers of a table as boxes; ``name`` is the column's, for errors.
+        """Return a table's numbers, (N, 4), as boxes; ``name`` is the column's name, for error messages.
 
         >>> Boxes.of([[10, 20, 30, 40]], "xywh", "photo").edges
         array([[10., 20., 40., 60.]])
@@ -81,7 +81,7 @@ class Boxes:
         return cls(np.ascontiguousarray(edges), is_relative)
 
     def box(self, row: int, image: Size, outside: Literal["error", "clip", "pad"]) -> Box:
-        """Return the box of a row in its image, in whole pixels, rounded as ``PIL.Image.crop`` does."""
+        """Return the box of a row in its image, in whole pixels, rounded as ``PIL.Image.crop`` rounds."""
         left, top, right, bottom = self.edges[row].tolist()
         if self.is_relative:
             left, right = left * image.width, right * image.width
@@ -110,11 +110,11 @@ class Boxes:
 
 
 class Column(NamedTuple):
-    """A column of images, one per row."""
+    """A column of images, with one image per row."""
 
-    name: str  # of the modality; empty if there is only one image
+    name: str  # the name of the modality; empty if there is only one image
     paths: Sequence[str]
-    boxes: Boxes | None  # the parts that are used; None for whole images
+    boxes: Boxes | None  # the parts to use; None for whole images
     spec: ImageSpec
     rescale: tuple[float, float] | None  # factor and offset
     preprocess: Callable[..., Any] | None
@@ -126,7 +126,7 @@ class Rows:
     """All samples: their images, labels and further inputs."""
 
     columns: Sequence[Column]
-    labels: npt.NDArray[Any] | None  # (N, …) in a batch's form
+    labels: npt.NDArray[Any] | None  # (N, …), in the form of a batch
     classes: npt.NDArray[np.int64] | None  # (N,): the class of each sample
     tabular: dict[str, npt.NDArray[np.float32]]  # further inputs by name, (N,) or (N, K)
     class_names: list[str] | None
@@ -136,7 +136,7 @@ class Rows:
         return len(self.numbers)
 
     def select(self, rows: npt.NDArray[np.int64]) -> Rows:
-        """Return some of the rows, in this order."""
+        """Return some of the rows, in the order of ``rows``."""
         columns = [
             column._replace(
                 paths=[column.paths[row] for row in rows.tolist()],
@@ -167,8 +167,8 @@ class Form(NamedTuple):
     names: Sequence[str]  # names of the images; empty if the input is the image itself
     tabular: Sequence[str]  # names of the other inputs
     has_labels: bool
-    is_planar: bool  # images are (C, H, W)
-    output: str  # NumPy's name of their dtype
+    is_planar: bool  # whether images are (C, H, W)
+    output: str  # NumPy's name of the images' dtype
 
     @classmethod
     def of(cls, rows: Rows, data_format: str, output: str) -> Form:
@@ -181,14 +181,14 @@ class Form(NamedTuple):
         )
 
     def element(self, images: Sequence[Any], tabular: Mapping[str, Any], labels: Any) -> Any:
-        """Return the element made of these parts."""
+        """Return the element that these parts form."""
         inputs: Any = images[0]
         if self.names:
             inputs = {**dict(zip(self.names, images, strict=True)), **tabular}
         return (inputs, labels) if self.has_labels else inputs
 
     def signature(self, rows: Rows, batch_size: int | None) -> Any:
-        """Return the type of batches with this number of rows; None for any number."""
+        """Return the type of batches with this number of rows; None means any number."""
 
         def spec(shape: tuple[int, ...], dtype: Any) -> Any:
             return tf.TensorSpec((batch_size, *shape), dtype)
@@ -212,7 +212,7 @@ class Form(NamedTuple):
         return tf.transpose(image, [*range(rank - 3), rank - 1, rank - 3, rank - 2])
 
 
-# ---- from the arguments of image_dataset ---------------------------------------------------------
+# ---- rows from the arguments of image_dataset ----------------------------------------------------
 
 
 class RowOptions(NamedTuple):
@@ -279,7 +279,7 @@ def rows_of_table(source: Any, options: RowOptions) -> list[Rows]:
         rows = replace(rows, class_names=class_names).with_labels(labels, label_mode)
     order = np.arange(len(rows))
     if options.shuffle and options.validation_split:
-        np.random.RandomState(options.seed).shuffle(order)  # as Keras does before it splits
+        np.random.RandomState(options.seed).shuffle(order)  # Keras also shuffles before it splits
     return [rows.select(part) for part in _subsets(order, options)]
 
 

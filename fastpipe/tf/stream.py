@@ -22,15 +22,15 @@ from fastpipe.options import BadSamples, Shard, Shuffle
 Array = npt.NDArray[Any]
 Int64Array = npt.NDArray[np.int64]
 
-AHEAD = 2  # batches begun before the next one is waited for
+AHEAD = 2  # the number of batches begun before the first of them is waited for
 IN_FLIGHT = 6  # batches that tf.data and the training step hold; memory is reused after them
-_SINGLES = 32  # samples made together if the script requests single ones
+_SINGLES = 32  # the number of samples made together if the script requests single samples
 
 _log = logging.getLogger("fastpipe.tf")
 
 
 class Batching(NamedTuple):
-    """The options that turn samples into batches."""
+    """The options that determine how samples become batches."""
 
     batch_size: int
     drop_remainder: bool
@@ -43,18 +43,18 @@ class Batching(NamedTuple):
 class Batch(NamedTuple):
     """A finished batch."""
 
-    arrays: list[Array]  # (n, …) for each value of a sample
-    samples: Int64Array  # (n,), indices
-    draws: Int64Array  # (n,), positions in the epoch's order
+    arrays: list[Array]  # one array (n, …) for each value of a sample
+    samples: Int64Array  # (n,), indices of the samples
+    draws: Int64Array  # (n,), the samples' positions in the epoch's order
     epoch: int
 
     def select(self, part: Any) -> Batch:
-        """Return some of its samples, given by a slice or by indices."""
+        """Return some samples of the batch, given by a slice or by indices."""
         return Batch([array[part] for array in self.arrays], self.samples[part], self.draws[part], self.epoch)
 
 
 class PendingBatch(NamedTuple):
-    """A batch that threads are making: wait for it with ``finish``, or abandon it with ``cancel``."""
+    """A batch that threads are making. ``finish`` waits for the batch, and ``cancel`` abandons it."""
 
     finish: Callable[[], Batch]
     cancel: Callable[[], None]
@@ -76,38 +76,38 @@ class Stream(ABC):
     @property
     @abstractmethod
     def clock(self) -> StageClock:
-        """Time spent in this process, by stage, summed over the threads."""
+        """The time spent in this process, by stage, summed over the threads."""
 
     @property
     def has_code(self) -> bool:
         """True if the thread that takes a batch calls functions of the script.
 
-        Their inputs must depend only on the batches that were delivered, so no batch is taken ahead.
+        The inputs of these functions must depend only on the delivered batches, so no batch is taken ahead.
         """
         return False
 
     @abstractmethod
     def element(self, batch: Batch) -> Any:
-        """Return a batch in the structure of the dataset's elements: arrays, or tuples and dicts of them."""
+        """Return a batch in the structure of the elements: arrays, or tuples and dicts of arrays."""
 
     @abstractmethod
     def signature(self, batch_size: int | None) -> Any:
-        """Return the type of these elements."""
+        """Return the type of the dataset's elements."""
 
     @abstractmethod
     def describe(self) -> list[str]:
-        """Return lines that describe what makes the batches."""
+        """Return lines that describe how the batches are made."""
 
     @abstractmethod
     def _order(self, epoch: int) -> Int64Array:
-        """Return an epoch's samples in their order."""
+        """Return the samples of an epoch in their order."""
 
     @abstractmethod
     def _begin(self, samples: Int64Array, draws: Int64Array, epoch: int) -> PendingBatch:
-        """Begin a batch of these samples; ``draws`` are their positions in the epoch's order."""
+        """Start to make a batch of these samples, whose positions in the epoch's order are ``draws``."""
 
     def _expect(self, batches: Callable[[], Iterator[Int64Array]], epoch: int) -> None:  # noqa: B027
-        """Receive the samples of each batch of an epoch before it begins."""
+        """Receive the samples of each batch of an epoch before the epoch begins."""
 
     def __len__(self) -> int:
         return len(self._steps())
@@ -149,13 +149,13 @@ class Stream(ABC):
                 batch.cancel()
 
     def _parts(self, order: Int64Array) -> Iterator[tuple[Int64Array, Int64Array]]:
-        """Yield the samples of each batch, and their positions in the order."""
+        """Yield the samples of each batch, and their positions in ``order``."""
         for step in self._steps():
             draws = np.array(step.positions, np.int64)
             yield order[draws % len(order)], draws
 
     def _refilled(self, batches: Iterator[Batch]) -> Generator[Batch, None, None]:
-        """Fill batches that lack samples with the samples that follow."""
+        """Fill batches that have too few samples with the samples of the following batches."""
         size = self.batching.batch_size
         rest: Batch | None = None
         for batch in batches:
@@ -182,12 +182,12 @@ def batching_of(
     shard: Shard | Literal["auto"] | tf.distribute.InputContext | None,
     bad_samples: BadSamples | Literal["raise", "replace", "skip"], *, draws: bool = False,
 ) -> Batching:  # fmt: skip
-    """Check a script's arguments; ``draws`` says whether anything besides the order is random."""
+    """Check a script's arguments. ``draws`` says whether anything other than the order is random."""
     if batch_size is not None and operator.index(batch_size) < 1:
         raise OptionError(f"batch_size must be a number from 1, or None for single samples, got {batch_size}")
     if not isinstance(shuffle, (bool, Shuffle)):
         raise OptionError(f"shuffle must be True, False or a fastpipe.Shuffle, got {shuffle!r}")
-    # NumPy's generator belongs to the script: if nothing is random, take no number from it.
+    # NumPy's global generator belongs to the script. If nothing is random, draw no number from the generator.
     is_random = bool(shuffle) or draws
     drawn = operator.index(seed) if seed is not None else np.random.randint(1_000_000) if is_random else 0
     part = shard_of(shard, is_shuffled=bool(shuffle), seed=seed)
@@ -198,7 +198,7 @@ def batching_of(
 
 
 def shard_of(shard: object, *, is_shuffled: bool, seed: int | None) -> Shard | None:
-    """Return the shard that an argument selects; None for all samples."""
+    """Return the shard that the argument selects; None for all samples."""
     if shard is None:
         if is_shuffled and seed is None and _rank_of_tf_config(strict=False)[1] > 1:
             _log.warning(
@@ -226,7 +226,8 @@ def shard_of(shard: object, *, is_shuffled: bool, seed: int | None) -> Shard | N
 
 
 def _rank_of_tf_config(*, strict: bool = True) -> tuple[int, int]:
-    """Return this worker's rank and the number of workers in ``TF_CONFIG``; (0, 1) without it."""
+    """Return this worker's rank and the number of workers in ``TF_CONFIG``; (0, 1) if there are fewer than
+    two workers."""
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     spec = resolver.cluster_spec().as_dict()
     jobs = [(job, len(spec[job])) for job in ("chief", "worker") if job in spec]

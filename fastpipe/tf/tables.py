@@ -1,4 +1,4 @@
-"""Tables and folders of samples, and their labels."""
+"""Tables and folders of samples, and the labels of samples."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _REMEDY = "leave the row out, fill it in, or give labels=None"
 class Table:
     """A table of columns of the same length: a pandas or Polars data frame, a dict, or a list of file names.
 
-    The argument ``what`` of its methods names the script's argument, for errors.
+    The argument ``what`` of the methods is the name of the script's argument, for error messages.
     """
 
     def __init__(self, source: Any) -> None:
@@ -63,7 +63,7 @@ class Table:
         return column
 
     def stack(self, names: Sequence[str], what: str) -> npt.NDArray[Any] | list[Any]:
-        """Return several columns as one with several values in each row."""
+        """Return several columns as one column with several values in each row."""
         columns = [self.column(name, what) for name in names]
         if all(isinstance(column, list) for column in columns):
             return [list(row) for row in zip(*columns, strict=True)]
@@ -92,9 +92,10 @@ class Table:
         return paths
 
     def numbers(self, name: Any, dtype: npt.DTypeLike, what: str) -> npt.NDArray[Any]:
-        """Return the numbers of one column, (N,) or (N, K), or of several, (N, K), as floats of a dtype.
+        """Return the numbers of one column, (N,) or (N, K), or of several columns, (N, K), as floats of
+        ``dtype``.
 
-        ``name`` is one column's name, several names, or the numbers themselves.
+        ``name`` is the name of one column, the names of several columns, or the numbers themselves.
         """
         if isinstance(name, str):
             values = [self.column(name, what)]
@@ -113,7 +114,7 @@ class Table:
 
 
 def values_of(column: Any) -> npt.NDArray[Any] | list[Any]:
-    """Return a column as an array if it has a dtype, else as a list."""
+    """Return a column as an array if the column has a dtype, otherwise as a list."""
     if hasattr(column, "to_numpy"):
         column = column.to_numpy()
     if isinstance(column, np.ndarray) and column.ndim:
@@ -124,7 +125,7 @@ def values_of(column: Any) -> npt.NDArray[Any] | list[Any]:
 
 
 def _real(values: npt.NDArray[Any] | list[Any], dtype: npt.DTypeLike, what: str) -> npt.NDArray[Any]:
-    """Return a column as real numbers, (N,), or (N, K) if its elements are sequences."""
+    """Return a column as real numbers, (N,), or (N, K) if the column's elements are sequences."""
     plain = values.tolist() if isinstance(values, np.ndarray) and values.dtype == object else values
     try:
         array = np.asarray(plain)
@@ -137,7 +138,7 @@ def _real(values: npt.NDArray[Any] | list[Any], dtype: npt.DTypeLike, what: str)
 
 
 def _as_floats(values: npt.NDArray[Any], dtype: npt.DTypeLike, what: str) -> npt.NDArray[Any]:
-    """Return real numbers as floats of a dtype: whole numbers exactly, others rounded."""
+    """Return real numbers as floats of ``dtype``. Whole numbers must be exact; other numbers are rounded."""
     lost = np.argwhere(unheld(values, np.dtype(dtype)))
     if len(lost):
         value = values[tuple(lost[0])].item()
@@ -165,12 +166,13 @@ def as_tensor_slices(values: Any) -> npt.NDArray[Any]:
 def labels_of(
     values: Any, class_names: Sequence[Any] | None, label_mode: str
 ) -> tuple[npt.NDArray[Any], list[str] | None]:
-    """Return a table's labels, and the names of their classes (None if the labels are plain numbers).
+    """Return a table's labels and the names of their classes (None if the labels are plain numbers).
 
     Names become int32 indices into the sorted names, or into ``class_names``.  Numbers, one or several per
     row, get the dtypes of ``as_tensor_slices``.
     """
-    # Object arrays, which pandas and Polars make of a column of lists, have no dtype for their elements.
+    # pandas and Polars make object arrays of columns of lists. Object arrays have no dtype for their
+    # elements.
     if isinstance(values, np.ndarray) and values.dtype == object:
         values = values.tolist()
     given = values.tolist() if isinstance(values, np.ndarray) else [_plain(value) for value in values]
@@ -200,7 +202,7 @@ def labels_of(
 
 
 def _indices(labels: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
-    """Check labels that must be indices of ``count`` classes."""
+    """Check labels that must be indices of ``count`` classes, and return them as int64."""
     is_bad = (labels != np.floor(labels)) | (labels < 0) | (labels >= count)
     if is_bad.any():
         row = int(np.flatnonzero(is_bad)[0])
@@ -213,7 +215,7 @@ def _indices(labels: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
 
 
 def _classes(given: list[Any], class_names: Sequence[Any] | None) -> tuple[npt.NDArray[Any], list[str]]:
-    """Return labels that are names, or named in ``class_names``, as indices into the names; and the names."""
+    """Return class labels as indices into the names, and the names: the sorted labels, or ``class_names``."""
     for row, value in enumerate(given):
         if isinstance(value, bool) or not isinstance(value, (str, int)):
             if isinstance(value, float) and value.is_integer():
@@ -238,7 +240,7 @@ def _plain(value: Any) -> Any:
 
 
 def _refused(given: list[Any]) -> str:
-    """Return a message about the first row that has no TensorFlow dtype, or else about rows that differ."""
+    """Return a message about the first row that has no TensorFlow dtype, or about rows that differ."""
     for row, value in enumerate(given):
         try:
             as_tensor_slices([value])
@@ -276,16 +278,16 @@ def classes_of(labels: npt.NDArray[Any]) -> npt.NDArray[np.int64] | None:
     return np.unique(labels, return_inverse=True)[1].astype(np.int64)
 
 
-# ---- folders with a folder for each class --------------------------------------------------------
+# ---- folders that contain a folder for each class ------------------------------------------------
 
 
 def list_directory(
     directory: str | os.PathLike[str], arguments: dict[str, Any]
 ) -> list[tuple[list[str], list[int] | None, list[str] | None]]:
-    """List a folder with ``keras.utils.image_dataset_from_directory``, which also checks the arguments,
-    prints its usual output, and chooses a subset.
+    """List a folder with ``keras.utils.image_dataset_from_directory``.
 
-    Return paths, labels and class names (each None if there are none), in Keras's order, of each subset.
+    Keras also checks the arguments, prints its usual output and chooses a subset.  Return the paths, the
+    labels and the class names of each subset, in Keras's order. The labels and the class names may be None.
     """
     directory = os.fspath(directory)
     if not os.path.isdir(directory):
@@ -293,7 +295,7 @@ def list_directory(
             f"there is no folder {directory!r}: give a folder of images, a list of files, or a table"
         )
     given = arguments["labels"]
-    if isinstance(given, (list, tuple)):  # Keras shuffles the script's own list
+    if isinstance(given, (list, tuple)):  # because Keras shuffles the given list in place
         arguments = {**arguments, "labels": list(given)}
     made = keras.utils.image_dataset_from_directory(directory, **arguments)
     subsets = made if isinstance(made, (list, tuple)) else [made]
@@ -315,7 +317,7 @@ def _labels_in(directory: str, stock: Any) -> list[int]:
         first = path.split(os.sep, 1)[0]
         if first in number:
             return number[first]
-        # A class may be named by a path as well, such as "train/cats".
+        # A class may also be named by a path, such as "train/cats".
         return number[max((name for name in number if path.startswith(name + os.sep)), key=len)]
 
     return [class_of(path[start:]) for path in stock.file_paths]

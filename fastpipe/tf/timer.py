@@ -1,4 +1,4 @@
-"""``EpochTimer``: the duration of epochs and steps, and the part of it spent waiting for data."""
+"""``EpochTimer`` measures the time of epochs and steps, and the part of the time spent waiting for data."""
 
 from __future__ import annotations
 
@@ -20,23 +20,26 @@ _log = logging.getLogger("fastpipe.tf")
 
 
 class EpochTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
-    """A Keras callback that times each epoch of ``model.fit``, and how much of it was waiting for data.
+    """A Keras callback that measures the time of each epoch of ``model.fit``, and the time spent waiting for
+    data.
 
-    Each epoch adds a line to the log ``fastpipe.tf`` (INFO), an entry to ``epochs`` and, with a folder, a
-    point to TensorBoard's scalars ``fastpipe/epoch_seconds``, ``fastpipe/step_seconds``,
-    ``fastpipe/waiting`` and ``fastpipe/images_per_second``.
+    Each epoch adds a line to the log ``fastpipe.tf`` (INFO) and an entry to ``epochs``.  If ``log_dir`` is
+    given, each epoch also adds a point to TensorBoard's scalars ``fastpipe/epoch_seconds``,
+    ``fastpipe/step_seconds``, ``fastpipe/waiting`` and ``fastpipe/images_per_second``.
 
     A step begins with the request for its batch, and waits until the batch arrives.  The dataset must report
-    this: ``model.fit(timer.watch(train), callbacks=[timer])``.  If a device computes while Python continues,
-    as GPUs do, the wait includes the rest of the step before.
+    the arrival of batches: ``model.fit(timer.watch(train), callbacks=[timer])``.  If a device computes while
+    Python continues, as GPUs do, the wait includes the rest of the previous step.
 
     Args:
-        log_dir: a folder for TensorBoard, written by TensorFlow.
-        warn_after: seconds; after each epoch a warning counts the slower batches, except the first.
-        warn_waiting: a fraction of an epoch, 0 to 1; a warning reports epochs that waited longer for data.
+        log_dir: a folder for TensorBoard's files, which TensorFlow writes.
+        warn_after: a time in seconds. After each epoch, a warning counts the batches that took longer, except
+            the first batch.
+        warn_waiting: a fraction of an epoch, from 0 to 1. A warning reports epochs that spent a greater
+            fraction waiting for data.
 
     Attributes:
-        epochs: the :class:`EpochTimes` of each epoch, oldest first; ``fit`` clears them.
+        epochs: the :class:`EpochTimes` of each epoch, oldest first. ``fit`` clears this list.
 
     Raises:
         OptionError: a limit is invalid.
@@ -62,14 +65,14 @@ class EpochTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships
         self.epochs: list[EpochTimes] = []
         self._log_dir = log_dir
         self._writer: Any = None
-        self._arrivals: deque[tuple[float, int]] = deque()  # arrival times of batches, and their samples
+        self._arrivals: deque[tuple[float, int]] = deque()  # batches' arrival times and numbers of samples
         self._is_watching = False
 
     def watch(self, dataset: Any) -> Any:
-        """Return the same dataset, whose batches report their arrival to this timer.
+        """Return the dataset with batches that report their arrival to this timer.
 
         Args:
-            dataset: a ``tf.data.Dataset`` of batches, in the form in which ``fit`` receives it.
+            dataset: a ``tf.data.Dataset`` of batches, in the form that ``fit`` receives.
         """
         self._is_watching = True
         living = weakref.ref(self._arrivals)  # TensorFlow never releases a function
@@ -93,14 +96,14 @@ class EpochTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships
         return dataset.map(noted)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Start again: batches in the dataset's buffers belong to no step."""
+        """Reset the timer. Batches that are still in the dataset's buffers belong to no step."""
         self.epochs.clear()
         self._arrivals.clear()
         if self._log_dir is not None:
             self._writer = tf.summary.create_file_writer(os.fspath(self._log_dir))
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Begin an epoch."""
+        """Start to measure an epoch."""
         self._began = self._ended = time.perf_counter()
         self._steps: list[float] = []
         self._waits: list[float] = []
@@ -108,11 +111,11 @@ class EpochTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships
         self._first_batch: float | None = None
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Begin a step, with the request for its batch."""
+        """Start to measure a step, at the request for the step's batch."""
         self._asked, self._first = time.perf_counter(), batch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """End a step, or several if the model runs several at once."""
+        """End a step, or several steps if the model runs several steps at once."""
         self._ended = time.perf_counter()
         count = batch - self._first + 1
         self._steps += [(self._ended - self._asked) / count] * count
@@ -124,7 +127,7 @@ class EpochTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships
             self._samples += sum(samples for _, samples in arrived)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Report how long the epoch took."""
+        """Report the times of the epoch."""
         times = epoch_times(
             epoch, self._ended - self._began, self._steps, self._waits or None,
             self._samples if self._waits else math.nan,

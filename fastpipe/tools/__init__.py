@@ -1,4 +1,4 @@
-"""Tools around a training: profile, watch, autotune, and commands such as doctor, verify and scan."""
+"""Tools for trainings: profile, watch, autotune, and commands such as doctor, verify and scan."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LAZY = {
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'fastpipe.tools' has no attribute {name!r}")
-    load_rich()  # first, as its error names the command; the modules show tables
+    load_rich()  # before the modules, which need rich: the error names the pip command
     value = getattr(load_part(_LAZY[name]), name)
     globals()[name] = value
     return value

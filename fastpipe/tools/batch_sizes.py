@@ -1,4 +1,4 @@
-"""``autotune_batch_size``: find the batch sizes that fit, and the fastest one."""
+"""``autotune_batch_size``: find the batch sizes that fit into memory, and the fastest batch size."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from fastpipe.tools.batches import Replay, resized, size_of
 from fastpipe.tools.steps import DeviceMemory, learning_rate_rule
 
 _ROUNDS, _ROUND_S = 3, 0.1
-_EQUAL = 0.05  # a smaller gain in samples a second is no reason for larger batches
-_REFINED = 2  # number of sizes tried between the largest that fits and the smallest that does not
+_EQUAL = 0.05  # a smaller gain in samples per second does not justify a larger size
+_REFINED = 2  # number of sizes to try between the largest that fits and the smallest that does not fit
 
 
 @dataclass(frozen=True)
 class SizeTrial:
-    """One batch size: seconds of a step, peak bytes, and why it does not fit; None if unknown."""
+    """A tried batch size: seconds of a step, peak memory in bytes, and why the size does not fit."""
 
     size: int
     step_s: float | None = None
@@ -37,15 +37,15 @@ class SizeTrial:
 
 @dataclass(frozen=True, repr=False)
 class BatchSizes(TextReport):
-    """The result of :func:`fastpipe.autotune_batch_size`; ``print`` it.
+    """The result of :func:`fastpipe.autotune_batch_size`.  ``print(result)`` shows it.
 
     Attributes:
         now: the loader's batch size.
-        best: the smallest size with nearly the most samples a second.
-        largest: the largest size found to fit.
-        target: samples for one update of the weights.
+        best: the smallest size with at least 95 % of the samples per second of the fastest size.
+        largest: the largest tried size that fits into memory.
+        target: number of samples for one update of the weights.
         trials: the tried sizes, in increasing order.
-        notes: why no larger size was tried.
+        notes: the reasons why no larger size was tried.
     """
 
     now: int
@@ -57,16 +57,16 @@ class BatchSizes(TextReport):
 
     @property
     def accumulation(self) -> tuple[int, int]:
-        """Batch size, and number of batches whose gradients are accumulated for one update.
+        """The batch size, and the number of batches whose gradients are accumulated for one update.
 
-        Their product is ``target``.  The batch size is the largest one that divides ``target``, fits, and is
-        at most ``best``.
+        The product of the two numbers is ``target``.  The batch size is the largest divisor of ``target``
+        that is at most ``best``.
         """
         size = max(one for one in range(1, min(self.best, self.target) + 1) if self.target % one == 0)
         return size, self.target // size
 
     def show(self, console: Console) -> None:
-        """Print the result on a console."""
+        """Print the result on a console, in the width and colours of the console."""
         rates = {one.size: one.rate for one in self.trials}
         gain = rates[self.best] / rates[self.now] if rates.get(self.now) else None
         more = "" if gain is None else f", {gain:.2f}× as many samples a second as with {self.now}"
@@ -89,7 +89,7 @@ class BatchSizes(TextReport):
         console.print(table)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the whole result as JSON-compatible values."""
+        """Return the whole result as dicts, lists, strings and numbers that JSON can represent."""
         return {**asdict(self), "accumulation": list(self.accumulation)}
 
 
@@ -97,28 +97,31 @@ def autotune_batch_size(
     step: Callable[[Any], object], loader: Iterable[Any], *, target: int | None = None,
     largest: int | None = None, memory_budget: int | None = None, seconds: float = 30.0,
 ) -> BatchSizes:  # fmt: skip
-    """Find the batch sizes that fit into memory, and the one with which training is fastest.
+    """Find the batch sizes that fit into memory, and the batch size with the most samples per second.
 
-    The loader's first batch is doubled by repeating its samples, again and again, until it no longer fits, is
-    no faster, or the time is over; then sizes in between are tried.  The loader's own time is not measured.
+    The loader's first batch is doubled repeatedly, by repeating its samples.  The search ends when a batch no
+    longer fits, when larger batches are no faster, or when the time is over.  If a batch did not fit, sizes
+    between this size and the largest size that fits are tried as well.  The loader's time is not measured.
 
-    A step that fails for lack of memory ends the search at its size, and its memory is released.  Without a
-    device the system would kill the process instead; so a size is skipped if, judging by the smaller ones,
-    its memory will not suffice.
+    If a step fails for lack of memory, no larger size is tried, and the memory of the step is released.  On
+    the CPU, the operating system may kill a process that lacks memory.  A size is therefore skipped if the
+    smaller sizes show that its memory would exceed the limit.
 
     Args:
-        step: trains on a batch: forward, backward, and the update.  Discard the model that it trains.
-        loader: an iterable of batches: arrays and tensors (N, …), in tuples, lists and dictionaries.
-        target: samples for one update, accumulated over several batches if necessary.  Default: the loader's
-            batch size.
-        largest: largest size to try.
-        memory_budget: most bytes to use, of the device's memory or of this process's.  Default: nine tenths
-            of the available memory.
-        seconds: time after which no further size is tried.
+        step: function that trains on a batch: forward, backward, and the update.  Do not keep the model that
+            ``step`` trains.
+        loader: an iterable of batches.  A batch consists of arrays or tensors of shape (N, …), also in
+            tuples, lists and dictionaries.
+        target: number of samples for one update of the weights, in several batches if necessary.  The default
+            is the loader's batch size.
+        largest: the largest size to try.
+        memory_budget: maximum number of bytes to use, of the GPU's memory or of this process's memory.  The
+            default is nine tenths of the available memory.
+        seconds: number of seconds after which no further size is tried.
 
     Raises:
-        OptionError: an option is invalid, the loader has no batch or one without arrays, or no size fits.
-        Exception: an error of ``step`` other than lack of memory.
+        OptionError: an argument is invalid, the loader has no batch, the batch has no array, or no size fits.
+        Exception: ``step`` raised an error other than lack of memory.
 
     >>> import torch
     >>> model = torch.nn.Linear(8, 1)

@@ -1,4 +1,4 @@
-"""Batches: their parts, and batches that are copied, repeated, resized or compared."""
+"""Functions that take batches apart, and that copy, repeat, resize or compare batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from fastpipe.errors import OptionError
 
-_MANY = 64  # samples or words; more are not traversed in place, as that must take microseconds
+_MANY = 64  # longer lists, such as of samples or words, are copied without their elements, which is fast
 
 
 def leaves(value: Any) -> list[Any]:
@@ -50,7 +50,7 @@ def same_form(one: Any, other: Any) -> bool:
 def rebuilt(value: Any, leaf: Callable[[Any], Any] = lambda one: one) -> Any:
     try:
         return _rebuilt(value, leaf)
-    except Exception:  # raised by a class of the script
+    except Exception:  # a class of the script may raise any error
         return value
 
 
@@ -80,19 +80,19 @@ def _rebuilt(value: Any, leaf: Callable[[Any], Any]) -> Any:
 
 
 class Replay(Iterator[Any]):
-    """The same batch again and again, in new containers; a tensor that a step changed in place is copied."""
+    """An iterator that repeats one batch in new containers, and copies tensors that are changed in place."""
 
     def __init__(self, batch: Any) -> None:
         self._batch = rebuilt(batch)
-        self._versions: dict[int, int] = {}  # versions of tensors when they were returned
-        self._kept: dict[int, Any] = {}  # copies of the tensors that are changed
+        self._versions: dict[int, int] = {}  # the version of each tensor when it was first returned
+        self._kept: dict[int, Any] = {}  # copies of the tensors that a step changes
 
     def __next__(self) -> Any:
         return rebuilt(self._batch, self._leaf)
 
     def _leaf(self, value: Any) -> Any:
         try:
-            version = int(value._version)  # torch's count of changes in place
+            version = int(value._version)  # torch's counter of changes in place
         except (AttributeError, RuntimeError, TypeError, ValueError):
             return value
         key = id(value)  # the batch keeps the tensor, so the id stays valid
@@ -111,7 +111,7 @@ def _resized(value: Any, count: int, indices: list[int]) -> Any:
     if shape is not None:
         if not len(shape) or shape[0] != count:
             return value
-        if type(value).__module__.partition(".")[0] == "tensorflow":  # accepts no arrays as indices
+        if type(value).__module__.partition(".")[0] == "tensorflow":  # its indices cannot be arrays
             return sys.modules["tensorflow"].gather(value, indices)
         return value[np.asarray(indices)]
     if isinstance(value, Mapping):

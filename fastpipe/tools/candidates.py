@@ -1,4 +1,4 @@
-"""Other settings of a loader, and other loaders instead of it, each ready to be measured."""
+"""Candidates to measure: a loader with other settings, and other loaders instead of it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from fastpipe.tools.tf_loops import batches_by_threads, is_parallel
 from fastpipe.tools.trials import decoded_bytes, folders_behind, is_all_kept, kept
 from fastpipe.tools.witness import Account, Reads
 
-_WAITS = 0.3  # fraction of a batch's time; more waiting than that is worth a remedy
+_WAITS = 0.3  # fraction of a batch's time: a longer wait justifies a change
 _MOST_WORKERS, _MOST_AHEAD = 32, 32
 _PART = 0.5  # fraction of the free memory that a cache may take
-_KEPT_BATCHES = 16  # batches kept for the measurement
+_KEPT_BATCHES = 16  # number of batches to cache for the measurement
 
 
 def candidates(
@@ -129,7 +129,7 @@ def _workers_of_stream(watched: Watched, cores: int) -> Iterator[Candidate]:
 
 def _with_workers(watched: Watched, wanted: int, why: str) -> Candidate:
     loader = watched.loader
-    view = view_of(loader, num_workers=wanted, prefetch_factor=loader.prefetch_factor or 2)  # torch's default
+    view = view_of(loader, num_workers=wanted, prefetch_factor=loader.prefetch_factor or 2)  # torch's own
     what = f"num_workers={wanted} instead of {loader.num_workers}{watched.place}"
     return Candidate(what, why, view.__iter__, wanted)
 
@@ -142,7 +142,7 @@ def of_kept(watched: Watched) -> Iterator[Candidate]:
     if nbytes is None or free is None or nbytes > _PART * free or is_all_kept(dataset.cache, nbytes):
         return
     cache, loader = Cache("ram", max_bytes=nbytes), watched.loader
-    other = copy.copy(dataset)  # it gets its own threads
+    other = copy.copy(dataset)  # the copy creates its own threads
     other.cache = cache
 
     @functools.cache
@@ -158,7 +158,7 @@ def of_kept(watched: Watched) -> Iterator[Candidate]:
 
 
 def knows_workers(dataset: Any, _around: tuple[Any, ...] = ()) -> bool:
-    """Return True if the code of an ``IterableDataset`` mentions get_worker_info, to split its data."""
+    """Return whether an ``IterableDataset`` calls ``get_worker_info``, to split its data by worker."""
     kinds = [kind for kind in type(dataset).__mro__ if kind.__module__.partition(".")[0] != "torch"]
     functions = [one for kind in kinds for one in vars(kind).values() if isinstance(one, FunctionType)]
     for function in functions:
@@ -167,6 +167,6 @@ def knows_workers(dataset: Any, _around: tuple[Any, ...] = ()) -> bool:
             if isinstance(one, FunctionType) and "get_worker_info" in one.__code__.co_names:
                 return True
     inner = getattr(dataset, "__dict__", {}).values()
-    around = (*_around, dataset)  # an inner dataset may use an outer one
+    around = (*_around, dataset)  # an inner dataset may refer to an outer dataset
     parts = [one for one in inner if not is_map_style(one) and all(one is not other for other in around)]
     return any(knows_workers(one, around) for one in parts)

@@ -1,4 +1,4 @@
-"""Every sample from torchvision's dataset and from fastpipe's: equal, different, or not readable."""
+"""Comparison of the samples of torchvision's dataset and fastpipe's: equal, different, or not readable."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Chain(NamedTuple):
     is_own: bool = False
 
 
-# Name → description of the steps, the transform, samples in a batch.
+# By name: a description of the steps, a function that makes the transform, and the batch size.
 NAMED: dict[str, tuple[str, Callable[[], Any], int]] = {
     "eval": ("Resize(256), CenterCrop(224), PILToTensor()", check_transform, 32),
     "train": (
         "RandomResizedCrop(224), RandomHorizontalFlip(), PILToTensor(), with the same draws in both",
         partial(train_transform, "uint8"), 32,
     ),
-    # Without a transform fastpipe returns Pillow's own image, too.  The fast decoder makes tensors only.
+    # Without a transform, both would return Pillow's image.  The fast decoder makes only tensors.
     "none": (
         "PILToTensor(): every pixel at full size",
         lambda: require("torchvision", extra="torch").transforms.PILToTensor(), 1,
@@ -52,7 +52,7 @@ def chain_of(name: str) -> Chain:
         return Chain(name, about, make(), batch)
     transform = _own(name)
     about = " ".join(repr(transform).split())
-    # Small batches, as the samples may be whole images.
+    # The batches are small, because samples may be whole images.
     return Chain(name, about if len(about) <= 200 else f"{about[:199]}…", transform, 8, is_own=True)
 
 
@@ -61,7 +61,7 @@ def _own(name: str) -> Any:
     if not (colon and module_name and attribute):
         known = ", ".join(NAMED)
         raise OptionError(f"--transform must be {known} or module:name for one of your own, got {name!r}")
-    if os.getcwd() not in sys.path:  # as ``python -m`` does
+    if os.getcwd() not in sys.path:  # ``python -m`` does the same
         sys.path.insert(0, os.getcwd())
     try:
         found: Any = importlib.import_module(module_name)
@@ -87,12 +87,12 @@ def _own(name: str) -> Any:
 
 
 def _needs_no_arguments(found: Any) -> bool:
-    # Not just any callable: a torch module's call accepts any arguments.
+    # Not for other callables: the call of a torch module accepts any arguments.
     if not (inspect.isroutine(found) or inspect.isclass(found) or isinstance(found, partial)):
         return False
     try:
         inspect.signature(found).bind()
-    except (TypeError, ValueError):  # it requires arguments, or has no signature
+    except (TypeError, ValueError):  # arguments are required, or there is no signature
         return False
     return True
 
@@ -109,7 +109,11 @@ class UnlikeError(Exception):
 
 
 def array_pairs(expected: Any, got: Any) -> Iterator[Arrays]:
-    """Yield the pairs of arrays, of equal shape and dtype, in two values; raise UnlikeError otherwise."""
+    """Yield the pairs of arrays in ``expected`` and ``got``.
+
+    Raises:
+        UnlikeError: the structure, a shape or a dtype differs.
+    """
     if type(expected) is not type(got):
         raise UnlikeError(f"a {type(got).__name__} instead of a {type(expected).__name__}")
     if isinstance(expected, Mapping):
@@ -141,7 +145,7 @@ def _leaves(expected: Any, got: Any) -> Iterator[Arrays]:
         if pair[0].dtype.kind not in "biufc":
             raise _cannot_be_compared(expected, f" of {pair[0].dtype}")
         yield pair
-    elif expected is not None and kind.__eq__ is object.__eq__:  # it compares only identity
+    elif expected is not None and kind.__eq__ is object.__eq__:  # ``==`` would compare only identity
         raise _cannot_be_compared(expected)
     elif not bool(expected == got):
         raise UnlikeError(f"{got!r} instead of {expected!r}")
@@ -161,7 +165,7 @@ def _cannot_be_compared(value: Any, more: str = "") -> OptionError:
 
 # The user's transform is called twice for this many images, to check that it is deterministic.
 TRIED_TWICE = 8
-# Further failures are only counted: a failed disk causes one for every sample.
+# Further failures are only counted, because a failed disk causes a failure for every sample.
 MOST_KEPT = 1000
 
 
@@ -224,7 +228,7 @@ def compare_folder(
     outcome = Outcome(
         len(stock), len(stock.classes), len(indices), index_problems(stock, fast), plan=str(fast.plan)
     )
-    if outcome.index_problems:  # an index would refer to different files in the two datasets
+    if outcome.index_problems:  # an index may mean different files in the two datasets
         return outcome
     if not fast.plan.draws:
         stock.transform = chain.transform
@@ -262,7 +266,7 @@ def _add(outcome: Outcome, path: str, index: int, expected: _Try, made: _Try) ->
 def _expected(stock: Any, fast: Any, index: int, draws: Any) -> _Try:
     path = stock.samples[index][0]
     try:
-        require_regular(path, os.stat(path))  # torchvision would wait for a writer of a fifo
+        require_regular(path, os.stat(path))  # torchvision would wait forever for the writer of a fifo
         value, target = stock[index]
         return _Try((fast.plan.reference(value, draws) if fast.plan.draws else value, target))
     except (MemoryError, ImportError):  # a failure of the machine, not of the file
@@ -273,7 +277,7 @@ def _expected(stock: Any, fast: Any, index: int, draws: Any) -> _Try:
 
 def _made(fast: Any, indices: Sequence[int], size: int, seed: int) -> Iterator[tuple[int, _Try, Any]]:
     chunks = [indices[first : first + size] for first in range(0, len(indices), size)]
-    # Continues after an error.  Prefetches few batches, as they may be large.
+    # This loader can continue after an error.  It prefetches only one batch, as batches may be large.
     batches = iter(
         fastpipe.FastLoader(fast, batch_sampler=chunks, collate_fn=list, seed=seed, prefetch_batches=1)
     )
@@ -283,13 +287,13 @@ def _made(fast: Any, indices: Sequence[int], size: int, seed: int) -> Iterator[t
         position += len(chunk)
         try:
             samples = next(batches)
-        except (MemoryError, ImportError, StopIteration):  # a failure of the machine, or a defect
+        except (MemoryError, ImportError, StopIteration):  # a failure of the machine, or a bug
             raise
         except Exception as error:
             if len(chunk) == 1 and size == 1:
                 yield chunk[0], _Try.failed(error), fast.plan.draw(Key(seed, 0, places)).tolist()[0]
                 continue
-            for index in chunk:  # one sample failed; read each alone to find it
+            for index in chunk:  # read each sample separately, to find the failed sample
                 yield from _made(fast, [index], 1, seed + 1 + index)
         else:
             drawn = fast.plan.draw(Key(seed, 0, places)).tolist()

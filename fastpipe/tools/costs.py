@@ -1,4 +1,4 @@
-"""The costs of a loader's batch, by stage, and the time of a step with a loader of given costs."""
+"""The costs of a loader's batch, by stage, and the predicted time of a step with a loader."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from fastpipe.tools.thread_times import NOTHING, Spent, processes_cpu_ns
 from fastpipe.tools.witness import Account
 
 _LINES, _LEAST_SHARE = 6, 0.02
-# Rounds of all workers.  The first is not counted; then it matters little how many batches arrive together.
+# A measurement takes at least this many batches of each worker.  The first batch of each does not count.
 _TURNS = 4
-_PATIENCE_S = 30.0  # wait for a worker's batch at most so long
-_ROUNDS = 5  # of copies
+_PATIENCE_S = 30.0  # the longest wait for a batch of a worker process
+_ROUNDS = 5  # number of measured copies
 
 
 @dataclass(frozen=True)
@@ -83,10 +83,10 @@ def costs_of(accounts: Iterable[Account]) -> LoaderCosts:
         for key, spent in account.tally.items():
             tally.add(*key, spent)
         seen = account.tally.stages("collate").get(COLLATE, NOTHING)
-        # The total time is known exactly; its split into kinds comes from samples.
+        # The total time is measured exactly.  Samples of the stacks give the shares of CPU time and delay.
         factor = account.collate_ns / seen.wall if seen.wall else 0.0
         collate = collate.plus(Spent(account.collate_ns, int(seen.cpu * factor), int(seen.delay * factor)))
-        if account.worker >= 0:  # another thread of the worker sends the batch
+        if account.worker >= 0:  # the rest of the CPU time: another thread of the worker sends the batch
             in_main = sum(spent.cpu for spent in account.tally.values())
             rest = max(0, account.cpu_ns - in_main)
             sent = sent.plus(Spent(rest, rest, 0))
@@ -121,7 +121,10 @@ class Alone:
     taken: int = 0
 
     def with_more(self, rest: Spent | None, is_beside: bool = False) -> Alone:
-        """Return the costs with more work for each batch: after it is made or, ``is_beside``, meanwhile."""
+        """Return the costs with more work for each batch.
+
+        The work is done after the batch is made, or at the same time with ``is_beside``.
+        """
         if rest is None:
             return self
         cpu = None if self.cpu_s is None else self.cpu_s + rest.cpu / 1e9
@@ -148,7 +151,11 @@ def alone(begin: Callable[[], Iterator[Any]], skipped: int, seconds: float) -> A
 
 
 def step_with(instant_s: float, step_cpu_s: float | None, loader: Alone, cores: int) -> float:
-    """Return the time of a step with a loader: the longest of the step, the batch, and both on all cores."""
+    """Return the predicted time of a step with a loader.
+
+    It is the longest of three times: the step with instant data, the making of a batch, and the CPU time of
+    both divided by ``cores``.
+    """
     wanted = [instant_s, loader.batch_s]
     if step_cpu_s is not None and loader.cpu_s is not None:
         wanted.append((step_cpu_s + loader.cpu_s) / cores)
@@ -157,7 +164,7 @@ def step_with(instant_s: float, step_cpu_s: float | None, loader: Alone, cores: 
 
 @dataclass(frozen=True)
 class Epoch:
-    """Batches of one iterator; ``seconds`` since the request for the first that counts."""
+    """The counted batches of one iterator.  ``seconds`` begins with the request of the first of them."""
 
     batches: int
     seconds: float
@@ -172,16 +179,17 @@ def epochs(
     step: Callable[[Any], object] | None = None, look: Callable[[], Any] = lambda: None,
     limit: float = 4.0, counts_start: bool = False,
 ) -> Iterator[Epoch]:  # fmt: skip
-    """Iterate batches in as many epochs as necessary; an iterator lives until the next one is requested.
+    """Measure batches for ``seconds``, in as many epochs as necessary.  Yield an ``Epoch`` for each iterator.
 
-    It never starts with prefetched batches.  ``skipped`` batches do not count.  ``look`` is called before the
-    iterator is created and before the first batch that counts; ``counts_start`` counts a short epoch fully.
+    The first ``skipped`` batches of an iterator do not count.  With ``counts_start``, all batches of a
+    complete epoch count.  ``look`` is called before an iterator is created, and before the first counted
+    batch.  Each iterator is kept until the caller requests the next ``Epoch``.
     """
     took, taken, deadline = 0.0, 0, perf_counter() + limit * seconds
     while took < seconds and perf_counter() < deadline:
         first = last = look()
         opened, is_over = perf_counter(), True
-        moments = array("d")  # two for each batch: the times of its request and of its arrival
+        moments = array("d")  # two times for each batch: request and arrival
         iterator = begin()
         limit_waiting(iterator, _PATIENCE_S)
         while True:
@@ -195,7 +203,7 @@ def epochs(
                 step(batch)
             del batch
             now, count = perf_counter(), len(moments) // 2
-            if not taken and count == 1:  # the time limit excludes a slow start of workers
+            if not taken and count == 1:  # the time limit does not include the start of workers
                 deadline = now + limit * seconds
             if count == skipped:
                 last = look()
@@ -226,7 +234,7 @@ class Copies(NamedTuple):
 
 
 def copies_of(batch: Any) -> Copies | None:
-    """Copy a batch's tensors to the GPU a few times; return None without CUDA or tensors in main memory."""
+    """Measure the time to copy a batch to the GPU; return None if there is no GPU or no tensor to copy."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None
@@ -243,7 +251,7 @@ def copies_of(batch: Any) -> Copies | None:
             _copy_s(torch.cuda, lambda: [one.to("cuda") for one in tensors]),
             _copy_s(torch.cuda, lambda: [one.to("cuda", non_blocking=True) for one in pinned]),
         )
-    except RuntimeError:  # the GPU has no room, or no memory can be pinned
+    except RuntimeError:  # the GPU has too little memory, or memory cannot be pinned
         return None
 
 

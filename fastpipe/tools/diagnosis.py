@@ -1,4 +1,4 @@
-"""The way from a watched loop to a report: its loader's costs, the time of a step alone, and advice."""
+"""The diagnosis of a watched loop: the costs of its loader, the time of a step, and the advice."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from fastpipe.tools.tf_loops import FitWitness
 from fastpipe.tools.witness import Account, Reads
 
 _log = logging.getLogger("fastpipe.profile")
-_FAST = 0.9  # fraction of a step's time: a loader that makes a batch in less never makes it wait
+_FAST = 0.9  # fraction of a step's time: if batches take less, steps do not wait for the average batch
 _MOST_TRIED = 2
 _HALF = 0.5
-_START_SHARE = 0.03  # fraction of an epoch: a longer start of its workers is reported
+_START_SHARE = 0.03  # fraction of an epoch: a longer start of workers is reported
 
 
 class Diagnosis:
@@ -53,7 +53,7 @@ class Diagnosis:
         self._copies: Copies | None = None
         self._changes: list[ModelChanges | Growth] = []
         self._change: ModelChanges | Growth | None = None  # the change that is being tried
-        self._later_s = math.inf  # time of an instant step, measured again after the other measurements
+        self._later_s = math.inf  # seconds of a step with instant data, measured again at the end
         self.cores, self.is_looking = available_cpus(), False
 
     @property
@@ -91,11 +91,11 @@ class Diagnosis:
             assert isinstance(watched.witness, FitWitness)
             self._reads = watched.witness.reads
         else:
-            # Persistent workers would survive the measurement, although the script may be about to end.
+            # A view, because persistent workers of ``loader`` itself would run on after the measurement.
             one = view_of(loader) if watched.view is not None else loader
             try:
                 self._alone = alone(one.__iter__, skipped, self._seconds)
-            except Exception as error:  # the script's loop meets the same error, and may handle it
+            except Exception as error:  # the script's own loop may handle this error
                 _log.warning("the loader alone is not measured: %s", _text_of(error))
         if clock is not None and self._alone is not None and not self._costs.batches:
             self._costs = loader_costs.costs_of_clock(before, clock.totals(), self._alone.taken)
@@ -115,7 +115,7 @@ class Diagnosis:
         if self._alone is None:
             return
         self._accounts = witness.accounts()
-        # The cost of each sample was seen, but the number of batches is known only from the loader.
+        # The witness has seen the cost of samples.  Only the loader knows the number of batches.
         self._accounts[0].batches = self._alone.taken
         self._costs = loader_costs.costs_of(self._accounts)
         self._reads = witness.reads
@@ -139,7 +139,7 @@ class Diagnosis:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
                 return alone(candidate.begin, candidate.skipped, self._seconds)
-        except Exception as error:  # ignore any error: the script's own loader works
+        except Exception as error:  # any error is ignored: the script's own loader works
             _log.warning("not measured: %s: %s", candidate.what, _text_of(error))
             return None
 
@@ -148,7 +148,7 @@ class Diagnosis:
         if report.loader is None or not report.loader.workers or self._alone is None:
             return ""
         together = loader_costs.step_with(report.base_s, report.step_cpu_s, self._alone, self.cores)
-        waits_little = report.wait_s < (GAIN - 1) * report.step_s  # the rest is lost to workers' cores
+        waits_little = report.wait_s < (GAIN - 1) * report.step_s  # the rest is lost to busy cores
         if waits_little or self._alone.batch_s > _FAST * report.base_s or report.step_s < GAIN * together:
             return ""
         return (
@@ -160,11 +160,11 @@ class Diagnosis:
     def next_phase(self, watch: Watch, loader: Any) -> Iterator[Any] | None:
         if self._phases is None:
             watched = watch.of(loader)
-            assert watched is not None  # the loop that calls this has it
+            assert watched is not None  # the loop of ``loader`` calls this method
             self._phases = self._phases_of(watch, watched)
         if (
             inspect.getgeneratorstate(self._phases) == inspect.GEN_RUNNING
-        ):  # it runs in another thread, for another loop
+        ):  # another thread runs the generator, for another loop
             return None
         with watch.paused():
             return next(self._phases, None)
@@ -174,9 +174,9 @@ class Diagnosis:
             return watched.loop.steps[Phase.TRIED].seconds
 
         self.look(watched)
-        # Candidates whose batches contain everything that the script's step needs.
+        # Only candidates whose batches contain everything that the script's step needs can be tried.
         wanted = [at for at in self._predictions() if self._measured[at][0].rest is None][:_MOST_TRIED]
-        if watched.is_opaque and self._measured:  # measuring may have lasting effects: malloc's limits
+        if watched.is_opaque and self._measured:  # measuring may change later steps, as by malloc's limits
             yield repeat(None)
             self._later_s = measured()
         for at in wanted if self._tries else ():
@@ -185,7 +185,7 @@ class Diagnosis:
             if same_form(watched.loop.batch, first):
                 yield chain([first], batches)
                 self._tried[at] = measured()
-            del batches, first  # with them their workers, before the next candidate
+            del batches, first  # this ends the workers before the next candidate
         if self._tries:
             self._changes = list(self._step_changes(watched))
             for change in self._changes:
@@ -199,8 +199,8 @@ class Diagnosis:
             return
         if torch_of(batch) is not None:
             yield ModelChanges(batch)
-        with contextlib.suppress(OptionError):  # the number of samples is unknown
-            yield Growth(batch, instant)  # last, as it may run out of memory
+        with contextlib.suppress(OptionError):  # the number of samples in a batch is unknown
+            yield Growth(batch, instant)  # at the end, because it may run out of memory
 
     def excuses(self, error: Exception) -> bool:
         return self._change is not None and self._change.failed(error)
@@ -210,7 +210,7 @@ class Diagnosis:
             self._candidates[-1].close()
             self._candidates.pop()
         if self._phases is not None:
-            with contextlib.suppress(ValueError):  # a signal's handler leaves the script while it runs
+            with contextlib.suppress(ValueError):  # it is running: a signal handler left the script
                 self._phases.close()
 
     def report(self) -> Report:
@@ -269,7 +269,7 @@ class Diagnosis:
             return instant_s + report.wait_s
         if self._alone is None:
             return instant_s + report.lost_s
-        cpu = report.step_cpu_s  # a step that takes less time uses less
+        cpu = report.step_cpu_s  # a shorter step uses less CPU time
         if cpu is not None:
             cpu *= instant_s / report.instant_s if report.instant_s else 0.0
         return loader_costs.step_with(instant_s, cpu, self._alone, self.cores)
@@ -319,7 +319,7 @@ def _text_of(error: Exception) -> str:
     text = f"{type(error).__name__}: {error}".partition("\n")[0]
     errors: list[BaseException | None] = [error]
     while (one := errors[-1]) is not None and one not in errors[:-1]:
-        traceback.clear_frames(one.__traceback__)  # otherwise a reference cycle keeps workers until collected
+        traceback.clear_frames(one.__traceback__)  # otherwise reference cycles keep the workers
         errors.append(one.__context__)
     return text
 
@@ -356,7 +356,7 @@ def _start_advice(watched: Watched, step_s: float) -> Iterator[Advice]:
     loader, starts = watched.loader, watched.loop.epoch_starts
     try:
         steps = len(loader)
-    except TypeError:  # its length is unknown
+    except TypeError:  # the loader has no length
         return
     if getattr(loader, "persistent_workers", True) or not processes_of(loader):
         return

@@ -1,4 +1,4 @@
-"""``watch``: measure how long the epochs of a training take, and how long they wait for data."""
+"""``watch``: measure how long each epoch of a training takes and how long the epoch waits for data."""
 
 from __future__ import annotations
 
@@ -47,10 +47,11 @@ def watch(
     warn_waiting: float | None = None, log_every: int | None = None, progress: bool = False,
     samples: Callable[[Any], int] | None = None, gpu: bool = True,
 ) -> WatchedLoader[_T_co]:  # fmt: skip
-    """Return the same loader with a log of how long each epoch took and how long it waited for data.
+    """Return a loader with the same batches, and log how long each epoch took and waited for data.
 
-    It can stay in a script.  Each epoch adds a line to the log ``fastpipe`` (INFO) and an entry to
-    ``epochs``.  The overhead of a step is one to two microseconds, and 16 bytes until the epoch ends.
+    ``watch`` is cheap enough to stay in a script.  Each epoch adds a line to the logger ``fastpipe`` (level
+    INFO) and an entry to ``epochs`` of the returned loader.  Each step takes one to two microseconds longer,
+    and needs 16 bytes until the epoch ends.
 
     >>> import fastpipe
     >>> from torch.utils.data import DataLoader
@@ -63,23 +64,26 @@ def watch(
 
     Args:
         loader: any iterable of batches: a ``DataLoader``, a ``FastLoader``, a ``tf.data.Dataset``, a list.
-        name: prefix of the word epoch, for scripts with several loaders: ``"validation"``.
-        warn_after: seconds; once an epoch a warning counts the batches that took longer.  The first batch is
-            ignored, as it includes the start of workers.
-        warn_waiting: fraction of an epoch, 0 to 1; a warning appears if waiting for data takes more of it.
-            For a ``FastLoader`` with threads both warnings say what the threads were doing.
-        log_every: number of steps after which a line of the log shows the progress of the epoch.
-        progress: show a bar with images/s, the remaining time and the fraction of waiting; if standard error
-            is no terminal, a line every ten seconds.
-        samples: returns the number of samples in a batch.  Default: the first dimension of its first array.
-        gpu: sample the GPU's utilisation twice a second, in a thread; this needs
-            ``pip install nvidia-ml-py`` and a device, and is skipped otherwise.
+        name: name of the loader, such as ``"validation"``.  The name precedes the word "epoch" in the log.
+        warn_after: number of seconds.  A warning after each epoch counts the batches that took longer.  The
+            first batch does not count, because its time includes the start of workers.
+        warn_waiting: fraction of an epoch, from 0 to 1.  A warning is logged if the epoch waits for data for
+            a larger fraction.  For a ``FastLoader`` with threads, the warnings of ``warn_after`` and
+            ``warn_waiting`` also say what the threads did during this time.
+        log_every: number of steps after which a log line shows the progress of the epoch.
+        progress: show a progress bar with images/s, the fraction of waiting and the remaining time.  If
+            standard error is not a terminal, a line is printed every ten seconds instead.
+        samples: function that returns the number of samples in a batch.  By default, this is the size of the
+            first dimension of the first array in the batch.
+        gpu: sample the GPU's utilisation twice a second, in a thread.  Without an NVIDIA GPU or the package
+            ``nvidia-ml-py``, ``gpu`` has no effect.
 
     Returns:
-        A loader with the batches, the length and the attributes of the given one.  It is not a
-        ``DataLoader``, which the trainers of Lightning and Accelerate require.  For Lightning pass the loader
-        itself, and :class:`fastpipe.torch.EpochTimer` as a callback; for Accelerate watch the result of
-        ``accelerator.prepare``; for Keras use :class:`fastpipe.tf.EpochTimer`.
+        A loader with the batches, the length and the attributes of ``loader``.  The result is not a
+        ``DataLoader``, but the trainers of Lightning and Accelerate require a ``DataLoader``.  For Lightning,
+        pass ``loader`` itself to the trainer, and :class:`fastpipe.torch.EpochTimer` as a callback.  For
+        Accelerate, watch the result of ``accelerator.prepare``.  For Keras, use
+        :class:`fastpipe.tf.EpochTimer`.
 
     Raises:
         OptionError: an option is invalid, or the loader cannot be iterated.
@@ -99,12 +103,12 @@ def watch(
 class WatchedLoader(Generic[_T_co]):
     """A loader whose epochs are measured, as returned by :func:`watch`.
 
-    If a loop ends early, its entry covers the steps that it finished.  An iterator from which only one batch
-    is taken does not count as an epoch.
+    If a loop ends early, the entry of this epoch covers the finished steps.  If a script takes only one batch
+    from an iterator and then ends the loop, this iterator does not count as an epoch.
 
     Attributes:
         loader: the script's own loader.
-        epochs: :class:`~fastpipe.tools.EpochTimes` of each epoch, oldest first.
+        epochs: an :class:`~fastpipe.tools.EpochTimes` for each epoch, the oldest first.
 
     >>> loader = watch([[1, 2], [3, 4]])
     >>> list(loader), len(loader), loader.epochs[0].steps
@@ -128,7 +132,7 @@ class WatchedLoader(Generic[_T_co]):
         return f"watch({self.loader!r})"
 
     def __getattr__(self, name: str) -> Any:
-        if name in _OWN:  # while it is being unpickled
+        if name in _OWN:  # this object is being unpickled
             raise AttributeError(name)
         return getattr(self.loader, name)
 
@@ -156,7 +160,7 @@ def _again(loader: Any, options: _Options, epochs: list[EpochTimes]) -> WatchedL
 
 class _Epoch(Iterator[_T_co]):
     def __init__(self, watched: WatchedLoader[_T_co], options: _Options) -> None:
-        self._is_over = True  # until there is an epoch to end
+        self._is_over = True  # until the epoch has begun
         self._watched, self._options = watched, options
         self._process = os.getpid()
         self._moments = array("d")  # two for each batch: the times of its request and of its arrival
@@ -164,14 +168,14 @@ class _Epoch(Iterator[_T_co]):
         self._samples, self._last = 0.0, 0.0
         self._count = options.samples
         self._every = options.log_every
-        self._waited, self._summed = 0.0, 0  # totals of the first moments
+        self._waited, self._summed = 0.0, 0  # ``_waited`` sums up the first ``_summed`` moments
         self._bar: Bar | None = None
         self._stages = _stages_of(watched.loader)
-        self._next_show = 0.0 if options.progress else math.inf  # show the progress with the first batch
+        self._next_show = 0.0 if options.progress else math.inf  # the first batch shows the progress
         self._began = perf_counter()
         self._inner = iter(watched.loader)
         self._take = self._inner.__next__
-        # The sampling thread starts after worker processes have been forked.
+        # ``iter`` has forked the worker processes, so a thread can start now.
         self._gpu = GPUSampler.begin() if options.gpu else None
         if self._gpu is not None:
             weakref.finalize(self, self._gpu.stop)  # also runs at the exit of the interpreter
@@ -191,7 +195,7 @@ class _Epoch(Iterator[_T_co]):
             self._hide()
             raise
         got = perf_counter()
-        self._note((asked, got))  # a single call, which no signal handler interrupts
+        self._note((asked, got))  # a single call, so that no signal handler runs between the two values
         self._last = count = self._count(batch)
         self._samples += count
         if got >= self._next_show:
@@ -201,7 +205,7 @@ class _Epoch(Iterator[_T_co]):
         return batch
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # At the interpreter's exit the names of this module are gone.
+        # At the interpreter's exit, the globals of this module no longer exist.
         if not self._is_over and not is_finalizing():
             self._end(None)
 
@@ -212,7 +216,7 @@ class _Epoch(Iterator[_T_co]):
         return bool(self._inner)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_inner") or name == "_is_over":  # it was not initialised
+        if name.startswith("_inner") or name == "_is_over":  # __init__ has failed
             raise AttributeError(name)
         return getattr(self._inner, name)
 
@@ -224,7 +228,7 @@ class _Epoch(Iterator[_T_co]):
         if self._bar is None:
             self._bar = _BARS.begin(self._title, _length_of(self._watched.loader))
             self._next_show = now + self._bar.interval_s
-            if self._bar.interval_s > 1:  # for lines: there is nothing to show yet
+            if self._bar.interval_s > 1:  # the first line is printed after ten seconds
                 return
         self._next_show = now + self._bar.interval_s
         _BARS.show(self._bar, len(self._moments) // 2, self._so_far(now, with_steps=False))
@@ -246,7 +250,7 @@ class _Epoch(Iterator[_T_co]):
             said.append(f"{self._samples / seconds:.0f} images/s")
         said.append(f"{self._waited / seconds:.0%} waiting for data")
         if total is not None and steps > 1:
-            # Without the first batch, which may have included the start of workers.
+            # The time of the first batch is excluded, as it may include the start of workers.
             left = (total - steps) * (now - self._moments[1]) / (steps - 1)
             said.append(f"{int(left) // 3600}:{int(left) // 60 % 60:02}:{int(left) % 60:02} left")
         return ", ".join(said)
@@ -259,7 +263,7 @@ class _Epoch(Iterator[_T_co]):
         samples, is_complete = self._samples, ended is not None
         moments = np.array(self._moments).reshape(-1, 2)
         if ended is None:
-            if len(moments) < 2:  # only one batch was taken
+            if len(moments) < 2:  # the script took at most one batch
                 self._hide()
                 return
             ended, samples, moments = float(moments[-1, 0]), samples - self._last, moments[:-1]
@@ -296,7 +300,10 @@ def _stages_of(loader: Any) -> dict[str, float]:
 
 
 class LastingFile:
-    """Standard error, or nothing if it is closed: a training may outlive its terminal."""
+    """A file that writes to standard error, and ignores errors if standard error has been closed.
+
+    The terminal may be closed during a training.
+    """
 
     def write(self, text: str) -> int:
         self._try("write", text)
@@ -314,7 +321,7 @@ class LastingFile:
 
     @property
     def _target(self) -> Any:
-        # While bars are shown, rich replaces standard error by a file that writes above them.
+        # While bars are shown, rich replaces standard error by a file that writes above the bars.
         return getattr(sys.stderr, "rich_proxied_file", sys.stderr)
 
     def _try(self, name: str, *arguments: str) -> Any:
@@ -332,7 +339,7 @@ class Bar:
 
 
 class Bars:
-    """Bars of all running epochs, on one console; drawn when a step is reported, without a thread."""
+    """The progress bars of all running epochs, on one console.  ``show`` draws them, without a thread."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = Console(file=cast(IO[str], LastingFile())) if console is None else console
@@ -348,7 +355,7 @@ class Bars:
                     TextColumn("{task.fields[said]}", markup=False),
                 )  # fmt: skip
                 self._progress = Progress(*columns, console=self._console, auto_refresh=False, transient=True)
-                # The terminal's cursor is restored however the script ends.
+                # At the interpreter's exit, ``close`` restores the terminal's cursor.
                 atexit.register(self.close)
                 self._progress.start()
             bar = Bar(name, total, None, _LINE_S)
@@ -360,7 +367,7 @@ class Bars:
 
     def show(self, bar: Bar, steps: int, said: str) -> None:
         said = f"{steps}{'' if bar.total is None else f'/{bar.total}'}, {said}"
-        progress = self._progress  # another thread may end it meanwhile
+        progress = self._progress  # another thread may set it to None
         if progress is None or bar.task is None:
             print_line(self._console, f"{bar.name}: {said}")
         elif bar.task in progress.task_ids:

@@ -1,4 +1,4 @@
-"""Folders: the file system of a folder, and temporary folders that are removed even after a kill."""
+"""The file system of a folder, and temporary folders that are removed even if the process was killed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if sys.platform != "win32":
     import fcntl
 
 _PREFIX, _LOCK = "fastpipe-profile-", ".lock"
-_YOUNG_S = 60.0  # time within which the lock of a new folder is acquired
+_YOUNG_S = 60.0  # age within which a folder may not have its lock yet
 
 _NETWORK = frozenset((
     "nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "virtiofs", "lustre", "beegfs", "gpfs", "ceph", "glusterfs",
@@ -34,7 +34,7 @@ class FileSystem:
     free: int
 
     @property
-    def is_fuse(self) -> bool:  # a program serves it, often with requests to a bucket
+    def is_fuse(self) -> bool:  # a user-space program, often with requests to a bucket
         return self.kind.split(".")[0] in ("fuse", "fuseblk")
 
     @property
@@ -60,17 +60,17 @@ def require_folder_of(*files: Path | None) -> None:
 
 
 class Scratch:
-    """A temporary folder with a lock; ``close`` removes it, or the next profile does after a kill."""
+    """A temporary folder with a lock.  After a kill, the next ``Scratch`` removes the folder."""
 
     def __init__(self) -> None:
         _remove_left()
         self.path = tempfile.mkdtemp(prefix=_PREFIX)
-        # A file object, which is closed with its last reference even if ``close`` was interrupted.
+        # A file object is closed with its last reference, also if ``close`` was interrupted.
         self._lock = os.fdopen(open_regular(os.path.join(self.path, _LOCK), os.O_RDWR | os.O_CREAT), "r+b")
         _is_locked(self._lock.fileno())
 
     def close(self) -> None:
-        for _ in range(2):  # the first ignores an error of such a handler, like its own
+        for _ in range(2):  # ``ignore_errors`` also ignores an error of a signal handler
             if os.path.isdir(self.path):
                 shutil.rmtree(self.path, ignore_errors=True)
         self._lock.close()
@@ -79,7 +79,7 @@ class Scratch:
 def _is_locked(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # another process holds the lock, or the file system has none
+    except OSError:  # another process holds the lock, or there are no locks
         return False
     return True
 
@@ -89,7 +89,7 @@ def _remove_left() -> None:
     for name in os.listdir(temporary):
         if not name.startswith(_PREFIX):
             continue
-        with contextlib.suppress(OSError):  # it is being removed, or is no such folder
+        with contextlib.suppress(OSError):  # another process removes it, or it is not a folder of ``Scratch``
             status = os.lstat(os.path.join(temporary, name))
             if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
                 continue

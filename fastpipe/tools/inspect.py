@@ -1,4 +1,4 @@
-"""``fastpipe inspect FILE``: show how an HDF5 file's datasets, or a volume, are stored, and the cost."""
+"""``fastpipe inspect FILE``: show how HDF5 datasets or a volume are stored, and what reading them costs."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def is_volume(path: str) -> bool:
         return True
     if os.path.isfile(path):
         return not is_hdf5(path)
-    # The path of a file may be followed by a name within it.
+    # A name inside the file may follow the path of the file.
     parent = os.path.dirname(path.rstrip("/"))
     while parent and parent != os.path.dirname(parent) and not os.path.lexists(parent):
         parent = os.path.dirname(parent)

@@ -1,8 +1,8 @@
-"""The loaders that a script iterates, watched through ``iter(loader)``; the script is not changed.
+"""A watch over the loaders that a script iterates.  The watch patches ``iter(loader)``, not the script.
 
-This is the only module of this folder that uses private parts of torch's ``DataLoader``: its ``_iterator``,
-which has the persistent workers; its ``__dict__``, as ``DataLoader.__setattr__`` rejects a change of dataset
-or number of workers; and ``_workers`` and ``_timeout`` of its iterators.
+Only this module of the folder uses private parts of torch's ``DataLoader``.  ``_iterator`` holds the
+persistent workers.  ``__dict__`` is changed directly, because ``DataLoader.__setattr__`` rejects another
+dataset or number of workers.  The used attributes of its iterators are ``_workers`` and ``_timeout``.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def view_of(loader: Any, **attributes: Any) -> Any:
 
 
 class _EndsAtOnce:
-    """A mark that makes workers exit without finalizing, in which three in a hundred of torch's abort."""
+    """A ``worker_init_fn`` that makes workers skip finalization, in which 3 % of torch's workers abort."""
 
     def __init__(self, function: Callable[[int], object] | None) -> None:
         self._function = function
@@ -63,22 +63,22 @@ class _EndsAtOnce:
 
 
 def limit_waiting(iterator: Any, seconds: float) -> None:
-    """Set a timeout for an iterator of torch's, as its workers may inherit held locks and never respond."""
+    """Set a timeout for an iterator of torch: a forked worker may inherit a held lock and never respond."""
     if getattr(iterator, "_workers", None) and vars(iterator).get("_timeout") == 0:
         iterator._timeout = seconds
 
 
 class Watched:
-    """A loader that was iterated: the first and the last, if a script makes it again and again.
+    """A loader that was iterated.  If a script creates it repeatedly, ``loader`` is the last one of these.
 
-    ``view`` is the loader with a witnessed dataset; ``is_opaque`` is True if waiting cannot be distinguished
-    from work.
+    ``view`` is a copy of the loader whose dataset is observed by ``witness``.  ``is_opaque`` is True if the
+    wait of a step cannot be distinguished from its work.
     """
 
     def __init__(self, loader: Any, made_at: Line | None, used_at: Line, loop: Loop) -> None:
         self.loader, self.made_at, self.used_at, self.loop = loader, made_at, used_at, loop
         self.first = loader
-        # With persistent workers the first batch of each epoch takes as long as it takes them to make it.
+        # Persistent workers are not started again, so the first step of a later epoch is a normal step.
         loop.counts_starts = bool(processes_of(loader) and getattr(loader, "persistent_workers", False))
         self.witness: Any = None
         self.view: Any = None
@@ -94,7 +94,7 @@ class Watched:
 
     @property
     def batch_size(self) -> int | None:
-        # Accelerate's loaders have only the second.
+        # Accelerate's loaders have a batch size only in their batch sampler.
         holders = (self.loader, getattr(self.loader, "batch_sampler", None))
         sizes = (getattr(one, "batch_size", None) for one in holders)
         return next((size for size in sizes if isinstance(size, int)), None)
@@ -109,10 +109,10 @@ class Watched:
         return hasattr(self.loader, "element_spec")
 
     def is_made_anew(self, loader: Any, made_at: Line | None, used_at: Line) -> bool:
-        # One function may create several loaders, and another may iterate them.
+        # Both lines must be equal, as one line may create, or iterate, several loaders.
         if self.used_at != used_at or _form_of(loader) != _form_of(self.loader):
             return False
-        if self.is_graph:  # the line that created it is unknown
+        if self.is_graph:  # the line that created the loader is unknown
             return bool(loader.element_spec == self.loader.element_spec)
         return made_at is not None and bool(made_at.file) and made_at == self.made_at
 
@@ -121,19 +121,19 @@ def _form_of(loader: Any) -> tuple[Any, ...]:
     dataset: Any = getattr(loader, "dataset", None)
     try:
         count = len(dataset)
-    except Exception:  # a stream, or any object of the script
+    except Exception:  # the dataset has no length, or is any object
         count = None
     settings = (getattr(loader, name, None) for name in ("batch_size", "num_workers", "drop_last"))
     return type(loader), type(dataset), count, type(getattr(loader, "sampler", None)), *settings
 
 
 class Watch:
-    """A context in which torch's loaders are watched; ``also`` patches other modules when imported."""
+    """A context that watches torch's loaders.  ``also`` has patches for other modules, by module name."""
 
     def __init__(self, make_loop: Callable[[Any], Loop], also: Mapping[str, Patch] | None = None) -> None:
         self._make_loop, self._also = make_loop, also or {}
         self.found: list[Watched] = []  # in the order of their first iteration
-        self._loops: list[Loop] = []  # the loops of these
+        self._loops: list[Loop] = []  # the loop of each of ``found``
         self._made_at: weakref.WeakKeyDictionary[Any, Line] = weakref.WeakKeyDictionary()
         self._stacks = Stacks({})
         self._closers: list[Callable[[], object]] = []
@@ -168,7 +168,7 @@ class Watch:
         self._closers.append(patch(module, self))
 
     def __exit__(self, *_: object) -> None:
-        # Twice, as a signal handler's exception may end the first: torch raises one for a killed worker.
+        # A signal handler may raise in the first call: torch raises an error for a killed worker.
         try:
             self.close()
         finally:
@@ -180,9 +180,9 @@ class Watch:
             self._closers.pop()
 
     def _close_found(self) -> None:
-        self._make_loop = _no_loop  # it refers to this object
+        self._make_loop = _no_loop  # the function refers to this object
         for one in self.found:
-            # Now, as torch cannot stop workers from within garbage collection.
+            # Workers end now, because torch cannot stop them during garbage collection.
             one.view = one.data = None
             one.loop.close()
             if one.witness is not None:
@@ -198,7 +198,7 @@ class Watch:
 
     def _kind(self) -> str:
         if self.is_paused:
-            return "measuring"  # not created by the script
+            return "measuring"  # this work is not part of the script
         return "step" if any(one.loop.is_in_step for one in self.found) else OUTSIDE
 
     def of(self, loader: Any) -> Watched | None:
@@ -214,10 +214,10 @@ class Watch:
         witness: Callable[[Loop], Any] | None = None,
     ) -> Iterator[Any]:  # fmt: skip
         if begin is iter:
-            self._wrapped.add(id(loader))  # torch subclasses with their own __iter__ come here, too
+            self._wrapped.add(id(loader))  # this includes subclasses of DataLoader with an own __iter__
         elif id(loader) in self._wrapped or any(one.view is loader for one in self.found):
             return begin(loader)
-        if self.is_paused or os.getpid() != self._pid:  # a forked child's own training continues
+        if self.is_paused or os.getpid() != self._pid:  # a forked child is not watched
             return begin(loader)
         known = self.known(loader)
         if known.view is None and hasattr(loader, "collate_fn") and not is_fast(loader):
@@ -237,7 +237,7 @@ class Watch:
         used_at = self._line()
         try:
             made_at = self._made_at.get(loader)
-        except TypeError:  # it does not support weak references
+        except TypeError:  # the loader does not support weak references
             made_at = None
         for one in self.found:
             if one.is_made_anew(loader, made_at, used_at):
@@ -251,7 +251,7 @@ class Watch:
 
     def made(self, loader: Any) -> None:
         if not self.is_paused:
-            with contextlib.suppress(TypeError):  # it does not support weak references
+            with contextlib.suppress(TypeError):  # the loader does not support weak references
                 self._made_at[loader] = self._line()
 
     def _line(self) -> Line:
@@ -259,7 +259,7 @@ class Watch:
 
     def _instrument(self, known: Watched) -> None:
         loader = known.loader
-        if getattr(loader, "_iterator", None) is not None:  # persistent workers run without a witness
+        if getattr(loader, "_iterator", None) is not None:  # persistent workers run already
             return
         witness = known.witness
         if not isinstance(witness, Witness):

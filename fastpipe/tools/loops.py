@@ -1,4 +1,4 @@
-"""A training loop from its loader's side: how long each step waits for its batch, and works with it."""
+"""A training loop, seen by its loader: how long each step waits for its batch, and works with the batch."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _WARM = 2  # warm-up steps
 _MOST_STEPS = 400
 _LEAST_STEPS = 5
 _SETTLE_S, _MOST_SETTLE_S = 0.2, 8.0
-_TRAINING_S = 12.0  # a loop that does not train is observed this long, as training may begin after it
+_TRAINING_S = 12.0  # observe a loop without gradients this much longer: a training may follow
 
 
 class Enough(BaseException):
-    """The end of a training loop that has been measured; not an error, and not an ``Exception``."""
+    """The end of a measured training loop.  ``except Exception`` in a script does not catch it."""
 
 
 class Phase(str, Enum):
@@ -35,7 +35,7 @@ class Phase(str, Enum):
 
 
 class Steps:
-    """Nanoseconds of steps; use the mean, as batches of several workers arrive together."""
+    """Nanoseconds of steps.  Use the mean, because the batches of several workers may arrive together."""
 
     def __init__(self) -> None:
         self.waits, self.busy = array("q"), array("q")
@@ -63,9 +63,10 @@ class Steps:
 class Loop:
     """The steps of one training loop, and their batches.
 
-    It is measured for ``seconds`` as it is, for half as long with one repeated batch, and with the batches of
-    ``next_phase``.  ``step_delay_ns`` is how much longer all threads wait for cores than with instant data.
-    With ``counts_starts`` first steps of epochs count as others do; ``others`` are all loops of the script.
+    The loop is measured for ``seconds`` without a change, for half as long with one repeated batch, and then
+    with the batches that ``next_phase`` returns.  ``step_delay_ns`` is the time for which all threads wait
+    for cores during a step, minus the same time with instant data.  With ``counts_starts``, the first step of
+    a later epoch counts like any other step.  ``others`` are all loops of the script.
     """
 
     def __init__(
@@ -81,13 +82,13 @@ class Loop:
         self.step_delay_ns: int | None = None
         self.device = DeviceClock()
         self.batch: Any = None
-        self._source: Iterator[Any] | None = None  # of batches that replace the loader's
+        self._source: Iterator[Any] | None = None  # batches instead of the loader's
         self.others: Sequence[Loop] = ()
         self._thread = self._elsewhere = self._waited = self._waited_elsewhere = 0
         self.ahead = 0
         self.counts_starts = False
         self.is_over = self.has_ended = self._is_finishing = False
-        self.spans: list[tuple[str, int, int, int]] = []  # phase; times of request, arrival and end
+        self.spans: list[tuple[str, int, int, int]] = []  # phase; times of request, arrival, end
         self._asked = self._got = self._start = 0
         self._phase_began = perf_counter_ns()
         self._cpu = Meter(processes_cpu_ns)
@@ -97,7 +98,7 @@ class Loop:
 
     def close(self) -> None:
         self.is_over, self._next_phase, self._source, self.batch = True, None, None, None
-        self.has_ended = False  # an iterator that the script has kept may continue
+        self.has_ended = False  # the script may continue with an iterator that it has kept
         self.others = ()
         self.device.close()
 
@@ -106,7 +107,7 @@ class Loop:
         return sum(len(steps) * steps.seconds for steps in self.steps.values())
 
     def next(self, take: Callable[[], Any]) -> Any:
-        if self._is_finishing:  # meanwhile a measurement may iterate this loop's loader
+        if self._is_finishing:  # a measurement iterates the loader of this loop
             return take()
         self.end_again()
         now = perf_counter_ns()
@@ -129,7 +130,7 @@ class Loop:
         return batch
 
     def end_again(self) -> None:
-        """Raise Enough if the script has continued after its end, as with ``except:``."""
+        """Raise ``Enough`` again if the script has caught it, for example with ``except:``, and continues."""
         if self.has_ended or (len(self.others) > 1 and any(loop.has_ended for loop in self.others)):
             raise Enough
 
@@ -159,14 +160,14 @@ class Loop:
         try:
             batch = take()
         except BaseException:
-            self._got = 0  # the time between epochs is no step
+            self._got = 0  # the time between epochs does not belong to a step
             raise
         if self._is_replayed:
-            self.batch = rebuilt(batch)  # so that the script cannot empty it
+            self.batch = rebuilt(batch)  # new containers, because the script may change its own
         return batch
 
     def _step_ended(self, now: int) -> None:
-        # The first step of an epoch often includes the start of workers: it is kept apart.
+        # The first step of an epoch often includes the start of workers, so it does not count.
         if not self._is_first or (self.counts_starts and len(self.epoch_starts) > 1):
             wait, elsewhere = self._got - self._asked, min(self._elsewhere, now - self._got)
             self.steps[self.phase].add(wait + elsewhere, now - self._got - elsewhere)
@@ -188,7 +189,7 @@ class Loop:
             self._has_enough(count, seconds, self._seconds) or (self._is_ending and count >= _LEAST_STEPS)
         ):
             if self._waited_elsewhere > self._waited:
-                return  # the loader of another loop is to be measured
+                return  # steps wait mostly for the loader of another loop, which is measured
             if self._may_judge and seconds < self._seconds + _TRAINING_S and not _trains():
                 return
             for meter in self._meters.get(self.phase, ()):
@@ -222,7 +223,7 @@ class Loop:
             return True
         return (seconds >= wanted and count >= _LEAST_STEPS) or (seconds >= 3 * wanted and count >= 2)
 
-    def _is_settled(self, seconds: float) -> bool:  # the loader's prefetch is full
+    def _is_settled(self, seconds: float) -> bool:  # whether the loader has prefetched all its batches
         return seconds > min(_SETTLE_S + self.ahead * self.steps[Phase.AS_IT_IS].seconds, _MOST_SETTLE_S)
 
     def finish(self) -> None:
@@ -239,7 +240,7 @@ class Loop:
                 raise Enough
             return
         self.steps[Phase.ADAPTING], self.steps[Phase.TRIED] = Steps(), Steps()
-        self.phase = Phase.ADAPTING  # the time until now belongs to no step
+        self.phase = Phase.ADAPTING  # the time until now does not belong to a step
         self._enter(Phase.ADAPTING)
 
     def _enter(self, phase: Phase) -> None:
@@ -276,6 +277,6 @@ class WatchedIterator:
         return len(self._inner)  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_inner":  # while it is being unpickled, or was not initialised
+        if name == "_inner":  # this object is being unpickled, or __init__ has failed
             raise AttributeError(name)
         return getattr(self._inner, name)

@@ -1,4 +1,4 @@
-"""``profile`` and ``fastpipe profile SCRIPT``: find where the time of training steps goes."""
+"""``profile`` and ``fastpipe profile SCRIPT``: measure on what training steps spend their time."""
 
 from __future__ import annotations
 
@@ -39,17 +39,18 @@ from fastpipe.tools.thread_times import processes_cpu_ns
 
 _LEAST_OUTSIDE_S = 0.5
 _GRACE_S = 8.0
-_AGAIN_S, _MOST_ENDS = 4.0, 3  # a script that continues after its end is ended again
-_END_S = 5.0  # time for a terminated process to end
-_CALLS = 0.9  # fraction of a function's time spent in one that it calls
-_RUNNING = (str(Path(fastpipe.__file__).parent), contextlib.__file__)  # code that runs a script
+_AGAIN_S, _MOST_ENDS = 4.0, 3  # a script that ignores its end is ended again after 4 s, up to 3 times
+_END_S = 5.0  # seconds that a terminated process has to end
+_CALLS = 0.9  # a function that spends a larger fraction of its time in another function is a caller
+_RUNNING = (str(Path(fastpipe.__file__).parent), contextlib.__file__)  # files of the code that runs a script
 
 
 class Profiling:
-    """A recording of the loaders iterated while it is open; their batches are not changed.
+    """A context that records the loaders that are iterated in it, and does not change their batches.
 
     Attributes:
-        report: about the loader that took the most time; while it is open, of the data so far.
+        report: a report about the loader that took the most time.  Inside the ``with`` block, the report
+            covers the time until now.
 
     >>> import fastpipe
     >>> from torch.utils.data import DataLoader
@@ -70,12 +71,12 @@ class Profiling:
         )
 
     def watch(self, loader: Iterable[Any]) -> Iterable[Any]:
-        """Return an object to iterate instead of a loader that is not torch's."""
+        """Return an iterable that records ``loader``, for a loader that is not recorded automatically."""
         return _Iterable(self._watch, loader)
 
     @property
     def report(self) -> Report:
-        """The report of what was measured."""
+        """The report about the loader that took the most time."""
         return self._report if self._report is not None else _report_of(self._watch)
 
     def __enter__(self) -> Profiling:
@@ -100,28 +101,30 @@ def profile(
     loader: Iterable[Any] | None = None, step: Callable[[Any], object] | None = None, *,
     seconds: float = 6.0, try_advice: bool = False,
 ) -> Report | Profiling:  # fmt: skip
-    """Find out if training waits for data, for which stage, and what would help.
+    """Find out whether a training waits for data, which stage takes the time, and which changes would help.
 
-    With a loader, the loader is iterated here and ``step`` is called with each batch; then with one repeated
-    batch, which gives the time of a step with instant data.  After that the loader is measured alone, and so
-    are possible replacements.  Discard the model that ``step`` trains.
+    With ``loader``, ``profile`` iterates the loader and calls ``step`` with each batch.  Then ``step`` is
+    called with the same batch repeatedly, which gives the time of a step with instant data.  After that, the
+    loader and possible replacements are measured without ``step``.  Do not keep the model that ``step``
+    trains.
 
-    Without a loader, it returns a context for a ``with`` block in which the script's own loops run.  Their
-    batches stay as they are, so only what an observer can see is reported.
+    Without ``loader``, ``profile`` returns a context for a ``with`` block.  The script runs its own loops in
+    this block.  Their batches are not changed, so the report has fewer measurements.
 
     Args:
         loader: an iterable of batches that can be iterated repeatedly: a ``DataLoader``, a ``FastLoader``, a
             ``tf.data.Dataset``, a list.  Torch's loaders are recorded in detail, including their workers.
-        step: trains on a batch.  None measures the loader alone.
-        seconds: how long the loop is measured as it is; all other measurements together take about as long.
-        try_advice: also try the best advice: ``step`` gets batches of the loader that it recommends.
+        step: function that trains on a batch.  None measures only the loader.
+        seconds: number of seconds for which the unchanged loop is measured.  All other measurements together
+            take about as long.
+        try_advice: also try the best advice: ``step`` then gets batches of the recommended loader.
 
     Returns:
-        With a loader a :class:`Report`; ``print`` it.  Without a loader a :class:`Profiling` with an
-        attribute ``report``.
+        With ``loader``, a :class:`Report`, which ``print`` shows.  Without ``loader``, a :class:`Profiling`
+        with an attribute ``report``.
 
     Raises:
-        OptionError: the loader has no batch, or an option is invalid.
+        OptionError: the loader has no batch, or an argument is invalid.
 
     >>> import fastpipe
     >>> from torch.utils.data import DataLoader
@@ -151,7 +154,7 @@ def profile(
             return Loop(float("inf"), is_replayed=False)
         return Loop(seconds, step is not None, next_phase=lambda: diagnosis.next_phase(watch, one))
 
-    # Closed twice: an exception of a signal handler may end the inner context before it begins.
+    # The watch is closed twice: a signal handler's exception may skip the inner ``with``.
     with closing(diagnosis), closing(Watch(make_loop, also=WATCHED)) as watch, watch:
         try:
             _iterate(watch, loader, step)
@@ -197,7 +200,7 @@ def profile_script(
     limit_s: float = 50.0, try_advice: bool = False, is_module: bool = False,
     leave: Callable[[Report], NoReturn] | None = None,
 ) -> Report:  # fmt: skip
-    """Run a script until it is measured; ``leave`` ends the process if the script continues."""
+    """Run a script until its loop is measured.  If the script cannot be ended, ``leave`` ends the process."""
     if not is_module and not os.path.isfile(path):
         raise OptionError(f"there is no script {os.fspath(path)!r}")
     if os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1"):
@@ -226,9 +229,9 @@ class _Run:
     ) -> None:
         self._diagnosis, self._watch, self._leave = diagnosis, watch, leave
         self._began, self._elsewhere_ns = perf_counter(), _elsewhere_ns()
-        self._took: float | None = None  # None until its own end
+        self._took: float | None = None  # duration of the script; None until the script ends by itself
         self._children = set(multiprocessing.active_children())
-        self.is_cut_short = False  # by the time limit
+        self.is_cut_short = False  # whether the script was ended early
 
     @property
     def was_ended(self) -> bool:
@@ -251,12 +254,12 @@ class _Run:
                 self._took = perf_counter() - self._began
                 longest = None if self._diagnosis.is_known else _longest(self._watch)
                 if longest is not None and longest.loop.total_s and not longest.is_opaque:
-                    with self._watch.paused(), suppress(Enough):  # raised by the limit, not by the script
+                    with self._watch.paused(), suppress(Enough):  # raised by the time limit
                         self._diagnosis.look(longest)
         except Enough:
             self.is_cut_short = True
         except Exception as error:
-            # TensorFlow, which requested the batch, turns the end into its own error.
+            # If TensorFlow requested the batch, it turns ``Enough`` into an error of its own.
             if not (self._diagnosis.excuses(error) or self.was_ended):
                 raise
             self.is_cut_short = True
@@ -268,7 +271,7 @@ class _Run:
     def report(self) -> Report:
         diagnosis, watch = self._diagnosis, self._watch
         longest = _longest(watch)
-        if not diagnosis.is_known and longest is not None:  # it ended before it was measured completely
+        if not diagnosis.is_known and longest is not None:  # the script ended before all measurements
             diagnosis.see(longest)
         found = replace(
             diagnosis.report() if diagnosis.is_known else Report(None),
@@ -338,7 +341,7 @@ def _outside(watch: Watch) -> tuple[tuple[str, float], ...]:
     found = sorted(watch.recorder.outside.items(), key=lambda item: item[1])
     kept: list[tuple[str, float]] = []
     for at, ((file, function), spent) in enumerate(found):
-        # A function that takes hardly longer than another one is its caller.
+        # A function that takes only slightly longer than another function is the caller of that function.
         inner = [other for _, other in found[:at] if other > _CALLS * spent]
         if spent > _LEAST_OUTSIDE_S * 1e9 and not inner:
             kept.append((f"{os.path.basename(file)} {function}", spent / 1e9))
@@ -347,7 +350,7 @@ def _outside(watch: Watch) -> tuple[tuple[str, float], ...]:
 
 @contextmanager
 def _as_main(name: str, arguments: Sequence[str], is_module: bool) -> Iterator[ModuleType]:
-    """Set up ``sys`` as for a script, and ``__mp_main__`` for processes that it spawns; restore it after."""
+    """Set up ``sys`` for a script, and ``__mp_main__`` for its spawned processes; restore both afterwards."""
     argv, path, folder = sys.argv, list(sys.path), os.getcwd()
     names = ("__main__", "__mp_main__")
     before = {one: sys.modules.get(one) for one in names}
@@ -359,7 +362,7 @@ def _as_main(name: str, arguments: Sequence[str], is_module: bool) -> Iterator[M
             spec = _spec_of(name)
             module.__spec__, module.__package__, module.__file__ = spec, spec.parent, spec.origin
         else:
-            module.__file__ = os.path.abspath(name)  # also valid after the script changes its folder
+            module.__file__ = os.path.abspath(name)  # valid also in other working folders
             sys.path.insert(0, os.path.dirname(os.path.realpath(name)))
         sys.argv = [str(module.__file__) if is_module else name, *arguments]
         sys.modules.update(dict.fromkeys(names, module))
@@ -380,7 +383,7 @@ def _spec_of(name: str) -> ModuleSpec:
             spec = find_spec(f"{name}.__main__")
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # the script's package cannot import something
+            raise  # the script's package exists, but an import in it fails
         spec = None
     if spec is None or not spec.has_location:
         raise OptionError(f"there is no module {name!r} to run: -m takes a name such as package.train")
@@ -410,7 +413,7 @@ def _limited(seconds: float, run: _Run) -> Iterator[None]:
         if not issubclass(args.exc_type, Enough):
             hook(args)
             return
-        with lock:  # a thread that takes batches has ended; the main thread may wait for it forever
+        with lock:  # the thread of a loop has ended, and the main thread may wait for it forever
             if threading.excepthook is on_thread_error and not ends:
                 signal.pthread_kill(main, signal.SIGALRM)
 
@@ -421,7 +424,7 @@ def _limited(seconds: float, run: _Run) -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGALRM, signal.SIG_IGN)  # a late alarm must end nothing
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)  # a late alarm must not end anything
         signal.setitimer(signal.ITIMER_REAL, 0)
         with lock:
             threading.excepthook = hook
@@ -462,8 +465,8 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     try:
         return _profile_and_show(args, console, progress)
     finally:
-        # Collect the script's objects, also cycles, while there is an interpreter: TensorFlow's threads may
-        # need Python before what they prefetch is freed.  Later, freeing it would wait for them forever.
+        # Free the script's objects, also in reference cycles, while the interpreter runs.  TensorFlow's
+        # threads may need Python to end.  At the interpreter's exit, freeing their data would wait forever.
         gc.collect()
 
 
@@ -477,7 +480,7 @@ def _profile_and_show(args: argparse.Namespace, console: Console, progress: Prog
         trace = _within_script(error.__traceback__)
         if trace is None and not isinstance(error, SyntaxError):
             raise
-        sys.excepthook(type(error), error.with_traceback(trace), trace)  # as Python prints it
+        sys.excepthook(type(error), error.with_traceback(trace), trace)  # print the error as Python does
         return 1
     _tell(report, args, console, progress)
     return 0

@@ -1,4 +1,4 @@
-"""Move corrupt files to a quarantine and back, and correct wrong file extensions."""
+"""Move corrupt files to a quarantine folder and back, and correct wrong file extensions."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ from fastpipe.tools import scan_images
 from fastpipe.tools.scan_images import Findings, Verdict, check_is_the_same
 
 LIST = "bad_samples.jsonl"
-_MODE = 0o644  # permissions of the list
+_MODE = 0o644  # permissions of the list file
 _LEFT = re.compile(r"\.\d+\.[0-9a-f]{8}\.unfinished$")
 
 
 def move(source: str, target: str) -> None:
-    """Move a file, or a link itself, also to another file system.
+    """Move the file or symbolic link ``source`` to ``target``, also to another file system.
 
-    At any moment the whole file has one of its names: a copy to another file system is complete and on the
-    disk before the source is removed.  After an interruption both may exist; the same call then continues.
+    At any time, at least one of the two names has the complete file.  A copy to another file system is
+    complete and on the disk before the source is removed.  After an interruption, both names may exist.  The
+    same call then completes the move.
     """
     check_free(source, target)
     is_moved = False
@@ -105,10 +106,11 @@ def check_apart(folder: str, root: str) -> None:
 
 
 class Quarantine:
-    """A folder for corrupt files, with a list for restoring them; locked for this process.
+    """A folder for corrupt files, with a list of their original paths.  This process locks the list.
 
-    A file's line is on the disk before the file moves.  As the list says where files go, only this user may
-    have written to it or to the folder.  Links in it, and below the target of a restore, are not followed.
+    The line for a file is on the disk before the file is moved.  The list decides where restored files go, so
+    the list and the folder must be writable only for this user.  Symbolic links inside the folder, or below
+    the folder of restored files, are not followed.
     """
 
     def __init__(self, folder: str, *, make: bool = True) -> None:
@@ -120,12 +122,12 @@ class Quarantine:
         self._descriptor = -1
         self._opened = contextlib.ExitStack()
         try:
-            # This path refers to the folder that was checked, even if another one replaces it.
+            # ``_here`` stays valid for this folder, even if another folder takes the same path.
             self._here = self._opened.enter_context(folder_below(self.folder, ""))
             self._list = os.path.join(self._here, LIST)
             self._open()
             self._records = self._read()
-            if self._records:  # otherwise no file has been moved here
+            if self._records:  # otherwise this folder has no moved files
                 for inside, _, _ in os.walk(os.path.join(self._here, ".")):
                     remove_unfinished(inside)
         except BaseException:
@@ -151,9 +153,9 @@ class Quarantine:
             source, target = os.path.join(old, name), os.path.join(new, name)
             check_is_the_same(source, verdict)
             is_ours = before is not None and before["root"] == root
-            if not is_ours and os.path.lexists(target):  # for instance another folder's file
+            if not is_ours and os.path.lexists(target):  # for example the file of another root
                 raise FileExistsError(errno.EEXIST, "a file of this name is there already", target)
-            check_free(source, target)  # the target may be left from an interrupted move
+            check_free(source, target)  # a copy that an interrupted move has left is allowed
             record = {"path": path, "root": root, "nbytes": verdict.nbytes, "reason": verdict.reason}
             if before != record:
                 self._write(json.dumps(record).encode() + b"\n")
@@ -164,11 +166,11 @@ class Quarantine:
         back: list[str] = []
         left: list[tuple[str, str]] = []
         cleaned: set[str] = set()
-        named = None if root is None else os.path.realpath(root)  # resolved if it is a link
+        named = None if root is None else os.path.realpath(root)  # the real path of a link
         for path, record in list(self._records.items()):
             inside, name = os.path.split(path)
             target = os.path.join(root or record["root"], path)
-            if not os.path.lexists(os.path.join(self._here, path)):  # never moved here, or back already
+            if not os.path.lexists(os.path.join(self._here, path)):  # not moved yet, or restored already
                 del self._records[path]
                 continue
             try:
@@ -193,7 +195,7 @@ class Quarantine:
         return back, left
 
     def _open(self) -> None:
-        while self._descriptor < 0:  # another process may be replacing it
+        while self._descriptor < 0:  # repeated if another process replaces the list meanwhile
             path = os.path.join(self.folder, LIST)
             try:
                 descriptor = files.open_regular(self._list, os.O_RDWR | os.O_CREAT | os.O_APPEND, _MODE)
@@ -212,10 +214,10 @@ class Quarantine:
                         closing.pop_all()
 
     def _read(self) -> dict[str, dict[str, Any]]:
-        # Closing another descriptor of it would release the lock.
+        # Read with this descriptor: closing another descriptor would release the lock.
         os.lseek(self._descriptor, 0, os.SEEK_SET)
         text = b"".join(iter(lambda: os.read(self._descriptor, 1 << 20), b""))
-        if text and not text.endswith(b"\n"):  # a line that was cut off: its file was not moved
+        if text and not text.endswith(b"\n"):  # the last line is incomplete, so its file was not moved
             self._write(b"\n")
         found: dict[str, dict[str, Any]] = {}
         for line in text.split(b"\n"):
@@ -224,7 +226,7 @@ class Quarantine:
                 path = os.path.normpath(record["path"])
                 is_outside = os.path.isabs(path) or path.split(os.sep)[0] == os.pardir
                 is_a_file = path not in (os.curdir, LIST) and "\0" not in path
-                root = record["root"]  # the form in which folders are recorded
+                root = record["root"]  # recorded roots are absolute and normalised
                 is_whole = os.path.isabs(root) and os.path.normpath(root) == root and "\0" not in root
                 if is_a_file and not is_outside and is_whole:
                     found[path] = record
@@ -233,7 +235,8 @@ class Quarantine:
         return found
 
     def _write(self, line: bytes) -> None:
-        os.write(self._descriptor, line)
+        while line:
+            line = line[os.write(self._descriptor, line) :]
         os.fsync(self._descriptor)
         sync_folder(self._here)
 
@@ -289,7 +292,7 @@ def move_corrupt(found: Findings, folder: str, progress: Progress) -> Done:
             name = os.path.relpath(verdict.path, found.root)
             try:
                 path = _place(root, verdict)
-                if path in seen:  # seen before through a link to its folder
+                if path in seen:  # already moved, through a link to its folder
                     done.moved.append(name)
                     continue
                 quarantine.take(root, os.path.relpath(path, root), verdict)
@@ -306,7 +309,7 @@ def move_corrupt(found: Findings, folder: str, progress: Progress) -> Done:
 
 
 def rename(found: Findings, progress: Progress) -> Done:
-    """Give readable files with a wrong extension the extension of their actual kind."""
+    """Rename readable images with a wrong extension: give them the extension of their content."""
     root, done = os.path.realpath(found.root), Done()
     wrong = [one for one in found.noted if not scan_images.name_fits(one.path, one.kind)]
     targets = _linked_to(root) if wrong else set()
@@ -319,7 +322,7 @@ def rename(found: Findings, progress: Progress) -> Done:
             if not endings:
                 raise OSError(f"ImageFolder takes no name of a {verdict.kind}, and would lose it")
             path = _place(root, verdict)
-            if path in seen:  # seen before through a link to its folder
+            if path in seen:  # already renamed, through a link to its folder
                 continue
             seen.add(path)
             if not os.path.islink(path) and os.path.realpath(path) in targets:

@@ -1,4 +1,4 @@
-"""Threads that sample the activity of other threads and of the GPU."""
+"""Threads that sample regularly what other threads and the GPU do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from fastpipe.tools.stacks import Boundary, Line, Stacks, current_stacks, native_ids
 from fastpipe.tools.thread_times import NOTHING, Spent, ThreadClock
 
-OUTSIDE = "outside"  # the kind of samples outside of loops over loaders
+OUTSIDE = "outside"  # kind of the samples that are taken outside of loops over loaders
 
 _INTERVAL_S = 0.005  # a sample costs about 30 µs
 _GPU_INTERVAL_S = 0.5
@@ -32,7 +32,7 @@ class SamplingThread:
         self._interval_s = interval_s
         self._sample: Callable[[bool], object] | None = sample
         self._close: Callable[[], object] | None = close
-        # A signal handler's exception may end `stop` anywhere.  A queue stays usable then; an event does not.
+        # A signal handler may raise anywhere in `stop`.  A queue stays usable then, unlike an event.
         self._ending: SimpleQueue[None] = SimpleQueue()
         self._ended: SimpleQueue[None] = SimpleQueue()
         self._is_over = False
@@ -42,16 +42,19 @@ class SamplingThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """End after a last sample; a repeated call continues; a call in the thread itself does not wait."""
+        """Take a last sample and end the thread.
+
+        ``stop`` may be called again after an interruption.  A call in the thread itself does not wait.
+        """
         self._ending.put(None)
         if self._thread.ident is None or self._thread is threading.current_thread():
             return
         if not self._is_over:
             self._ended.get()
-        # A thread that is alive at the interpreter's exit may abort it.  It ends soon, so the timeout matters
-        # only if a handler's exception has left the thread's own lock held.
+        # A thread that runs at the interpreter's exit may abort the process.  The thread ends soon.  The
+        # timeout is for the case that a signal handler's exception has left the thread's lock held.
         self._thread.join(_END_S)
-        self._sample = self._close = None  # these refer to the owner of this object
+        self._sample = self._close = None  # they refer to the owner of this object
 
     def _run(self) -> None:
         sample, close = self._sample, self._close
@@ -89,9 +92,10 @@ class Tally(dict[tuple[str, str, Line], Spent]):
 
 
 class Recorder:
-    """A sampler of this process's threads, all but its own or only ``threads``, while it is open.
+    """A thread that samples stacks and CPU time of the process's other threads, or only of ``threads``.
 
-    ``kind`` classifies samples below no boundary; ``counts`` returns True if present samples count.
+    A boundary is a function that gives the samples below it their kind, such as "dataset".  ``kind`` returns
+    the kind of all other samples.  Samples count only while ``counts`` returns True.
     """
 
     def __init__(
@@ -113,12 +117,12 @@ class Recorder:
 
     def stop(self) -> None:
         self._thread.stop()
-        self._kind, self._tell, self._counts = str, None, bool  # these refer to the owner of this recorder
+        self._kind, self._tell, self._counts = str, None, bool  # they refer to the owner of this recorder
 
     def _tell_now(self, is_last: bool) -> None:
         self._sample()
         self.own_cpu_ns = time.thread_time_ns()
-        now = time.monotonic()  # with busy cores samples are rare
+        now = time.monotonic()  # by time, because samples are rare if all cores are busy
         if self._tell is not None and (is_last or now >= self._told_s + _TELL_S):
             self._told_s = now
             self._tell()
@@ -128,11 +132,11 @@ class Recorder:
             clock.close()
 
     def _sample(self) -> None:
-        # All stacks first: reading clocks lets the threads continue.
+        # All stacks are read first, because the threads continue while clocks are read.
         stacks = current_stacks(self._threads)
         natives = native_ids()
         for ident, stack in stacks.items():
-            if ident not in natives:  # it has ended
+            if ident not in natives:  # the thread has ended
                 continue
             clock, before = self._clock(ident, natives[ident])
             now = clock.read()
@@ -148,7 +152,7 @@ class Recorder:
 
     def _clock(self, ident: int, native: int) -> tuple[ThreadClock, Spent]:
         found = self._clocks.get(ident)
-        if found is not None and found[0].native_id != native:  # the ident of an ended thread is reused
+        if found is not None and found[0].native_id != native:  # a new thread reuses the ident
             found[0].close()
             found = None
         if found is None:
@@ -175,7 +179,7 @@ class GPUSampler:
         try:
             nvml = importlib.import_module("pynvml")
             nvml.nvmlInit()
-        except Exception:  # the package is not installed, or there is no driver
+        except Exception:  # there is no package or no driver
             return None
         with contextlib.ExitStack() as undo:
             undo.callback(nvml.nvmlShutdown)
@@ -199,13 +203,13 @@ class GPUSampler:
             self._nvml.nvmlShutdown()
 
     def _sample(self, is_last: bool) -> None:
-        # With a last sample at the end: NVML's figures are about the moments before it.
+        # NVML's figures are about the time before the call, so the last sample counts, too.
         nvml = self._nvml
-        with contextlib.suppress(nvml.NVMLError):  # this device does not support the figure
+        with contextlib.suppress(nvml.NVMLError):  # the device does not support it
             rates = nvml.nvmlDeviceGetUtilizationRates(self._handle)
             self._rates.append((rates.gpu / 100, rates.memory / 100))
         with contextlib.suppress(nvml.NVMLError):
-            # KB/s over 20 ms, the duration of the call.
+            # The unit is KB/s.  The call measures for 20 ms.
             received = nvml.nvmlDeviceGetPcieThroughput(self._handle, nvml.NVML_PCIE_UTIL_RX_BYTES)
             self._received.append(received * 1024.0)
 

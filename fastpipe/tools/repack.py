@@ -1,4 +1,4 @@
-"""``fastpipe repack IN OUT``: copy an HDF5 file, or a volume, with other chunks and another codec."""
+"""``fastpipe repack IN OUT``: copy an HDF5 file or a volume, with other chunks and another codec."""
 
 from __future__ import annotations
 

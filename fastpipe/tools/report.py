@@ -1,4 +1,4 @@
-"""The report of a profile: as text, JSON, HTML, a trace and TensorBoard scalars."""
+"""The report of a profile, and its output as text, JSON, HTML, a trace or TensorBoard scalars."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from fastpipe.tools.thread_times import Spent
 
 _FORMAT = 1
 _MOST = 0.5  # fraction of a script's time
-_TOLD = 0.1  # fraction of a script's time: more time outside of loops is reported
-_LEAST_S = 0.5  # processor seconds, in other processes
-_SMALL = 0.05  # fraction of a step: less waiting for data does not matter
+_TOLD = 0.1  # fraction of a script's time: a longer time outside of loops is reported
+_LEAST_S = 0.5  # seconds of CPU time in other processes: less time is ignored
+_SMALL = 0.05  # fraction of a step: a shorter wait for data does not matter
 _PREFIX = "fastpipe/profile"
 
 
@@ -56,9 +56,9 @@ class Advice:
 
     Attributes:
         what: the change, in words, with the line of the script.
-        why: the measurement on which it is based.
-        predicted_s: predicted seconds of a step with the change; None if not predicted.
-        tried_s: measured seconds of the script's own step with the change; None if not tried.
+        why: the measurement on which the advice is based.
+        predicted_s: predicted seconds of a step with the change; None if the change was not predicted.
+        tried_s: measured seconds of the script's own step with the change; None if the change was not tried.
     """
 
     what: str
@@ -69,33 +69,42 @@ class Advice:
 
 @dataclass(frozen=True, repr=False)
 class Report(TextReport):
-    """The result of a profile; ``print`` it.
+    """The result of a profile.  ``print(report)`` shows it.
+
+    A step of the training loop is the wait for a batch and the work with this batch.  A step with instant
+    data is a step whose batch is available at once.  A stage is a part of making a batch, such as decoding.
 
     Attributes:
         loader: the loader of the loop; None if no loader was iterated.
         steps: number of measured steps.
-        step_s, wait_s, busy_s: seconds of a step, of its wait for its batch, and of its work with the batch.
-        instant_s: seconds of a step whose batch is available at once; None if not measured.
-        step_cpu_s: processor seconds of such a step.
-        step_delay_s: how many seconds longer all threads together wait for cores in a step as it is than in
-            such a step; None if not measured.
-        epoch_start_s: seconds until the first batch of an epoch.
-        alone: the loader without a training that uses its batches; None if not measured.
+        step_s: seconds of a step.
+        wait_s: seconds for which a step waits for its batch.
+        busy_s: seconds for which a step works with its batch.
+        instant_s: seconds of a step with instant data; None if not measured.
+        step_cpu_s: seconds of CPU time of a step with instant data; None if not measured.
+        step_delay_s: seconds for which all threads together wait for cores during a step, minus the same
+            seconds of a step with instant data; None if not measured.
+        epoch_start_s: seconds until the first batch of the last epoch; None if not measured.
+        alone: the time of a batch if the loader runs without a training; None if not measured.
         costs: costs of a batch, by stage.
-        stall: lost time of a step, by stage, the largest part first.
-        cases: seconds of a step: with instant data, without decoding, without waiting for storage, as it is.
-        advice: suggested changes, the most useful first.
+        stall: lost time of a step, by stage, with the largest part first.
+        cases: seconds of a step with instant data, without reading and decoding, with all files in memory,
+            and without any change.
+        advice: suggested changes, the most useful change first.
         cores: number of cores that this process may use.
-        device_wait_s, device_busy_s: seconds that a GPU is idle before a step, and busy; None without.
-        copies: copies of a batch to the GPU; None without one.
-        is_tried: True if advice was tried on the script's own step.
-        is_opaque: True if a step's waiting cannot be distinguished from its work.
-        outside: lines of the script outside of its loops that took long: the line, and seconds.
-        elsewhere_s: processor seconds of processes that the script has started.
+        device_wait_s: seconds for which the GPU is idle before a step; None if not measured.
+        device_busy_s: seconds for which the GPU works on a step; None if not measured.
+        copies: the times of copying a batch to the GPU; None if not measured.
+        is_tried: True if the best advice was tried on the script's own step.
+        is_opaque: True if the wait of a step cannot be distinguished from its work.
+        outside: the functions that took long outside of loops over loaders, with their seconds.
+        elsewhere_s: seconds of CPU time of the processes that the script has started.
         seconds: duration of the script.
-        is_cut_short: True if it was ended early.
-        spans: for each step the phase, and nanoseconds when its batch was requested, came, was done.
-        worker_spans: by worker, the same of batches: first sample requested, last one here, all done.
+        is_cut_short: True if the script was ended early.
+        spans: for each step, its phase, and three times in nanoseconds: when its batch was requested, when
+            the batch arrived, and when the step ended.
+        worker_spans: for each worker and batch, three times in nanoseconds: when the first sample was
+            requested, when the last sample was ready, and when the batch was complete.
     """
 
     loader: LoaderNote | None
@@ -129,10 +138,12 @@ class Report(TextReport):
     def lost_s(self) -> float:
         """Seconds of a step that are lost for lack of data.
 
-        These are its wait for the batch, and its slowdown, compared to instant data, while other threads or
-        processes make the next batches on the same cores.  The slowdown counts up to the share of the cores
-        that these take; or, if the step's threads wait for each other and so for one that has lost its core,
-        up to the time that threads wait for cores.  A larger slowdown has other causes.
+        The lost time is the wait for the batch plus a slowdown of the step's work.  The work is slower than
+        with instant data while other threads or processes make the next batches on the same cores.  The
+        slowdown is limited to the time that making a batch takes on all cores together.  If the threads of a
+        step wait for each other, a thread without a core delays all of them.  The limit is then the time for
+        which threads wait for cores, if this time is longer.  A larger slowdown has causes other than the
+        loader.
         """
         if self.is_opaque:
             return 0.0 if self.instant_s is None else max(0.0, self.step_s - self.instant_s)
@@ -155,22 +166,22 @@ class Report(TextReport):
 
     @property
     def is_loader_bound(self) -> bool:
-        """True if another loader would make a difference."""
+        """True if a faster loader would make the steps clearly faster."""
         return self.stall_share > _SMALL
 
     @property
     def is_outside_bound(self) -> bool:
-        """True if most of a script's time is spent outside of loops over loaders."""
+        """True if a single function outside of loops over loaders takes most of the script's time."""
         return bool(self.outside) and self.outside[0][1] > _MOST * self.seconds
 
     @property
     def is_elsewhere(self) -> bool:
-        """True if no loop was seen, and the script does its work in processes that it starts."""
+        """True if no loop was seen, and processes that the script started do most of the work."""
         return self.loader is None and self.elsewhere_s > max(_LEAST_S, _MOST * self.seconds)
 
     @property
     def verdict(self) -> str:
-        """The result in one sentence."""
+        """The result of the profile, in one sentence."""
         if self.is_elsewhere:
             return (
                 f"no loop was seen: in {self.seconds:.1f} s, processes started by the script used "
@@ -201,7 +212,7 @@ class Report(TextReport):
 
     @property
     def without_advice(self) -> str:
-        """A sentence that replaces advice if a loop loses time and there is none."""
+        """A sentence to show if the loop loses time but there is no advice; else an empty string."""
         if self.advice or self.alone is None or not self.is_loader_bound:
             return ""
         return (
@@ -210,7 +221,7 @@ class Report(TextReport):
         )
 
     def effect(self, advice: Advice) -> str:
-        """Return a change's predicted effect on a step, and the measured one if tried; "" if unknown."""
+        """Return the effect of a change on a step, predicted and (if tried) measured; "" if unknown."""
         if advice.predicted_s is None or not self.step_s:
             return ""
         now, then = self.step_s, advice.predicted_s
@@ -220,7 +231,7 @@ class Report(TextReport):
         return text
 
     def lines(self) -> Iterator[str]:
-        """Yield the figures of a step, in words, and the time that a script spends outside of its loops."""
+        """Yield lines of text with the times of a step and the time outside of loops over loaders."""
         if self.loader is not None:
             yield from self._loop_lines(self.loader)
         for name, seconds in self.outside:
@@ -264,7 +275,7 @@ class Report(TextReport):
             )
 
     def show(self, console: Console) -> None:
-        """Print the report on a console, in its width and colours."""
+        """Print the report on a console, in the width and colours of the console."""
         print_line(console, self.verdict, style="bold")
         for text in self.lines():
             print_line(console, text)
@@ -287,16 +298,16 @@ class Report(TextReport):
             print_line(console, self.without_advice)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the whole report as JSON-compatible values."""
+        """Return the whole report as dicts, lists, strings and numbers that JSON can represent."""
         plain: Any = _plain(self)
         return {"format": _FORMAT, "verdict": self.verdict, "stall_share": self.stall_share, **plain}
 
     def trace(self) -> str:
-        """Return a timeline as JSON, for https://ui.perfetto.dev."""
+        """Return a timeline of the steps and the workers, as JSON for https://ui.perfetto.dev."""
         return json.dumps({"traceEvents": list(_trace_events(self)), "displayTimeUnit": "ms"})
 
     def html(self) -> str:
-        """Return a self-contained HTML page."""
+        """Return the report as an HTML page that needs no other files."""
         parts = [
             f"<h1>{escape(self.verdict)}</h1>",
             *(f'<div class="quiet">{escape(line)}</div>' for line in self.lines()),
@@ -307,27 +318,28 @@ class Report(TextReport):
     def to_tensorboard(self, log_dir: str | os.PathLike[str], *, step: int = 0) -> None:
         """Write the report's numbers and its text as TensorBoard events.
 
-        Scalars are ``fastpipe/profile/…``: ``step_seconds``, ``wait_seconds``, ``busy_seconds``,
-        ``stall_share``; by stage ``stall_seconds/…`` and ``batch_seconds/…``; ``case_seconds/…``; and for
-        each advice, by its number in the text, ``predicted_seconds/1`` and ``tried_seconds/1``.
+        The names of scalars begin with ``fastpipe/profile/``.  ``step_seconds``, ``wait_seconds``,
+        ``busy_seconds`` and ``stall_share`` are the attributes of the report.  ``stall_seconds/…`` and
+        ``batch_seconds/…`` have a scalar for each stage, and ``case_seconds/…`` for each case.
+        ``predicted_seconds/1`` and ``tried_seconds/1`` are the times of advice 1 in the text.
 
         Args:
-            log_dir: the log folder of TensorBoard, or one below it.
-            step: step of the events; use a different one for each profile.
+            log_dir: the log folder of TensorBoard, or a folder below it.
+            step: step of the events.  Use a different step for each profile.
 
         Raises:
             MissingDependencyError: neither torch with the package tensorboard nor TensorFlow is installed.
             OptionError: the profile has measured no step.
 
-        ``profile(loader, train).to_tensorboard("runs")`` profiles and writes.
+        Example: ``profile(loader, train).to_tensorboard("runs")``.
         """
         scalars = _scalars_of(self)
         if not scalars:
             raise OptionError(f"there is nothing to write to {os.fspath(log_dir)!r}: {self.verdict}")
         write = _writer()
-        text = str(self).replace("\n", "\n    ")  # as code, to keep the columns
+        text = str(self).replace("\n", "\n    ")  # indented text is shown as code, which keeps the columns
         write(os.fspath(log_dir), scalars, f"    {text}", step)
-        load_triton_apart()  # TensorBoard's writer may also have imported TensorFlow
+        load_triton_apart()  # TensorBoard's writer may have imported TensorFlow, too
 
 
 def _plain(value: Any) -> Any:
@@ -411,7 +423,7 @@ def _cases(report: Report) -> Iterator[str]:
 
 def _timeline(report: Report) -> Iterator[str]:
     spans = [span for span in report.spans if span[0] in _OWN_BATCHES][-40:]
-    if not spans or report.is_opaque:  # the waiting of a step is unknown
+    if not spans or report.is_opaque:  # the wait of a step is unknown
         return
     first, last = spans[0][1], max(span[3] for span in spans)
     scale = _WIDTH / max(1, last - first)
@@ -462,7 +474,7 @@ def _scalars_of(report: Report) -> dict[str, float]:
     found |= {f"stall_seconds/{part.name}": part.seconds for part in report.stall}
     found |= {f"batch_seconds/{stage}": spent.wall / 1e9 for stage, spent in report.costs.stages.items()}
     found |= {f"case_seconds/{case.name}": case.seconds for case in report.cases}
-    for number, advice in enumerate(report.advice, start=1):  # the numbers of the text
+    for number, advice in enumerate(report.advice, start=1):  # the same numbers as in the text
         for name, seconds in (("predicted", advice.predicted_s), ("tried", advice.tried_s)):
             if seconds is not None:
                 found[f"{name}_seconds/{number}"] = seconds

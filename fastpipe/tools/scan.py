@@ -1,4 +1,4 @@
-"""``fastpipe scan``: find the samples that a training could not read, and repair or move them."""
+"""``fastpipe scan``: find samples that a training could not read, and rename or move their files."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ from fastpipe.hdf5.library import require_filters
 from fastpipe.hdf5.opening import DamagedError, dtype_of, library_errors, name_of, opened, walk_datasets
 from fastpipe.tools.scan_images import Findings, Verdict, in_threads
 
-_BLOCK_NBYTES = 1 << 22  # bytes read together if there are no chunks
-_SPARSE = 64  # with more chunks than this for each written one, only the written ones are read
+_BLOCK_NBYTES = 1 << 22  # bytes of a part to read if the dataset has no chunks
+_SPARSE = 64  # above this number of chunks for each written chunk, read only written chunks
 
 
 def scan_hdf5(path: str, threads: int, progress: Progress) -> Findings:
@@ -46,7 +46,7 @@ def _scan(file: Any, found: Findings, descriptor: int, threads: int) -> None:
         try:
             with library_errors(f"{found.root}, dataset {name}", DamagedError):
                 if dataset.shape is None:
-                    continue  # it has no data
+                    continue  # the dataset has no data
                 layout = read_layout(dataset) if dataset.shape and dtype_of(dataset) is not None else None
                 if layout is None or layout.kind == "h5py":
                     require_filters(dataset, found.root)
@@ -83,7 +83,7 @@ def _by_threads(
             found.add(Verdict(found.root), reader.nbytes)
 
     in_threads(judge_one, len(numbers), threads)
-    for number in sorted(doubted):  # the library decides, as it would in the script
+    for number in sorted(doubted):  # the HDF5 library decides, as in a script
         _by_library(dataset, _box(layout, number), found)
 
 
@@ -120,7 +120,7 @@ def _part(shape: Sequence[int], chunk: Sequence[int], place: Iterable[int]) -> t
 def _blocks(dataset: Any) -> tuple[int, Iterator[tuple[slice, ...]]]:
     shape, chunk = dataset.shape, dataset.chunks
     if not dataset.is_virtual and not dataset.id.get_storage_size():
-        return 0, iter(())  # no chunk was written
+        return 0, iter(())  # no data were written
     if chunk is None:
         row = max(1, math.prod(shape[1:]) * max(1, dataset.id.get_type().get_size()))
         chunk = (max(1, min(shape[0], _BLOCK_NBYTES // row)), *shape[1:]) if shape else ()

@@ -1,4 +1,4 @@
-"""Check all images of a folder, in class folders or directly in it, by decoding them."""
+"""Check all images in class folders, or directly in a folder, by decoding them."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from fastpipe.options import Decode
 
 _TELL_EVERY_S = 0.2
 _NAMED_AT_MOST = 5
-_FLAT = [""]  # used instead of classes if images are directly in the folder
+_FLAT = [""]  # the classes if the images are directly in the folder
 
 _ORIENTATION = 0x0112
-_HEAD = 1 << 16  # EXIF data, if any, are within these bytes
+_HEAD = 1 << 16  # EXIF data are within the first bytes
 _EXIF_WORDS = (b"Exif\0\0", b"eXIf", b"EXIF", b"rientation")
-_ZEROS = bytes(4096)  # a page of zeros: a write that never reached the disk
+_ZEROS = bytes(4096)  # a page of zeros at the end: data that never reached the disk
 _JPEG_SCAN = b"\xff\xda"
 _ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
 _BEGINS: dict[str, bytes | tuple[bytes, ...]] = {
@@ -47,14 +47,18 @@ _EXTENSIONS = {
     "WebP": (".webp",), "Netpbm": (".ppm", ".pgm"), "GIF": (".gif",),
 }  # fmt: skip
 
-# Device, inode, size and modification time.  Not the time of the last status change: all names of a file
-# share it.
+# Device, inode, size and modification time.  The time of the last status change is not used: it also changes
+# if another name of the file is added or removed.
 Identity = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result for a file: good is readable, corrupt has invalid content, unreadable fails otherwise."""
+    """The result for a file.
+
+    ``state`` is "good" if the file can be decoded, "corrupt" if its content is invalid, and "unreadable" if
+    reading fails for another reason.
+    """
 
     path: str
     nbytes: int | None = None
@@ -179,7 +183,7 @@ def _list(root: str) -> tuple[list[str], SampleTable, list[str]]:
             raise
         classes, numbers = _FLAT, {"": 0}
     table = scan_folder(root, numbers, extensions=TORCHVISION_EXTENSIONS, allow_empty=True)
-    if beside and not len(table):  # there are folders, but none is a class
+    if beside and not len(table):  # the folders contain no images
         classes, table = _FLAT, scan_folder(root, {"": 0}, extensions=TORCHVISION_EXTENSIONS)
     notes = []
     if classes == _FLAT:
@@ -196,7 +200,10 @@ def without_images(text: str, classes: Sequence[str]) -> str:
 
 
 class Judge:
-    """A checker that decodes files as ``FastImageFolder`` does; corrupt if ``ImageFolder`` raises."""
+    """A checker that decodes files like ``FastImageFolder``.
+
+    A file is corrupt if ``ImageFolder`` would raise an error for it.
+    """
 
     def __init__(self) -> None:
         self._reader = ImageReader(Decode())
@@ -219,7 +226,7 @@ class Judge:
         self._local.warnings = []
         known = None
         with suppress(OSError, ValueError):
-            known = identity(path)  # taken before reading: a later change makes it another file
+            known = identity(path)  # before reading, so that a later change is noticed
         nbytes = None if known is None else known[2]
         try:
             blob = read_file(path)
@@ -234,7 +241,7 @@ class Judge:
             return _bad(item, error, verdict)
         turned = _orientation(blob, kind, lambda: self._reader.open_pillow(blob, path))
         notes = [*_oddities(path, blob, kind, turned), *self._local.warnings]
-        notes = list(map(sys.intern, dict.fromkeys(notes)))  # a million photographs share few notes
+        notes = list(map(sys.intern, dict.fromkeys(notes)))  # photographs share most notes
         return replace(
             verdict, state="good", notes=tuple(notes), identity=None if name_fits(path, kind) else known
         )
@@ -290,12 +297,12 @@ def _oddities(path: str, blob: bytes, kind: str, turned: int) -> Iterator[str]:
 
 
 def _orientation(blob: bytes, kind: str, opened: Callable[[], Any]) -> int:
-    first_scan = blob.find(_JPEG_SCAN, 0, _HEAD) if kind == "JPEG" else -1  # no metadata follows it
+    first_scan = blob.find(_JPEG_SCAN, 0, _HEAD) if kind == "JPEG" else -1  # metadata come before it
     head = blob[: _HEAD if first_scan < 0 else first_scan]
-    if kind == "TIFF" or not any(word in head for word in _EXIF_WORDS):  # Pillow turns a TIFF
+    if kind == "TIFF" or not any(word in head for word in _EXIF_WORDS):  # Pillow applies it to a TIFF
         return 1
     try:
         value = opened().getexif().get(_ORIENTATION, 1)
-    except Exception:  # damaged metadata, which the loader ignores
+    except Exception:  # the metadata are damaged: loaders ignore them
         return 1
     return value if value in range(1, 9) else 1

@@ -1,4 +1,4 @@
-"""The actions, the output and the files of ``fastpipe scan``, after its arguments are parsed."""
+"""``fastpipe scan`` after its arguments are parsed: the actions, the output and the JSON file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fastpipe.tools.scan_hdf5 import scan_hdf5
 from fastpipe.tools.scan_images import Findings, Judge, Verdict, group_of, scan_images
 
 _FORMAT = 1  # version of the JSON file
-_NAMED_AT_MOST = 20  # most files of a group that are printed; --json has all
+_NAMED_AT_MOST = 20  # most files of a group to print; --json writes all files
 
 
 def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:

@@ -1,4 +1,4 @@
-"""The activity of a thread: its stack, the stage of the input pipeline, and the line of the script."""
+"""What a thread does: its stack, the stage of the input pipeline, and the line of the script."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _OWN = str(Path(__file__).resolve().parents[1])
 _CALL: Any = operator.methodcaller("__call__")
 
 READ, DECODE, TRANSFORM, COLLATE, TRANSFER = "read", "decode", "transform", "collate", "transfer"
-OTHER = "other"  # the script's own code, without known calls
+OTHER = "other"  # the script's own code without calls of known packages
 GRAPH = "graph"  # TensorFlow's own operations
 STAGES = (READ, DECODE, TRANSFORM, COLLATE, TRANSFER, GRAPH, OTHER)
 
@@ -38,7 +38,7 @@ _IMAGE_READERS = frozenset({
     "_getdecoder", "preinit", "init", "getmodebase",
 })  # fmt: skip
 
-# The longest matching prefix of a dotted name decides.
+# The longest prefix that matches a dotted name decides the stage.
 _PREFIXES: dict[str, str] = {
     **dict.fromkeys((
         "_io", "io.open", "builtins.open", "os", "posix", "mmap", "socket", "ssl", "select", "selectors",
@@ -73,7 +73,7 @@ _PREFIXES: dict[str, str] = {
 
 @functools.lru_cache(4096)
 def stage_of(name: str) -> str | None:
-    if name.startswith("PIL.Image."):  # this one module opens, decodes and resamples
+    if name.startswith("PIL.Image."):  # this module opens, decodes and resamples images
         return DECODE if name.rpartition(".")[2] in _IMAGE_READERS else TRANSFORM
     while name:
         found = _PREFIXES.get(name)
@@ -104,7 +104,7 @@ class Boundary(NamedTuple):
 class Stacks:
     def __init__(self, boundaries: dict[CodeType, Boundary]) -> None:
         self._boundaries = boundaries
-        self._called: dict[tuple[CodeType, int], str] = {}  # names of called functions, by instruction
+        self._called: dict[tuple[CodeType, int], str] = {}  # the name that each instruction calls
         self._are_users: dict[str, bool] = {}
         paths = sysconfig.get_paths()
         places = [paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"], _OWN]
@@ -143,8 +143,8 @@ class Stacks:
             path = os.path.realpath(file)
             if os.path.isfile(path):
                 found = not path.startswith(self._libraries)
-            else:  # other code without a file, such as "<string>", has no source to show
-                is_cell = file in linecache.cache and not file.startswith("<")  # IPython's cells are there
+            else:  # code without a file, such as "<string>", has no source to show
+                is_cell = file in linecache.cache and not file.startswith("<")  # a cell of IPython
                 found = is_cell or file.startswith(("<stdin", "<ipython-input"))
             self._are_users[file] = found
         return found
@@ -153,7 +153,7 @@ class Stacks:
         key = frame.f_code, frame.f_lasti
         if key not in self._called:
             self._called[key] = ""
-            with contextlib.suppress(Exception):  # an object of the script may raise anything
+            with contextlib.suppress(Exception):  # an object of the script may raise any error
                 self._called[key] = name_called(_source(frame), frame)
         return self._called[key]
 
@@ -166,7 +166,10 @@ def _name(code: CodeType) -> str:
 
 
 def name_called(source: str, frame: FrameType) -> str:
-    """Return the dotted name of what an expression calls, or of its owner's type; run no code."""
+    """Return the dotted name of the function that an expression calls, or of its owner's type.
+
+    No code of the script is run.
+    """
     try:
         node: ast.AST = ast.parse(f"({source.strip()})", mode="eval").body
     except (SyntaxError, ValueError):
@@ -185,7 +188,7 @@ def name_called(source: str, frame: FrameType) -> str:
         return ""
     found: Any = known[node.id]
     for at, name in enumerate(names):
-        try:  # skips properties and attributes that a class computes
+        try:  # ``__dict__`` has no properties or computed attributes
             inner = object.__getattribute__(found, "__dict__")[name]
         except (AttributeError, TypeError, KeyError):
             break
@@ -203,7 +206,7 @@ def _source(frame: FrameType) -> str:
     if first is None or last is None or begin is None or end is None or last - first > 20:
         return ""
     lines = [linecache.getline(code.co_filename, at).encode() for at in range(first, last + 1)]
-    lines[-1] = lines[-1][:end]  # before the first line is cut, which may be the same
+    lines[-1] = lines[-1][:end]  # first, because ``lines[0]`` may be the same line
     lines[0] = lines[0][begin:]
     return b"".join(lines).decode(errors="replace")
 
@@ -211,20 +214,20 @@ def _source(frame: FrameType) -> str:
 def _type_name(found: Any) -> str:
     if isinstance(found, ModuleType):
         return found.__name__
-    if isinstance(found, MethodType):  # it forwards attributes to the object to which it is bound
+    if isinstance(found, MethodType):  # a bound method has the attributes of its function
         return _type_name(found.__func__)
     named = found
     if isinstance(found, BuiltinFunctionType) and not isinstance(found.__self__, ModuleType | None):
-        named = type(found.__self__)  # a method in C: use the type of its object
+        named = type(found.__self__)  # a method in C: use the type of the object
     elif not isinstance(found, (type, FunctionType, BuiltinFunctionType)):
         named = type(found)
     return f"{named.__module__ or 'builtins'}.{named.__qualname__}"
 
 
-# Before 3.12 garbage is collected wherever an object is allocated.  Python 3.11 allocates a frame object for
-# each thread while it holds the lock of the list of threads, and for each caller of a requested frame.  A
-# finalizer or weak reference's callback may then switch to another thread; if that thread starts or ends a
-# thread, or also requests frames, both deadlock.
+# Before Python 3.12, any allocation of an object may start garbage collection.  Python 3.11 allocates a frame
+# object for each thread, while it holds the lock of the list of threads, and for each caller of a requested
+# frame.  A finalizer, or the callback of a weak reference, may then switch to another thread.  If the other
+# thread starts or ends a thread, or also requests frames, both threads deadlock.
 _COLLECTS_ANYWHERE = sys.version_info < (3, 12)
 _one_at_a_time = threading.Lock()
 if _COLLECTS_ANYWHERE and hasattr(os, "register_at_fork"):
@@ -236,7 +239,10 @@ if _COLLECTS_ANYWHERE and hasattr(os, "register_at_fork"):
 
 
 def current_stacks(threads: Iterable[int] | None = None) -> dict[int, list[FrameType]]:
-    """Return the frames of threads (idents), or of all but the caller's, innermost first."""
+    """Return the frames of each thread by its ident, the innermost frame first.
+
+    ``threads`` has the idents; None means all threads except the calling thread.
+    """
 
     def stacks() -> dict[int, list[FrameType]]:
         frames = sys._current_frames()
@@ -244,13 +250,16 @@ def current_stacks(threads: Iterable[int] | None = None) -> dict[int, list[Frame
         try:
             return {ident: stack_of(frames[ident]) for ident in wanted if ident in frames}
         finally:
-            frames.clear()  # this frame is one of them: it would keep all of them alive, with their objects
+            frames.clear()  # it contains this frame, and the reference cycle would keep all frames alive
 
     return _without_collecting(stacks)
 
 
 def stack_of(frame: FrameType | None) -> list[FrameType]:
-    """Return a frame and its callers; only for the own thread, as Python 3.11 may let others continue."""
+    """Return a frame and its callers.
+
+    The frame must belong to the calling thread: in Python 3.11, another thread may continue meanwhile.
+    """
     found = []
     while frame is not None:
         found.append(frame)
@@ -259,16 +268,17 @@ def stack_of(frame: FrameType | None) -> list[FrameType]:
 
 
 def native_ids() -> dict[int, int]:
-    """Return the kernel's thread numbers, from the threads' clocks (``CPUCLOCK_PID`` of the kernel)."""
+    """Return the kernel's number of each thread, computed from its clock (``CPUCLOCK_PID`` of the kernel)."""
     if sys.platform != "linux":
         return dict.fromkeys(_without_collecting(sys._current_frames), -1)
     return {ident: ~(clock >> 3) for ident, clock in _without_collecting(_clocks).items()}
 
 
 def _clocks() -> dict[int, int]:
-    """Return the clocks of all threads, by a single call of C functions.
+    """Return the clock of each thread.
 
-    The clock of a thread that has ended is in freed memory; no thread ends during such a call.
+    The clock of an ended thread would be read from freed memory.  Here only C functions run, within one call,
+    so no thread can end in between.
     """
     idents, same = itertools.tee(itertools.chain.from_iterable(map(_CALL, (sys._current_frames,))))
     return dict(zip(idents, map(time.pthread_getcpuclockid, same), strict=True))
@@ -277,7 +287,7 @@ def _clocks() -> dict[int, int]:
 def _without_collecting(ask: Callable[[], T]) -> T:
     if not _COLLECTS_ANYWHERE:
         return ask()
-    with _one_at_a_time:  # else the second would find collection off, and the first turn it on
+    with _one_at_a_time:  # otherwise two threads could restore the wrong state of garbage collection
         collects = gc.isenabled()
         gc.disable()
         try:

@@ -1,6 +1,6 @@
-"""Faster steps: other ways to compute a model, and larger batches if memory allows.
+"""Changes that may make steps faster: other ways to compute a model, and larger batches.
 
-Each is applied in place to the models that a step calls, tried, and then undone.
+A change of a model is applied to the models that a step calls, in place, then measured and undone.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from fastpipe.tools.loaders import Watched
 from fastpipe.tools.report import Advice
 
 _log = logging.getLogger("fastpipe.profile")
-_MODEL_GAIN = 1.1  # a smaller gain is not worth other rounding, or compile time
-_BATCH_GAIN = 1.25  # samples a second with twice the batch: a smaller gain is not worth other results
+_MODEL_GAIN = 1.1  # a smaller gain does not justify other rounding, or compile time
+_BATCH_GAIN = 1.25  # gain in samples per second with twice the batch: a smaller gain does not count
 _FACTORS = (2, 4)
-_BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}  # flags of processors, as in Linux
+_BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}  # processor flags in /proc/cpuinfo
 _PART = 0.9  # fraction of the free memory
 _SELF = Path("/proc/self")
 _SHORTAGES = (
@@ -40,7 +40,7 @@ _SHORTAGE_OF_TENSORFLOW = "ResourceExhaustedError"
 
 
 def torch_of(batch: Any) -> Any:
-    torch = sys.modules.get("torch")  # loaded if a batch contains tensors
+    torch = sys.modules.get("torch")  # torch is imported if the batch contains tensors
     has_tensors = torch is not None and any(isinstance(one, torch.Tensor) for one in leaves(batch))
     return torch if has_tensors else None
 
@@ -84,10 +84,13 @@ class ModelChanges:
         self._seconds: list[tuple[_Change, float]] = []
 
     def phases(self, measured: Callable[[], float]) -> Iterator[Iterator[Any]]:
-        """Yield batches for unchanged steps, then for each change; ``measured`` returns its step time."""
+        """Yield an iterator of batches for unchanged steps, then an iterator for each change.
+
+        ``measured`` returns the seconds of a step with the batches of the last iterator.
+        """
         seen = SeenModels()
         try:
-            yield Replay(self._batch)  # again, as the comparison is with the present speed
+            yield Replay(self._batch)  # measured again, because the speed may have changed
         finally:
             seen.end()
         self._base_s = measured()
@@ -97,7 +100,7 @@ class ModelChanges:
             with ExitStack() as undo:
                 try:
                     undo.enter_context(change.begin(seen.outermost()))
-                except Exception as error:  # ignore any error: the script's own model works
+                except Exception as error:  # any error is ignored: the script's own model works
                     _log.warning("not tried: %s: %s: %s", change.what, type(error).__name__, error)
                     continue
                 self._now = change
@@ -110,7 +113,10 @@ class ModelChanges:
         return self._now is not None
 
     def advice(self, watched: Watched, step_s: Callable[[float], float]) -> Iterator[Advice]:
-        """Yield changes worth making; ``step_s`` converts a step's time alone to that with the loader."""
+        """Yield advice for the changes that make steps clearly faster.
+
+        ``step_s`` predicts the time of a step with the loader from its time with instant data.
+        """
         for change, seconds in self._seconds:
             if self._base_s < _MODEL_GAIN * seconds:
                 continue
@@ -161,7 +167,7 @@ def _may_be_channels_last(seen: SeenModels) -> bool:
     weights = [
         part.weight for model in seen.outermost() for part in model.modules()
         if isinstance(part, convolution) and part.weight.dim() in _formats()
-        and part.weight.shape[1] > 1 and max(part.weight.shape[2:]) > 1  # others are alike in both formats
+        and part.weight.shape[1] > 1 and max(part.weight.shape[2:]) > 1  # others do not depend on the format
     ]  # fmt: skip
     return bool(weights) and all(weight.is_contiguous() for weight in weights)
 
@@ -209,8 +215,8 @@ def _words(path: Path, *starts: str) -> list[str]:
 
 @contextmanager
 def _compiled(models: Sequence[Any]) -> Iterator[None]:
-    """Compile the models, in this process: compiler processes would remain."""
-    from torch._inductor import config  # a slow import, rarely needed
+    """Compile the models in this process, because compiler processes would not end."""
+    from torch._inductor import config  # imported here, because the import is slow
 
     with config.patch(compile_threads=1):
         try:
@@ -316,12 +322,12 @@ class Growth:
                 return
             try:
                 larger = resized(self._batch, factor * self._size)
-            except (OptionError, IndexError, TypeError):  # a batch of an unknown kind
+            except (OptionError, IndexError, TypeError):  # the batch has an unknown kind
                 return
             self._factor = factor
             yield Replay(larger)
             now = self._seconds[factor] = measured()
-            if 2 * before / now <= _BATCH_GAIN:  # no more samples a second than the size before
+            if 2 * before / now <= _BATCH_GAIN:  # not clearly more samples per second
                 return
             before = now
 

@@ -1,4 +1,4 @@
-"""fastpipe's datasets and loaders as replacements of a script's own."""
+"""Datasets and loaders of fastpipe as replacements for a script's own."""
 
 from __future__ import annotations
 
@@ -30,20 +30,21 @@ from fastpipe.tools.thread_times import NOTHING, Spent
 from fastpipe.tools.witness import Account, ArrayRead, ImageRead, OpenVolume, Reads
 
 _log = logging.getLogger("fastpipe.profile")
-GAIN = 1.05  # least speed-up of a step that is worth a change
-_MUCH = 0.1  # fraction of a batch's time
-_MOST_OF_VOLUME = 0.25  # fraction of a volume: for larger patches partial reads do not help
-_MOST_SAMPLES = 1 << 16  # a measurement takes a few thousand
-_FEW, _MANY = 0.9, 1.1  # images for each sample, if each sample has one
-_WAITS = 0.1  # fraction of a batch's time: more waiting for files makes a local copy worthwhile
-_BATCHES, _MOST_BYTES = 8, 256 << 20  # most batches and bytes that are copied for a measurement
+GAIN = 1.05  # least speed-up of a step that justifies a change
+_MUCH = 0.1  # fraction of a batch's time: less other work is ignored
+_MOST_OF_VOLUME = 0.25  # fraction of a volume: partial reads do not help for larger patches
+_MOST_SAMPLES = 1 << 16  # more than a measurement reads
+_FEW, _MANY = 0.9, 1.1  # opened images for each sample: limits of about one
+_WAITS = 0.1  # fraction of a batch's time: a longer wait for files justifies a local copy
+_BATCHES, _MOST_BYTES = 8, 256 << 20  # most batches, and most bytes, to copy for a measurement
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A loader that may replace another: the change, the reason, and a way to iterate it.
+    """A loader that may replace another loader: the change, the reason, and a function to iterate it.
 
-    ``rest`` is the remaining cost of a batch, unchanged by the loader, in the same process or beside it.
+    ``rest`` is the cost of the work on a batch that the loader does not do.  With ``is_rest_beside``, this
+    work is done at the same time as the loader's work.
     """
 
     what: str
@@ -76,7 +77,7 @@ def of_folders(watched: Watched, costs: LoaderCosts) -> Iterator[Candidate]:
         ways.append((way, note, {**split, "device": "cuda"}))
     for way, note, options in ways:
         fast = accelerated(watched.loader, options)
-        if fast is None or not hasattr(fast, "clock"):  # it has a clock if fastpipe makes the batches
+        if fast is None or not hasattr(fast, "clock"):  # a loader has a clock if fastpipe makes the batches
             return
         yield Candidate(
             f"let fastpipe make the batches of {dataset}: {way}{watched.place}",
@@ -108,7 +109,7 @@ def of_volumes(watched: Watched, costs: LoaderCosts, volumes: Sequence[OpenVolum
     if not volumes or size is None:
         return
     whole = volumes[0].shape
-    while len(shape) > len(whole) and shape[0] == 1:  # a channel dimension that the script has added
+    while len(shape) > len(whole) and shape[0] == 1:  # the script has added a channel dimension
         shape = shape[1:]
     if not shape or len(shape) > len(whole) or _MOST_OF_VOLUME * math.prod(whole) < math.prod(shape):
         return
@@ -159,7 +160,7 @@ def _with_rest(costs: LoaderCosts, what: str, source: str, fast: Any) -> Iterato
 
 
 def of_images(watched: Watched, costs: LoaderCosts, accounts: Sequence[Account]) -> Iterator[Candidate]:
-    """Yield ``FastImageFolder.from_samples`` if each sample is a transformed Pillow image."""
+    """Yield a candidate with ``FastImageFolder.from_samples`` if samples are transformed Pillow images."""
     dataset, size = watched.loader.dataset, watched.batch_size
     files = list(dict.fromkeys(file for account in accounts for file in account.images))
     opened = sum(account.opened for account in accounts) / max(1, sum(one.samples for one in accounts))
@@ -179,7 +180,7 @@ def of_images(watched: Watched, costs: LoaderCosts, accounts: Sequence[Account])
         fast: Any = fastpipe.FastLoader(ours, size, shuffle=True, drop_last=True)
         batch = watched.loop.batch
         theirs = _images_in(batch, ours[0][0])
-    except Exception as error:  # the script's transform may need its own dataset
+    except Exception as error:  # the transform may need the script's own dataset
         _log.info("not measured: FastImageFolder.from_samples: %s: %s", type(error).__name__, error)
         return
     if theirs is None:
@@ -191,7 +192,7 @@ def of_images(watched: Watched, costs: LoaderCosts, accounts: Sequence[Account])
 
     shares = costs.shares()
     share = sum(shares.get(stage, 0.0) for stage in (READ, DECODE, TRANSFORM))
-    # Other work of the dataset, and its waiting for storage, as the images are in memory by now.
+    # Add the dataset's other work, and its wait for storage, because the images are in memory now.
     rest = costs.stages.get(OTHER, NOTHING).plus(Spent(int(costs.read_idle_s * 1e9), 0, 0))
     yield Candidate(
         "read images by fastpipe: FastImageFolder.from_samples([(file, target), …], transform) and FastLoader"
@@ -217,7 +218,7 @@ def _images_in(batch: Any, sample: Any) -> Any:
 
     def look(leaf: Any) -> Any:
         found.append(leaf)
-        return leaf  # the script's own container may accept nothing else
+        return leaf  # unchanged, because a container of the script may check its parts
 
     if hasattr(sample, "shape"):
         rebuilt(batch, look)
@@ -237,9 +238,9 @@ def of_tables(watched: Watched, costs: LoaderCosts, seen: Reads, batches: int) -
     known = [box for box in boxes if box is not None]
     if known and len(known) < len(boxes):
         return
-    each = max(1, round(seen.opened / batches))  # images of a batch, of all modalities
+    each = max(1, round(seen.opened / batches))  # number of images in a batch, with all modalities
     tf = fastpipe.tf
-    outside = "pad" if any(map(_reaches_outside, reads)) else "error"  # Pillow pads with black there
+    outside = "pad" if any(map(_reaches_outside, reads)) else "error"  # Pillow pads with black
     arguments = ["table", *(["boxes=…"] if known else []), *(['outside="pad"'] if outside == "pad" else []),
             f"image_size=({height}, {width})"]  # fmt: skip
 
@@ -320,5 +321,5 @@ def _copied(watched: Watched, count: int, folder: str) -> Any:
         dataset, size, shuffle=True, drop_last=True, collate_fn=loader.collate_fn,
         num_workers=loader.num_workers, worker_init_fn=loader.worker_init_fn,
     )  # fmt: skip
-    # If it makes the images itself, it would cache all of them, as there are few.
+    # Without a cache: a loader that makes images itself would cache all of these few images.
     return accelerated(stock, {"cache": "off"}) or accelerated(stock, {})

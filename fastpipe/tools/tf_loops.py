@@ -1,9 +1,9 @@
 """Watched training loops of TensorFlow and Keras.
 
-The script's thread sees no batches of ``keras.Model.fit``: a step's time is measured from one batch's begin
-to the next.  Its time with instant data comes from a second ``fit`` with one repeated batch.  Python code of
-a dataset (``tf.py_function``) is sampled in TensorFlow's threads, and so are generators and datasets of
-Keras.
+Python does not see the batches of ``keras.Model.fit``, so the time of a step is measured from the beginning
+of a batch to the beginning of the next batch.  A second ``fit`` with one repeated batch gives the time of a
+step with instant data.  The Python code of a dataset (``tf.py_function``, generators, datasets of Keras) is
+sampled in TensorFlow's threads.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fastpipe.tools.witness import Account, Reads
 
 _log = logging.getLogger("fastpipe.profile")
 _PATIENCE_S = 5.0
-# Libraries that iterate for a graph that they build, or for a script whose iterator is watched.
+# Iterations by these libraries are not watched: they build a graph, or their caller is watched.
 _LIBRARIES = {"tensorflow", "keras", "tf_keras"}
 
 
@@ -43,7 +43,7 @@ class FitData(NamedTuple):
 def data_of(x: Any, keras: Any) -> FitData | None:
     if hasattr(x, "element_spec") and hasattr(x, "take"):
         return FitData(x, lambda: x.take(1).cache().repeat())
-    if keras.backend.backend() != "tensorflow":  # in other back ends threads prefetch the next batches
+    if keras.backend.backend() != "tensorflow":  # the threads of other back ends prefetch batches
         return None
     if isinstance(x, GeneratorType):
         return _generated(x)
@@ -156,7 +156,7 @@ def _watch_fit(keras: Any, watch: Watch) -> Callable[[], None]:
         if known.witness is None:
             known.witness = FitWitness(known.loop, data.boundaries)
         given.arguments["x"] = data.x
-        # The script's CallbackList may call callbacks in another thread, where none could end the fit.
+        # A list, because the script's CallbackList may use another thread, which cannot end the fit.
         callbacks = given.arguments.get("callbacks")
         own = getattr(callbacks, "callbacks", callbacks)
         own = [] if own is None else own if isinstance(own, (list, tuple)) else [own]
@@ -166,11 +166,11 @@ def _watch_fit(keras: Any, watch: Watch) -> Callable[[], None]:
         except _Replay:
             if known.witness is not None:
                 known.witness.close()
-        gc.collect()  # iterators of the ended fit, which continue to prefetch
-        # The script's other arguments concern an end that this fit has not: validation, epochs, callbacks.
+        gc.collect()  # free the iterators of the ended fit, which still prefetch batches
+        # The script's other arguments (validation, epochs, callbacks) are for a fit that ends by itself.
         try:
             once = data.once()
-        except Exception as error:  # only Keras can handle this batch
+        except Exception as error:  # the batch has a form that only Keras accepts
             _log.warning("steps with data ready: not measured: %s: %s", type(error).__name__, error)
             known.loop.finish()
             raise
@@ -193,7 +193,7 @@ def _steps(keras: Any, known: Watched) -> Any:
             before = loop.phase
             if self._is_last_epoch and batch + 1 == self.params.get("steps"):
                 loop.ends_soon()
-            loop.next(lambda: None)  # Python never sees the batch
+            loop.next(lambda: None)  # Python does not see the batch
             if before is Phase.AS_IT_IS and loop.phase is Phase.SETTLING:
                 raise _Replay
 
@@ -219,5 +219,5 @@ def _watch_datasets(module: Any, watch: Watch) -> Callable[[], None]:
     return patched(kind, **{name: watched(begin) for name, begin in ways.items()})
 
 
-# Patches for ``Watch``, in addition to torch's loaders.
+# The argument ``also`` of ``Watch``: the watched parts of Keras and TensorFlow.
 WATCHED = {"keras": _watch_fit, "tensorflow.python.data.ops.dataset_ops": _watch_datasets}

@@ -1,4 +1,4 @@
-"""Times of threads, processes and CUDA devices."""
+"""Clocks for threads, processes and CUDA devices."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 from fastpipe.core.processes import process_tree
 
 _TASKS = Path("/proc/self/task")
-_INTERVAL_NS = 20_000_000  # between two readings of a meter, which take some hundred microseconds each
-_EVERY = 4  # one of so many steps is measured on the device
-_MOST_PENDING = 64  # measurements that the device has not reached; more than its queue lets Python be ahead
+_INTERVAL_NS = 20_000_000  # least time between readings of a meter; a reading takes some hundred microseconds
+_EVERY = 4  # every fourth step is measured on the device
+_MOST_PENDING = 64  # most measurements that the device has not finished; its queue holds fewer
 
 
 class Spent(NamedTuple):
-    """Nanoseconds of a thread: elapsed, running, and waiting for a core."""
+    """Times of a thread in nanoseconds: elapsed time, CPU time, and the time of waiting for a core."""
 
     wall: int
     cpu: int
@@ -53,7 +53,7 @@ class ThreadClock:
             self._descriptor = -1
 
     def read(self) -> Spent:
-        """Return the times since the thread's start; for ``wall`` only differences are meaningful."""
+        """Return the times since the thread started.  For ``wall``, only differences are meaningful."""
         now = time.perf_counter_ns()
         if self._descriptor < 0:
             return Spent(now, now, 0)
@@ -70,7 +70,7 @@ class ThreadClock:
 
 
 def processes_cpu_ns() -> int | None:
-    """Return the processor time, in ticks, of this process and all its descendants; None if unknown."""
+    """Return the CPU time of this process and all its descendants, in nanoseconds; None if unknown."""
     ticks: dict[int, int] = {}
     tree = process_tree(os.getpid(), ticks)
     if os.getpid() not in ticks:
@@ -83,14 +83,14 @@ def threads_delay_ns() -> int | None:
     for path in _TASKS.glob("*/schedstat"):
         try:
             delay = int(path.read_bytes().split()[1])
-        except (OSError, IndexError):  # it has just ended, or the kernel lacks these figures
+        except (OSError, IndexError):  # the thread has ended, or the kernel lacks these figures
             continue
         total = delay + (total or 0)
     return total
 
 
 class Meter:
-    """The growth of a counter during steps, excluding the time between epochs."""
+    """The increase of a counter during the steps of a loop, without the time between epochs."""
 
     def __init__(self, read: Callable[[], int | None]) -> None:
         self._read = read
@@ -139,7 +139,7 @@ def synchronized() -> bool:
         return False
     try:
         cuda.synchronize()
-    except RuntimeError:  # a graph is being captured, or the device failed: the script meets its own error
+    except RuntimeError:  # a graph is being captured, or the device has failed
         return False
     return True
 
@@ -150,11 +150,11 @@ class DeviceTimes(NamedTuple):
 
 
 class DeviceClock:
-    """A clock that measures every fourth step on a CUDA device with three events, without waiting."""
+    """A clock that measures every fourth step on a CUDA device, with three events and without waiting."""
 
     def __init__(self) -> None:
         self._steps = 0
-        self._events: list[Any] = []  # of the step being measured
+        self._events: list[Any] = []  # the events of the step that is being measured
         self._pending: deque[list[Any]] = deque()
         self._milliseconds: list[tuple[float, float]] = []
         self._is_over = False
@@ -195,7 +195,7 @@ class DeviceClock:
         try:
             event = cuda.Event(enable_timing=True)
             event.record()
-        except RuntimeError:  # not allowed at present: the script's own work continues
+        except RuntimeError:  # events are not allowed at present, as in a graph capture
             self.close()
             return
         self._events.append(event)
@@ -205,5 +205,5 @@ class DeviceClock:
             while self._pending and self._pending[0][-1].query():
                 asked, got, ended = self._pending.popleft()
                 self._milliseconds.append((asked.elapsed_time(got), got.elapsed_time(ended)))
-        except RuntimeError:  # events of two devices
+        except RuntimeError:  # the events belong to two devices
             self.close()

@@ -1,4 +1,4 @@
-"""Tunable settings of a loader, and the speed of a loader with them."""
+"""Tunable settings of a loader, and measurements of a loader with given settings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fastpipe.tools.costs import epochs
 from fastpipe.tools.loaders import is_map_style, processes_of
 
 _CHECK_S = 0.25
-_LOOKED_AT = 64  # images whose sizes represent all
+_LOOKED_AT = 64  # number of images whose sizes stand for all images
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class Settings:
         return found
 
     def as_text(self, before: Settings) -> str:
-        """Return the arguments of a loader, and the changed arguments of its dataset, as text."""
+        """Return the arguments of the loader, and the changed arguments of its dataset, as text."""
         values = self.of_loader | self.of_dataset(before)
-        # Here num_workers always counts processes.
+        # ``workers`` is left out, because num_workers counts processes here.
         return ", ".join(f"{name}={value!r}" for name, value in values.items() if name != "workers")
 
 
@@ -69,7 +69,7 @@ class Base:
         self.is_sequence = is_map_style(loader.dataset)
         fast = fastpipe.accelerate(loader, num_workers=0)
         self.is_threaded = hasattr(fast, "clock")
-        # The content of the caches of torchvision's folders, which fastpipe's own cache replaces.
+        # For torchvision's folders, the trials switch fastpipe's own cache off.
         self._cache: dict[str, Any] = {}
         if self.is_threaded and not self.folders and Cache.of(getattr(loader, "cache", "auto")) == Cache():
             self._cache = {"cache": "off"}
@@ -86,7 +86,7 @@ class Base:
 
     @contextlib.contextmanager
     def dataset_with(self, settings: Settings) -> Iterator[None]:
-        """Apply these settings to fastpipe's datasets for a while, without ``cache="auto"``."""
+        """Apply ``settings`` to fastpipe's datasets inside the context, and switch ``cache="auto"`` off."""
         names = ("threads", "decode", "cache")
         before = [(one, name, vars(one)[name]) for one in self.folders for name in names if name in vars(one)]
         try:
@@ -104,7 +104,7 @@ class Base:
             if settings.threads is not None:
                 one.threads = settings.threads
             if settings.backend is not None and settings.backend != one.decode.backend:
-                # A share on the GPU belongs to the other back end.
+                # ``gpu_share`` was for the previous back end.
                 one.decode = replace(one.decode, backend=settings.backend, gpu_share=None)
             if settings.cache is not None and settings.cache != one.cache:
                 one.cache = settings.cache
@@ -183,9 +183,9 @@ def measure(
         took, waited, count = took + epoch.seconds, waited + epoch.waited, count + epoch.batches
         is_over = epoch.is_over
         if not is_over:
-            memory.look()  # while its workers exist
+            memory.look()  # the workers still exist
     if is_over:
-        iterator = iter(loader)  # kept alive while its memory is measured
+        iterator = iter(loader)  # keep its workers while their memory is measured
         for _ in zip(range(skipped), iterator, strict=False):  # until each worker has made a batch
             pass
         memory.look()
@@ -255,7 +255,7 @@ def decoded_bytes(dataset: Any) -> int | None:
     if isinstance(dataset, fastpipe.FastHDF5Dataset):
         return int(len(dataset) * sum(dtype.itemsize * np.prod(shape) for dtype, shape in dataset.kinds))
     samples = getattr(dataset, "samples", None)
-    if not samples or not os.path.isfile(samples[0][0]):  # samples in a bucket would have to be fetched
+    if not samples or not os.path.isfile(samples[0][0]):  # not for samples in a bucket
         return None
     image = require("PIL.Image", extra="image")
     step = max(1, len(samples) // _LOOKED_AT)
@@ -264,7 +264,7 @@ def decoded_bytes(dataset: Any) -> int | None:
         try:
             with image.open(path) as opened:
                 areas.append(opened.width * opened.height)
-        except OSError:  # reported when it is decoded
+        except OSError:  # decoding reports the error
             continue
     return int(3 * np.mean(areas) * len(samples) * 1.05) if areas else None
 

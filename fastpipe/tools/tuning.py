@@ -1,4 +1,4 @@
-"""``autotune``: find a loader's best settings for this machine by measuring."""
+"""``autotune``: find the fastest settings of a loader on this machine by measurements."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from fastpipe.tools.trials import (
     warm_up,
 )
 
-_PART = 0.5  # fraction of the free memory
+_PART = 0.5  # default ``memory_budget``, as a fraction of the free memory
 _log = logging.getLogger("fastpipe")
-_HOPELESS, _CLOSE = 1.25, 1.12  # multiples of the best time: measured only once; measured more often
+_HOPELESS, _CLOSE = 1.25, 1.12  # multiples of the best time for a second and a fourth measurement
 _ROUNDS, _MOST_ROUNDS = 3, 5
-_SAME, _MOST_NOISE = 0.03, 0.05  # of a batch's time: a smaller gain is not worth processes or memory
+_SAME, _MOST_NOISE = 0.03, 0.05  # fractions of a batch's time: a smaller gain does not justify more processes
 _NO_STALL = 0.02
 _MOST_WORKERS, _MOST_AHEAD, _MOST_THREADS = 32, 16, 64
 _SHARE = 1 / 60  # fraction of the total time for one measurement
@@ -103,12 +103,12 @@ class Search:
     def _ahead(self, best: Trial) -> Trial:
         now = best.settings
         if not now.workers and not self._base.is_threaded:
-            return best  # a batch is made on request
+            return best  # no batch is made ahead
         return self._climb(best, lambda one, ahead: replace(one, ahead=ahead), [1, 4], _MOST_AHEAD)
 
     def _threads(self, best: Trial) -> Trial:
         if best.settings.threads != "auto":
-            return best  # there are none, or the script sets their number
+            return best  # there are no threads, or the script sets their number
         each = max(1, self._cores // max(1, best.settings.workers))
         values = sorted({1, each // 2, 2 * each} - {0, each})
         return self._climb(best, lambda one, threads: replace(one, threads=threads), values, _MOST_THREADS)
@@ -181,7 +181,7 @@ class Search:
         margin = min(_MOST_NOISE, max(_SAME, 2 * best.spread, 2 * fastest.spread))
         if fastest is best or fastest.batch_s < best.batch_s / (1 + margin):
             return fastest
-        # Equally fast with fewer processes, and so with less memory.
+        # Among equally fast settings, take the fewest processes, which need the least memory.
         equal = [one for one in rivals if one.batch_s <= fastest.batch_s * (1 + margin)]
         return min(equal, key=lambda one: (one.settings.workers, one is not best))
 
@@ -197,14 +197,14 @@ class Search:
         try:
             with self._base.dataset_with(settings), self._noted_warnings():
                 loader = self._base.made(settings, for_trial=True)
-                if not self._is_warm:  # the first settings must not pay for imports and compilation
+                if not self._is_warm:  # otherwise the first measurement would include imports and compilation
                     warm_up(loader)
                     self._is_warm = True
                 skipped = max(2, settings.workers)
                 found = measure(loader, self._step, self._each_s, skipped, self._budget)
         except OverBudgetError as error:
             trial.why = str(error)
-        except Exception as error:  # ignore any error: the script's own settings work
+        except Exception as error:  # any error of other settings is ignored: the script's own settings work
             if not any(one.measured for one in self.trials):
                 raise
             trial.why = f"{type(error).__name__}: {error}"
@@ -240,14 +240,15 @@ class Search:
 
 @dataclass(frozen=True, repr=False)
 class Tuning(TextReport):
-    """The result of :func:`fastpipe.autotune`; ``print`` it.
+    """The result of :func:`fastpipe.autotune`.  ``print(tuning)`` shows it.
 
     Attributes:
         loader: a ``FastLoader`` with the best settings, ready to use.
-        best, before: settings, with their measurements.
-        trials: all tried settings.
-        notes: why nothing else was tried.
-        config: the best settings, as arguments to paste.
+        best: the best settings and their measurements.
+        before: the original settings and their measurements.
+        trials: all tried settings and their measurements.
+        notes: remarks, such as the reasons why some settings were not tried.
+        config: code with the best settings, to paste into a script.
         seconds: duration of the search.
     """
 
@@ -261,11 +262,11 @@ class Tuning(TextReport):
 
     @property
     def gain(self) -> float:
-        """Speed-up of a batch, with its step if there is one, over the settings before."""
+        """The speed-up of a batch (with ``step``: of a batch and its step) over the original settings."""
         return self.before.batch_s / self.best.batch_s
 
     def show(self, console: Console) -> None:
-        """Print the result on a console."""
+        """Print the result on a console, in the width and colours of the console."""
         print_line(console, self._verdict, style="bold")
         print_line(console, f"    {self.config}")
         for note in self.notes:
@@ -294,7 +295,7 @@ class Tuning(TextReport):
         return said, in_duration(trial.batch_s), *rest
 
     def as_json(self) -> dict[str, Any]:
-        """Return everything except the loader as JSON-compatible values."""
+        """Return the result, except the loader, as dicts, lists, strings and numbers for JSON."""
         return {
             "config": self.config, "gain": self.gain, "seconds": self.seconds, "notes": list(self.notes),
             "trials": [
@@ -312,31 +313,34 @@ def autotune(
 ) -> Tuning:  # fmt: skip
     """Find the fastest settings of a loader on this machine: workers, prefetch, threads, decoder, cache.
 
-    It changes one setting after another, then tries the settings around the best.  Each is measured on the
-    loader's own data; close ones are measured several times in turns.  Of equally fast settings it takes
-    those with the fewest processes.  The content and the order of batches stay the same.  A cache is measured
-    as in later epochs, on a part of the data, if it can hold everything that a dataset decodes.
+    ``autotune`` changes one setting after another, and then tries settings close to the best settings.  The
+    settings are measured on the loader's own data.  Settings that are nearly as fast as the best settings are
+    measured several times, in turns.  Among equally fast settings, ``autotune`` chooses the settings with the
+    fewest processes.  The content and the order of batches stay the same.  A cache is tried if it can hold
+    all decoded samples of the dataset.  The cache is then filled with a part of the data, and the speed of
+    later epochs is measured.
 
-    It does not draw from the global random generators, nor from the loader's.
+    The global random generators and the loader's random generators are restored afterwards.
 
     Args:
-        loader: a ``DataLoader`` or ``FastLoader``; or a dataset, together with ``batch_size``, which is
+        loader: a ``DataLoader``, a ``FastLoader``, or a dataset.  A dataset needs ``batch_size`` and is
             shuffled.
-        batch_size: batch size of the loader for a dataset.
-        step: trains on a batch, so that the loader is measured together with its use.  Discard the model that
-            it trains.  The search ends as soon as it hardly waits for data.  None measures the loader alone.
-        memory_budget: bytes that a loader may use beyond the present memory of this process: for its worker
-            processes, prefetched batches, and a cache.  Settings that need more are rejected or skipped.
-            Default: half of the memory that is free to this process.
-        seconds: time after which nothing more is tried.
+        batch_size: batch size for a dataset.
+        step: function that trains on a batch.  The loader is then measured together with the training, and
+            the search ends as soon as at most 2 % of the time are spent waiting for data.  Do not keep the
+            model that ``step`` trains.  None measures only the loader.
+        memory_budget: number of bytes that a loader may use in addition to the present memory of this
+            process, for worker processes, prefetched batches and a cache.  Settings that need more memory are
+            not used.  The default is half of the memory that is free to this process.
+        seconds: number of seconds after which no further settings are tried.
 
     Returns:
-        A :class:`Tuning` with a ready ``loader`` and a ``config`` to paste.  If ``threads``, the decoder or
-        the cache of one of fastpipe's datasets changed, they are set on that dataset.
+        A :class:`Tuning` with a ``loader`` to use and a ``config`` to paste.  If the best settings change
+        ``threads``, the decoder or the cache of a dataset of fastpipe, the dataset itself is changed.
 
     Raises:
-        OptionError: an option is invalid, or the loader has no batch.
-        Exception: an error of the loader with its own settings.
+        OptionError: an argument is invalid, or the loader has no batch.
+        Exception: the loader raised an error with its own settings.
 
     >>> from torch.utils.data import DataLoader
     >>> tuning = autotune(DataLoader(range(640), batch_size=64), seconds=1)
@@ -406,7 +410,7 @@ def _config(base: Base, settings: Settings, is_dataset: bool) -> str:
 def _generators_kept(loader: Any) -> Iterator[None]:
     torch = require("torch", extra="torch")
     holders = [loader, loader.sampler, loader.batch_sampler]
-    for holder in holders:  # samplers may contain samplers
+    for holder in holders:  # a sampler may contain another sampler
         inner = getattr(holder, "sampler", None)
         if inner is not None and all(inner is not one for one in holders):
             holders.append(inner)
@@ -422,7 +426,7 @@ def _generators_kept(loader: Any) -> Iterator[None]:
             restore.append(functools.partial(one.setstate, one.getstate()))
         elif isinstance(one, (np.random.RandomState, torch.Generator)):
             restore.append(functools.partial(one.set_state, one.get_state()))
-    # A step may draw on a GPU, for instance for dropout.
+    # A step may use the random generators of a GPU, for instance for dropout.
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices):
         try:

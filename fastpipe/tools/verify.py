@@ -1,4 +1,4 @@
-"""``fastpipe verify FOLDER``: check that the swap leaves the results for this folder the same."""
+"""``fastpipe verify FOLDER``: check that fastpipe and torchvision return the same samples for a folder."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from fastpipe.core.text import counted
 from fastpipe.tools.comparison import MOST_KEPT, NAMED, Chain, Failure, Outcome, chain_of, compare_folder
 
 SCHEMA = 1
-MOST_NAMED = 5  # most failing files named on the terminal; the JSON file has more
-NAME_WIDTH = 24  # width of the longest name of a figure, and a gap
+MOST_NAMED = 5  # most failing files to print; the JSON file has more
+NAME_WIDTH = 24  # width of the longest name of a figure, plus a gap
 DEFAULT_IMAGES = 1000
 
 
@@ -212,7 +212,7 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
         progress.now(f"comparing: {outcome.seen:,} of {outcome.chosen:,} images")
 
     with warnings.catch_warnings(), torch.no_grad():
-        # Pillow warns about odd files, as it does in training; here that would break the progress line.
+        # Pillow's warnings about unusual files would break the progress line.
         warnings.filterwarnings("ignore", module="PIL")
         warnings.filterwarnings("ignore", message="Palette images with Transparency")
         outcome = compare_folder(stock, chain, args.images, args.seed, on_image)

@@ -1,4 +1,4 @@
-"""The activity of a loader's dataset, in any process: its time by stage, and the files that it reads."""
+"""Observation of a loader's dataset, in any process: its time by stage, and the files that it reads."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from fastpipe.tools.recorder import Recorder, Tally
 from fastpipe.tools.stacks import COLLATE, Boundary
 
 _log = logging.getLogger("fastpipe.profile")
-_LAST = 100  # priority that runs it among the first finalizers of a process
-_SPANS = 400  # batches whose begin and end are kept, for a trace
+_LAST = 100  # priority among the finalizers of a process: high priorities run first
+_SPANS = 400  # most batches whose times are kept, for a trace
 _OBSERVERS = "_fastpipe_observers"
-_MOST_ARRAY_READS, _MOST_IMAGE_READS = 256, 512  # enough, as a dataset does the same for each sample
+_MOST_ARRAY_READS, _MOST_IMAGE_READS = 256, 512  # most observed reads: samples are read alike
 _FORMATS = ("zarr", "zarr3", "n5")
-_LOADERS = {"nibabel": "load", "tifffile": "imread", "zarr": "open", "numpy": "load"}  # for volumes
+_LOADERS = {"nibabel": "load", "tifffile": "imread", "zarr": "open", "numpy": "load"}  # load volumes
 _LEAST_DIMENSIONS = 3
 _MOST_LOADS, _MOST_VOLUMES = 512, 64
 
@@ -49,14 +49,14 @@ class Account:
     spans: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=_SPANS))
 
     def __getstate__(self) -> dict[str, Any]:
-        # For pickles and copies, during which other threads continue.
+        # Copies, because other threads may change the originals while they are pickled.
         return {**vars(self), "spans": self.spans.copy(), "tally": Tally(self.tally)}
 
 
 class Witness:
-    """An observer of a loader's dataset, in any process; each process writes its account to the folder."""
+    """An observer of a loader's dataset.  Each process writes an account (its measurements) to ``folder``."""
 
-    # The witness of the loader that makes a batch in this process; a thread may iterate several, all similar.
+    # The witness of the loader that now makes a batch in this process.  A thread may iterate several loaders.
     _active: Witness | None = None
 
     def __init__(self, folder: str) -> None:
@@ -70,21 +70,21 @@ class Witness:
     def begin(self) -> None:
         if self._pid == os.getpid():
             return
-        from torch.utils.data import get_worker_info  # imported already by the caller
+        from torch.utils.data import get_worker_info  # the caller has imported torch
 
         worker = get_worker_info()
         self._account = Account(-1 if worker is None else worker.id)
         self._pid, self._cpu = os.getpid(), time.process_time_ns()
         self._reads = Reads()
         self._account.arrays = self._reads.arrays
-        # If this process makes the batches, several threads may take turns: TensorFlow's, for Keras.
+        # Without workers, several threads may make batches in turn, as TensorFlow's threads do for Keras.
         threads = None if worker is None else [threading.get_ident()]
         self._recorder = Recorder(
             BOUNDARIES, threads, self.tell, counts=lambda: Witness._active in (None, self)
         )
         self._recorder.tally = self._account.tally
         self._recorder.start()
-        if worker is not None:  # its main thread ends before other threads run again
+        if worker is not None:  # the recorder's thread may not run again before the worker ends
             Finalize(None, self.close, exitpriority=_LAST)
 
     def close(self) -> None:
@@ -127,7 +127,7 @@ class Witness:
     def tell(self) -> None:
         self._update()
         path = Path(self._folder, f"{os.getpid()}.unfinished")
-        with contextlib.suppress(OSError):  # its reader has ended, and the folder is gone
+        with contextlib.suppress(OSError):  # the reading process has ended and removed the folder
             path.write_bytes(pickle.dumps(self._account))
             path.replace(path.with_suffix(".account"))
 
@@ -150,7 +150,7 @@ class TimedDataset:
         return len(self.dataset)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("dataset", "_witness"):  # while it is being unpickled
+        if name in ("dataset", "_witness"):  # this object is being unpickled
             raise AttributeError(name)
         return getattr(self.dataset, name)
 
@@ -228,7 +228,10 @@ BOUNDARIES: dict[CodeType, Boundary] = {
 
 
 def observe(owner: Any, name: str, see: Callable[..., object]) -> Callable[[], None]:
-    """Call ``see`` after each call of a function; return a function that undoes it, in any order."""
+    """Call ``see`` after each call of the function ``name`` of ``owner``.
+
+    Return a function that ends this observation.  Several observations may end in any order.
+    """
     function = getattr(owner, name)
     observers = getattr(function, _OBSERVERS, None)
     if observers is None:
@@ -240,7 +243,7 @@ def observe(owner: Any, name: str, see: Callable[..., object]) -> Callable[[], N
     def end() -> None:
         if see in observers:
             observers.remove(see)
-        # If other code has replaced the function since, this one stays, and does nothing.
+        # If other code has replaced the function, the wrapper stays and only calls the original.
         if not observers and getattr(owner, name) is function:
             setattr(owner, name, function.__wrapped__)
 
@@ -255,7 +258,7 @@ def _observed(function: Any) -> Any:
         for see in tuple(observers):
             try:
                 see(value, *args, **kwargs)
-            except Exception:  # ignore any error: the caller's own work continues
+            except Exception:  # the caller's work continues after any error
                 _log.warning("%s is no longer observed", function, exc_info=True)
                 observers.remove(see)
         return value
@@ -307,15 +310,15 @@ class Reads:
             self._observe(sys.modules["h5py"].Dataset, "__getitem__", self._read, "h5py")
         module = sys.modules.get("PIL.Image")
         if module is not None:
-            # Other threads may be reading.  The last operation on an image is observed first and removed
-            # first, so that an observed box always belongs to an image whose size was observed.
+            # Other threads may read images now.  A thread opens, crops and then resizes an image.  The last
+            # operation is observed first and removed first, so that a box is never observed without a size.
             self._observe(module.Image, "resize", self._resized, "resize")
             self._observe(module.Image, "crop", self._cropped, "crop")
             self._observe(module, "open", self._opened, "open")
         return self
 
     def close(self) -> None:
-        while self._ends:  # an end is kept until it has run: an interruption in between must not lose it
+        while self._ends:  # an interruption must not lose a function that has not run
             key = next(iter(self._ends))
             self._ends[key]()
             self._ends.pop(key, None)
@@ -351,7 +354,7 @@ class Reads:
         self.opened += 1
         self._local.read = None
         if not isinstance(fp, (str, bytes, os.PathLike)):
-            fp = getattr(fp, "name", None)  # of an open file
+            fp = getattr(fp, "name", None)  # ``fp`` is an open file
         if len(self.images) < _MOST_IMAGE_READS and isinstance(fp, (str, bytes, os.PathLike)):
             self._local.read = ImageRead(os.path.abspath(os.fsdecode(fp)))
             self.images.append(self._local.read)
@@ -389,5 +392,5 @@ def _paths(value: Any) -> Iterator[str]:
             text = str(value.store_path)
             if text.startswith("file://"):
                 yield text.removeprefix("file://").rstrip("/")
-    except Exception:  # an array without a description is ignored
+    except Exception:  # the array cannot be described: ignore it
         return

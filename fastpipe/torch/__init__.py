@@ -1,4 +1,4 @@
-"""Datasets and a loader with torch's own interfaces."""
+"""Datasets and a loader that have the same interfaces as torch's own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from fastpipe.core.extras import load_part, require
 from fastpipe.core.processes import load_triton_apart
 
-# First, so that the error for a missing package contains the pip command that installs it.
+# This call comes first, so that the error for a missing package contains the pip command that installs it.
 require("torch", extra="torch")
 load_triton_apart()
 
@@ -26,7 +26,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-# Imported on first use.
+# The module that defines each name.  A module is imported when one of its names is first used.
 _LAZY = {
     "EpochTimer": "fastpipe.torch.trainers",
     "FastHDF5Dataset": "fastpipe.torch.hdf5_dataset",

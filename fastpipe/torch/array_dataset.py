@@ -1,4 +1,4 @@
-"""Datasets whose samples are rows of arrays, made a batch at a time: shared by HDF5 files and volumes."""
+"""Datasets whose samples are rows of arrays, made a batch at a time: the base for HDF5 files and volumes."""
 
 from __future__ import annotations
 
@@ -36,10 +36,11 @@ class UserCode:
     """The script's own functions that process the values of a sample.
 
     Attributes:
-        transform: called with all values if it is ``joint``, else with the sample of a dict, else with the
-            first value.
-        is_safe: the script promises that several threads may call it at once.
-        target_transform: called with the second value.
+        form: the structure of a sample.
+        transform: a function or None.  If ``joint``, it is called with all values.  Otherwise it is called
+            with the whole sample if this is a dict, or else with the first value.
+        is_safe: whether several threads may call ``transform`` at once.
+        target_transform: a function that is called with the second value, or None.
     """
 
     form: Form
@@ -57,11 +58,12 @@ class UserCode:
 
     @property
     def runs_here(self) -> bool:
-        """True if some of the code runs only in the consumer's thread."""
+        """True if some of the functions run only in the consumer's thread."""
         return self.target_transform is not None or not self.is_safe
 
     def transformed(self, values: list[Any], seed: Callable[[], int] | None) -> list[Any]:
-        """Return the values after ``transform``; its draws through torch use the seed from a function."""
+        """Return the values after ``transform``.  ``seed`` returns a seed for torch's random numbers; None
+        leaves torch's generators as they are."""
         transform = self.transform
         if transform is None:
             return values
@@ -81,7 +83,7 @@ class UserCode:
 
 
 class StockSamples(Dataset[Any]):
-    """The samples of a dataset without fastpipe: a format's own library reads the values."""
+    """A dataset with the same samples that does not use fastpipe: the format's own library reads values."""
 
     def __init__(self, rows: Any, code: UserCode) -> None:
         self._rows, self._code = rows, code
@@ -98,7 +100,7 @@ class StockSamples(Dataset[Any]):
 
 
 class RowsBatch(StartedBatch):
-    """A batch that is being read; ``parts`` are its memory."""
+    """A batch that is being read.  ``parts`` are the memory to which it is read."""
 
     def __init__(
         self, pending: PendingRead, parts: Sequence[Part], pool: ThreadPool | None, form: Form,
@@ -107,7 +109,7 @@ class RowsBatch(StartedBatch):
         self.pending: PendingRead = pending
         self.parts, self.count = parts, len(pending.samples)
         self.nbytes = sum(part.array.nbytes for part in parts)
-        # The threads must outlive the batch, even if the dataset gets new ones meanwhile.
+        # The threads must live as long as the batch, even if the dataset gets new threads in the meantime.
         self._pool, self._form, self._code = pool, form, code
         self._key, self._is_keyed, self._is_threaded = key, is_keyed, is_threaded
 
@@ -120,7 +122,7 @@ class RowsBatch(StartedBatch):
             kept = list(self.kept)
             parts = [_part_of(part.array[kept], part.tensor is not None) for part in parts]
         if self._form.kind == "value" and parts[0].array.ndim == 1:
-            values = list(parts[0].array)  # scalars, collated by torch according to their types
+            values = list(parts[0].array)  # scalars, which torch collates according to their types
             return list(map(copied, values)) if parts[0].array.dtype.kind == "V" else values
         return SampleRows(self._form, parts)
 
@@ -131,10 +133,10 @@ class RowsBatch(StartedBatch):
         def make(number: int) -> None:
             row = self.kept[number]
             try:
-                # Without a key there is no transform either, and only ``target_transform`` is to run.
+                # If there is no key, there is no transform either: only ``target_transform`` must run.
                 seed = partial(self._seed, row) if self._code.is_safe and self._key is not None else None
                 made[row] = self._code.transformed(self._values(row), seed)
-            except Exception as error:  # raised if its sample is the first that failed
+            except Exception as error:  # raised below if no earlier sample of the batch has failed
                 failed[row] = error
 
         if self._code.is_safe and self._is_threaded and self._pool is not None:
@@ -156,13 +158,13 @@ class RowsBatch(StartedBatch):
                         values = self._code.transformed(self._values(row), None)
                     samples.append(self._code.sample(values))
                 except Exception as error:
-                    failed.clear()  # a traceback refers to this batch and its memory
+                    failed.clear()  # the tracebacks of these errors refer to this batch and its memory
                     say_where(error, self.pending.item(row))
                     raise
         return samples
 
     def _values(self, row: int) -> list[Any]:
-        # Copies, because a transform's result is often a view of its input.
+        # Copy the values, because a transform's result is often a view of its input.
         return [copied(part.array[row]) for part in self.parts]
 
     def _seed(self, row: int) -> int:
@@ -174,33 +176,34 @@ def _part_of(array: npt.NDArray[Any], is_tensor: bool) -> Part:
     return Part(array, torch.from_numpy(array) if is_tensor else None)
 
 
-# Parts of a batch with fewer bytes have memory of their own: a script that keeps the labels of an epoch
-# would otherwise keep slots, and a worker that sends them would use a segment.
+# Parts of a batch with fewer bytes, such as labels, get newly allocated memory.  Otherwise a script that
+# keeps an epoch's labels would keep slots (reusable memory), and a worker would send them in a whole segment.
 _OWN_MEMORY = 1 << 18
 
 
 class RowsDataset(BatchedDataset, Dataset[Any]):
     """A dataset whose samples are rows of arrays, made a batch at a time.
 
-    Subclasses define ``plan``; ``_wants_key``: whether samples need random draws; ``_reading``: a
-    ``BatchReader``'s way to read a batch; ``_code``: the script's functions for samples; and ``_stock``: the
-    same samples without fastpipe.
+    Subclasses define ``plan``, how data are read; ``_wants_key``, whether samples need random numbers;
+    ``_reading``, which returns the ``Reading`` of a batch; ``_code``, which returns the script's functions
+    for samples; and ``_stock``, which returns the same samples without fastpipe.
     """
 
     seed: int | None
     bad_samples: BadSamples
-    # Bytes of batches that a loader may begin while one sample delays the batch that is due.
+    # Bytes of additional batches that a loader may begin while one sample delays the next batch.
     _spare_nbytes: int = MOST_SPARE
     _form: Form
     _values: list[Value]
 
     @property
     def _draws_samples(self) -> bool:
-        """True if each epoch draws new samples."""
+        """True if each epoch has new random samples."""
         return False
 
     def _places_in_files(self) -> npt.NDArray[np.int64] | None:
-        """Return the number of each sample's file or other unit, int64 (N,); None if there is only one."""
+        """Return the number of each sample's file, volume or first index, int64 (N,); None if there are not
+        several, or samples are random."""
         return None
 
     def _prefetcher(self, dataset: Any, *, is_here: bool) -> Prefetcher | None:
@@ -209,27 +212,27 @@ class RowsDataset(BatchedDataset, Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         """Return sample ``index``."""
-        # Keep an int as it is: a subclass of int may carry the epoch.
+        # Do not convert an int: it may be of a subclass of int that contains the epoch (``KeyedIndex``).
         number = index if isinstance(index, int) else operator.index(index)
         batch = self._start_batch([number], threaded=False)
         samples = self._only(batch)
-        if isinstance(samples, SampleRows):  # its own samples have types that collate without a copy
+        if isinstance(samples, SampleRows):  # return plain types, not those that collate without a copy
             return self._form.sample([part.array[0] for part in batch.parts])
         return samples[0]
 
     def batch_sampler(
         self, batch_size: int, *, shuffle: bool | Shuffle, drop_last: bool = False, shard: Shard | None = None
     ) -> DatasetBatches:
-        """Make batches of indices for a stock ``DataLoader``; a :class:`fastpipe.FastLoader` needs none.
+        """Make batches of indices for torch's ``DataLoader`` (a :class:`fastpipe.FastLoader` needs none).
 
-        With the dataset's ``seed`` the order is a function of seed and epoch; without one, each epoch's
+        With the dataset's ``seed`` the order depends only on seed and epoch.  Without a seed, each epoch's
         order is drawn from torch's global generator.
 
         Args:
             batch_size: number of samples in a batch.
             shuffle: False, True or a :class:`fastpipe.Shuffle`.
             drop_last: leave out an incomplete last batch.
-            shard: this rank's part, a :class:`fastpipe.Shard`.  Default: everything.
+            shard: this rank's part of each epoch, a :class:`fastpipe.Shard`.  Default: all samples.
 
         >>> import h5py, os, tempfile
         >>> from fastpipe import FastHDF5Dataset
@@ -247,7 +250,7 @@ class RowsDataset(BatchedDataset, Dataset[Any]):
         return DatasetBatches(self, batch_size, shuffle, drop_last, shard)
 
     def _shown(self, lines: Sequence[str], **options: Any) -> str:
-        """Return the repr, made of these lines and of the options that are not None."""
+        """Return text for ``repr``, made of ``lines`` and of the options that are not None."""
         bad_samples = None if self.bad_samples == BadSamples() else self.bad_samples
         options |= {"Bad samples": bad_samples, "Seed": self.seed}
         given = [f"{name}: {value!r}" for name, value in options.items() if value is not None]
@@ -284,7 +287,7 @@ class RowsDataset(BatchedDataset, Dataset[Any]):
             if not threaded or nbytes < _OWN_MEMORY or value.dtype.hasobject:
                 array = np.empty(shape, value.dtype)
             elif value.torch_dtype is not None and get_worker_info() is not None:
-                # The batch goes to the parent: use memory that both can access.
+                # The batch is sent to the parent: use memory that both processes can access.
                 array = shared_flat(nbytes).numpy().view(value.dtype).reshape(shape)
             else:
                 array = slots.take(shape, value.dtype)
@@ -293,7 +296,7 @@ class RowsDataset(BatchedDataset, Dataset[Any]):
 
 
 class RowsSource(Source):
-    """The source of batches of row datasets behind the user's dataset."""
+    """The source of batches of ``RowsDataset`` objects that are the user's dataset or inside it."""
 
     _batches: EpochBatches | None = None
 
@@ -315,7 +318,7 @@ class RowsSource(Source):
         return [prefetcher for prefetcher in found if prefetcher is not None]
 
     def follow_order(self, batches: EpochBatches | None) -> None:
-        # Data that ranks share are not used in any single rank's order.
+        # If several ranks use the data, the order of all ranks differs from the order of this rank.
         self._batches = batches if batches is not None and batches.shard.world == 1 else None
 
     def made_by(self) -> object:

@@ -1,4 +1,4 @@
-"""Batches of images while they are made: their samples, memory, and the user code that remains to run."""
+"""Batches of images that are being made: their samples, memory, and the user code that must still run."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from fastpipe.torch.wrappers import positions_of
 
 LAYOUTS: dict[Any, Layout] = {torch.contiguous_format: "contiguous", torch.channels_last: "channels_last"}
 
-PLACED = object()  # the value of a sample that is in the batch's memory
+PLACED = object()  # replaces the value of a sample that was written to the batch's memory
 
 
 def matches_spec(value: Any, like: SampleSpec) -> bool:
-    """Return whether a sample is such a tensor, in plain memory, with any strides."""
+    """Return whether a sample is a tensor with this spec in plain CPU memory.  Any strides are allowed."""
     return (
         type(value) is like.kind
         and value.shape == like.shape
@@ -52,14 +52,14 @@ def matches_spec(value: Any, like: SampleSpec) -> bool:
 
 
 class SpecGuess:
-    """A prediction, from finished batches, of the tensors that a plan's samples will be.
+    """A prediction of the class, shape and dtype that a plan (a compiled transform) gives to samples.
 
-    The first batch whose samples are all alike decides.  After the first sample that differs, each
-    sample is a separate value.
+    If all samples of the first finished batch have the same spec, this spec is predicted for later batches,
+    whose samples share one tensor.  After a sample with another spec, each sample is a separate value.
     """
 
     def __init__(self) -> None:
-        # The plan and its spec, None if samples differ.  Replaced together: several threads may use it.
+        # The plan and its spec, None if samples differ.  They are one tuple, because several threads use it.
         self._known: tuple[object, SampleSpec | None] = None, None
 
     def of(self, plan: object) -> SampleSpec | None:
@@ -67,7 +67,7 @@ class SpecGuess:
         return like if known is plan else None
 
     def learn(self, plan: object, values: Sequence[Any]) -> None:
-        """Learn from samples that were separate values."""
+        """Update the prediction with the samples of a batch that were separate values."""
         known, like = self._known
         if known is not plan:
             first = values[0]
@@ -82,10 +82,11 @@ class Place(NamedTuple):
     """The destination of a batch's samples.
 
     Attributes:
-        memory: the batch's memory, which the plan writes; or a row of a larger batch for each sample.
-        tensor: (N, …) over the memory; None if samples are separate values, or in a larger batch.
-        like: the spec of samples that ``tensor`` can hold; None if the plan writes all of them there.
-        finish: the remaining work of the thread that made a sample; ``then``: the same, done by the engine.
+        memory: the memory to which the plan writes the batch, or, for each sample, a row of a larger batch.
+        tensor: a tensor (N, …) that shares this memory; None for separate values or rows of a larger batch.
+        like: the spec that a sample needs to be stored in ``tensor``; None if the plan writes all samples.
+        finish: a function that is called with each sample's value and number, in the thread that decoded it.
+        then: the same work as ``finish``, in a form that the native engine can do.
     """
 
     memory: npt.NDArray[Any] | Sequence[npt.NDArray[Any]] | None = None
@@ -100,11 +101,13 @@ class BatchRequest:
     """Settings for making a batch of images.
 
     Attributes:
-        threaded: threads may make it; else the calling thread does, before the batch is returned.
-        rows: rows of a larger batch for its samples; None gives it memory of its own.
-        sends_bytes: make bytes, on ``device`` if possible; with a ``split`` only its first part.
-        dtype: 16-bit dtype for samples that are not bytes and support it; else "".
-        is_pinned: make it in page-locked memory, for the copy to a GPU.
+        threaded: whether threads make the batch; otherwise the calling thread makes it at once.
+        rows: rows of a larger batch's memory for the samples; None means that the batch gets its own memory.
+        sends_bytes: whether to make images of bytes, which later steps convert on the device.
+        split: the split transform, or None.  With ``sends_bytes``, only its first part is applied.
+        device: the device that decodes images of bytes if possible, or None.
+        dtype: 16-bit dtype for samples that are not bytes and support this dtype; "" for no conversion.
+        is_pinned: whether to make the batch in page-locked memory, for the copy to a GPU.
     """
 
     threaded: bool = True
@@ -117,7 +120,7 @@ class BatchRequest:
 
     @property
     def augments_here(self) -> bool:
-        """True if decoding threads do all of a split transform; else the device does its second part."""
+        """True if decoding threads do both parts of a split transform; else a device does the second part."""
         return self.split is not None and not self.sends_bytes
 
     def plan_of(self, plan: Plan) -> Plan:
@@ -127,17 +130,17 @@ class BatchRequest:
 
 
 class BatchMemory:
-    """An allocator of a dataset's batches in one process, which reuses their memory."""
+    """An allocator of memory for a dataset's batches in one process; it reuses the memory of old batches."""
 
     def __init__(self, is_pinned: bool = False) -> None:
         self.slots = SlotPool(KEPT_SLOTS)
         self._is_pinned = is_pinned
 
     def flat(self, size: int, is_batch: bool = True) -> torch.Tensor:
-        """Return uninitialised memory, uint8 (size,), of a batch or of a single sample."""
+        """Return uninitialised memory, uint8 (size,), for a batch or for a single sample."""
         if not is_batch:
             return torch.from_numpy(np.empty(size, np.uint8))
-        if get_worker_info() is not None:  # the batch goes to the parent: use memory that both can access
+        if get_worker_info() is not None:  # the batch is sent to the parent: use memory that both can access
             return shared_flat(size)
         if self._is_pinned:
             return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
@@ -148,7 +151,7 @@ def _place_of(
     request: BatchRequest, plan: Plan, key: Key, count: int, memory: BatchMemory, like: SampleSpec | None,
     stock_threads: bool,
 ) -> Place:  # fmt: skip
-    """Return where the samples of a request go; ``like`` predicts those of user code."""
+    """Return where to write the samples of a batch; ``like`` predicts the samples that user code makes."""
     if request.split is not None and request.augments_here:
         return _augmented(request.split, key, count, memory, request.rows)
     if plan.output is None and stock_threads:
@@ -174,7 +177,7 @@ def _augmented(split: Split, key: Key, count: int, memory: BatchMemory, rows: Ro
     whole: Any = tensor if rows is None else rows.memory
     batch = split.chain.native_batch(shape, key, whole, *([] if rows is None else [rows.numbers]))
 
-    def finish(value: Any, number: int) -> Any:  # for samples that the engine has declined
+    def finish(value: Any, number: int) -> Any:  # for samples that the native engine cannot make
         problem = batch.change(number, value.as_subclass(torch.Tensor).numpy())
         split.chain.check_change(problem, number)
         return PLACED
@@ -183,7 +186,8 @@ def _augmented(split: Split, key: Key, count: int, memory: BatchMemory, rows: Ro
 
 
 class Batch(StartedBatch):
-    """An unfinished batch of one folder; ``turn`` is its turn on a device, if it is made on one."""
+    """An unfinished batch of one folder.  ``turn`` is the batch's ``gpu_batches.Turn`` if a device decodes
+    some of the images, else None."""
 
     pending: PendingBatch
 
@@ -206,13 +210,13 @@ class Batch(StartedBatch):
         parameters, objects = plan.draw(key), items.positions[:0]
         if remote is not None:
             objects = folder._rows(items.positions)
-            if request.threaded:  # last, because many threads are awake then
+            if request.threaded:  # requested as late as possible, because this wakes many threads
                 remote.reader().need(objects)
         maker = None
         if request.device and request.sends_bytes and plan.writes_bytes:
             maker = runtime.maker_on(request.device)
         turn = self.turn = None if maker is None else maker.turn()
-        # The threads must outlive the batch, even if the dataset gets new ones meanwhile.
+        # The threads must live as long as the batch, even if the dataset gets new threads in the meantime.
         self._folder, self._runtime, self._plan, self._key = folder, runtime, plan, key
         self._tensor, self._like = place.tensor, place.like
         self.nbytes = 0 if self._tensor is None else self._tensor.nbytes
@@ -233,7 +237,7 @@ class Batch(StartedBatch):
         return samples
 
     def make(self) -> Sequence[Any]:
-        """Finish a part of a larger batch that is not delivered yet."""
+        """Wait for the batch and return its samples, without recording that the batch is delivered."""
         kept = self.kept = self.pending.wait()
         targets = self._targets(kept)
         whole = self._whole(kept)
@@ -263,7 +267,8 @@ class Batch(StartedBatch):
         return targets
 
     def _whole(self, kept: Sequence[int]) -> tuple[torch.Tensor, type] | None:
-        """Return the tensor of these samples and the class of its rows; None if some are separate values."""
+        """Return a tensor of the samples ``kept``, and the class of its images; None if some samples are
+        separate values."""
         if self._tensor is None:
             return None
         there = self.there()
@@ -290,7 +295,7 @@ class Batch(StartedBatch):
         try:
             if self._is_keyed:
                 return run_seeded(self._plan.stock, value, _seed_of(self._key, number))
-            for transform in self._plan.stock:  # as in ImageFolder: draws from the script's generators
+            for transform in self._plan.stock:  # as in ImageFolder, these use the script's random generators
                 value = transform(value)
             return value
         except Exception as error:
@@ -311,7 +316,8 @@ def _seed_of(key: Key, number: int) -> int:
 def batch_memory(
     plan: Plan, count: int, memory: BatchMemory, is_batch: bool = True
 ) -> tuple[npt.NDArray[Any] | None, torch.Tensor | None]:
-    """Return memory that the plan writes, for kernels and as a tensor; (None, None) for separate values."""
+    """Return memory for a batch, as an array for kernels and as a tensor; (None, None) if the plan's samples
+    are separate values."""
     spec = plan.output
     if spec is None or count == 0:
         return None, None
@@ -321,14 +327,15 @@ def batch_memory(
 
 
 def batch_memory_like(like: SampleSpec, count: int, memory: BatchMemory) -> torch.Tensor:
-    with torch.inference_mode(False):  # threads write to it, outside the caller's mode
+    with torch.inference_mode(False):  # threads write to the memory outside of the caller's inference mode
         return memory.flat(count * like.nbytes).view(like.dtype).view(count, *like.shape)
 
 
 class Items(Sequence[Item]):
-    """Some samples as work items, each created when it is used.
+    """Some samples of a dataset as ``Item`` objects.  Each object is created when it is used.
 
-    ``samples`` are the dataset's samples at construction: flat arrays, or a list of (path, target).
+    ``samples`` are flat arrays of all samples that the dataset had at construction, or a list of pairs (path,
+    target) of the chosen samples.
     """
 
     def __init__(self, samples: Any, positions: npt.NDArray[np.int64]) -> None:
@@ -352,7 +359,7 @@ class Items(Sequence[Item]):
         return Item(position, self.samples.path(position), self.samples.targets.item(position))
 
     def targets(self, numbers: Sequence[int]) -> list[Any] | npt.NDArray[np.int64]:
-        """Return the targets of some samples; a table's class indices as an array."""
+        """Return the targets of some samples.  Class indices of a table are an array, int64."""
         if self._items is not None:
             return [self._items[number].target for number in numbers]
         positions = self.positions if len(numbers) == len(self) else self.positions[numbers]
@@ -374,7 +381,7 @@ class Items(Sequence[Item]):
             return isinstance(samples, SampleTable) and samples.frozen is self.samples
         try:
             return all(item == _item_of(samples, item.index) for item in self._items)
-        except Exception:  # fewer samples, or targets that cannot be compared
+        except Exception:  # the dataset has fewer samples now, or targets that cannot be compared
             return False
 
 
@@ -386,12 +393,12 @@ def _item_of(samples: Any, position: int) -> Item:
 
 
 def _substitute_of(samples: Any, items: Sequence[Item], key: Key, number: int, attempt: int) -> Item | None:
-    """Return another sample of the same class (any, if targets are neither integers nor strings), drawn with
-    the replaced sample's key; None if there is none."""
+    """Return a random other sample of a bad sample's class, chosen by the bad sample's key; None if there is
+    none.  If targets are neither integers nor strings, all samples count as one class."""
     item = items[number]
     if isinstance(samples, SampleTable) and samples.is_flat:
         targets = samples.targets_array()
-    else:  # objects: in a typed array, 1 and "1", or two integers beyond int64, may become equal
+    else:  # an array of objects: in a typed array, 1 and "1", or two very large integers, could become equal
         targets = np.array([sample[1] for sample in samples], object)
         if not all(isinstance(target, (int, np.integer, str)) for target in targets):
             targets = np.zeros(len(targets), np.int64)

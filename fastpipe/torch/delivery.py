@@ -1,4 +1,4 @@
-"""The last stage of a batch: the copy to the device, normalisation there, and batch augmentation."""
+"""The last stage of a batch: the copy to the device, normalisation on the device, and batch augmentation."""
 
 from __future__ import annotations
 
@@ -19,25 +19,29 @@ if TYPE_CHECKING:
     from fastpipe.augment.chains import ImageChain
     from fastpipe.core.transfer import Transfer
 
-_AUGMENT = 1 << 41  # offset of the draws of batch augmentation, after those of samples and collate
+# Added to a batch's number to seed its augmentation.  Samples and collate functions use smaller numbers.
+_AUGMENT = 1 << 41
 
 
 @dataclass(eq=False)
 class Delivery:
     """The stage that takes batches from an iterator and delivers them on the device.
 
-    The copy of the next batch starts as soon as the batch is ready, and runs during the step that uses the
-    previous one.  The user's augmentation runs when a batch is requested, because it may draw from generators
-    that the step uses as well.
+    The copy of a batch starts as soon as the batch is ready, and runs during the training step with the
+    previous batch.  The user's augmentation runs when a batch is requested, because it may use the same
+    random generators as the training step.
 
     Attributes:
-        transfer: the copy to the device; None leaves batches where they are.
-        finishes: batches arrive as ``Unfinished``, and are finished there, by ``rest`` of a split transform.
-        augment: the user's function for batches; with a ``seed`` its draws depend on epoch and batch only.
-        rank: this rank and the number of ranks.
-        on_epoch: called at an epoch's end with the seconds from batch to batch, and the seconds of waiting.
-        is_made_there: batches may be made on the device, and are collated there.
-        dtype: target dtype for the first part of each batch if that is float32; None leaves it.
+        transfer: the copy to the device; None if batches are not copied.
+        finishes: batches arrive as ``Unfinished``, and their remaining steps run on the device.
+        augment: the user's function for batches.
+        seed: if it is given, the random numbers of ``augment`` depend only on seed, epoch, batch and rank.
+        rank: this rank's number, and the number of ranks.
+        rest: the second part of a split transform, if it runs on the device.
+        on_epoch: called at the end of an epoch with the mean seconds per batch, and the mean seconds that the
+            script waited for a batch.
+        is_made_there: batches may be decoded on the device, and are collated on the device.
+        dtype: the dtype to which the first part of each batch is converted if it is float32; None keeps it.
     """
 
     transfer: Transfer | None
@@ -84,7 +88,7 @@ class Delivery:
     def _pull(self, iterator: Any) -> _Moving:
         try:
             batch = iterator._next_data()
-        except Exception as error:  # also StopIteration; an interrupt is raised at once
+        except Exception as error:  # including StopIteration; a KeyboardInterrupt is not deferred
             return _Moving(DeferredError(error), iterator.how_far)
         point = iterator._sampler_iter.progress.point
         number = point.batches + self._pulled
@@ -97,7 +101,7 @@ class Delivery:
         return _Moving(given, iterator.how_far, point.epoch, number)
 
     def on_stream(self) -> AbstractContextManager[Any]:
-        """Return a context that collates batches on the device, on the stream that finishes them."""
+        """Return a context in which batches on the device are collated on the stream of the transfer."""
         if self.transfer is None or not self.is_made_there:
             return nullcontext()
         return self.transfer.on_stream()
@@ -112,7 +116,7 @@ class Delivery:
         seed = sample_seed(self.seed, epoch, _AUGMENT + number * ranks + rank)
         with preserved_generators():
             seed_generators(seed)
-            with KeyedGenerator(seed):  # covers the device's generators as well
+            with KeyedGenerator(seed):  # also seeds the random numbers drawn on the device
                 return augment(*several)
 
     def _finished(self, batch: Any) -> Any:
@@ -132,7 +136,7 @@ class Delivery:
 
 
 def _in_dtype(batch: Any, dtype: torch.dtype) -> Any:
-    """Convert a batch's first part, or the batch itself, to another dtype if it is a float32 tensor."""
+    """Convert a float32 batch, or the first part of a batch that is a list or tuple, to another dtype."""
     if isinstance(batch, torch.Tensor):
         return batch.to(dtype) if batch.dtype == torch.float32 else batch
     if type(batch) in (list, tuple) and batch:
@@ -141,12 +145,13 @@ def _in_dtype(batch: Any, dtype: torch.dtype) -> Any:
 
 
 class _Pace:
-    """The speed of an epoch."""
+    """A measurement of the time between batches in an epoch, and of the time spent waiting for batches."""
 
     count, first, last, waited = 0, 0.0, 0.0, 0.0
 
     def given(self, asked: float) -> None:
-        """Count a batch that was requested at time ``asked``; the first batch is not representative."""
+        """Count a batch requested at time ``asked``.  The wait for the first batch is not representative, so
+        it is left out."""
         self.last = perf_counter()
         if self.count:
             self.waited += self.last - asked
@@ -161,7 +166,7 @@ class _Pace:
 
 
 class _Moving(NamedTuple):
-    """A batch that is being delivered, or the error raised instead."""
+    """A batch that is being delivered, or an error to raise instead of this batch."""
 
     found: Callable[[], Any] | DeferredError
     how_far: Any
@@ -175,13 +180,13 @@ class _Moving(NamedTuple):
 
 
 class DeferredError:
-    """An error that is kept until its batch is requested."""
+    """An error that is kept until the script requests the batch in which it occurred."""
 
     def __init__(self, error: BaseException) -> None:
         self._error: BaseException | None = error
 
     def take(self) -> BaseException:
-        """Return the error to raise, and drop it, because its traceback keeps many objects alive."""
+        """Return the error and release it here, because its traceback keeps many objects alive."""
         assert self._error is not None
         error, self._error = self._error, None
         return error

@@ -1,4 +1,4 @@
-"""Descriptions of a loader: its plan, its stock equivalent, and advice if its batches are late."""
+"""Descriptions of a loader: its plan, its equivalent without fastpipe, and advice if its batches are late."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class LoaderPlan:
-    """A printable description of what a loader does where, and why.
+    """A printable description of the steps of a loader: where each step runs, and why.
 
     Attributes:
         is_fast: whether fastpipe makes the batches.
@@ -55,7 +55,7 @@ class LoaderPlan:
 
 
 def why_no_source(dataset: Any) -> str:
-    """Return why fastpipe does not make the batches of a dataset, in words; empty if it does."""
+    """Return the reason why fastpipe does not make the batches of a dataset; empty if it makes them."""
     ends = ends_of(dataset)
     reasons = [_why_not_alone(end) for end in ends]
     if not any(reasons) and len(set(map(is_rows, ends))) > 1:
@@ -66,7 +66,7 @@ def why_no_source(dataset: Any) -> str:
 def _why_not_alone(dataset: Any) -> str:
     name = type(dataset).__name__
     if isinstance(dataset, BatchedDataset):
-        its: Any = dataset  # a subclass, or an option, may make samples one by one
+        its: Any = dataset  # a subclass or an option may cause samples to be made one by one
         is_fast = type(its).__getitems__ is BatchedDataset.__getitems__ and its._answers_for_batches()
         return "" if is_fast else f"{name} makes its samples in its own way"
     if is_folder(dataset):
@@ -104,7 +104,8 @@ def _work_note(loader: Any, source: Source | None, depth: int, why_processes: st
 
 
 def stock_loader(loader: Any) -> DataLoader[Any]:
-    """Return torch's loader over torchvision's dataset, with the loader's batches in the same order."""
+    """Return torch's ``DataLoader`` over a dataset without fastpipe, with the same batches in the same
+    order."""
     options = options_of(loader) | {"dataset": stock_dataset(loader.dataset)}
     order, seed = loader._order, loader._effective_seed()
     ours = order.ours()
@@ -122,7 +123,8 @@ def stock_loader(loader: Any) -> DataLoader[Any]:
 
 
 def stock_dataset(dataset: Any) -> Any:
-    """Return a dataset in which those of torchvision, or of the formats' libraries, replace fastpipe's."""
+    """Return a dataset in which torchvision's datasets, or readers by the formats' own libraries, replace
+    fastpipe's datasets."""
     if type(dataset) is Subset:
         return Subset(stock_dataset(dataset.dataset), dataset.indices)
     if type(dataset) is ConcatDataset:
@@ -135,7 +137,7 @@ def stock_dataset(dataset: Any) -> Any:
 
     from fastpipe.torch.image_folder import FastImageFolder
 
-    if type(dataset) is not FastImageFolder:  # a subclass may do anything
+    if type(dataset) is not FastImageFolder:  # a subclass may change the behaviour
         return dataset
     folder = ImageFolder.__new__(ImageFolder)
     VisionDataset.__init__(
@@ -163,7 +165,7 @@ class _Singles:
 
 
 class _IndicesOfEpochs:
-    """A sampler's indices, with the epoch's seed and number."""
+    """A sampler whose indices contain the seed and the number of the epoch."""
 
     def __init__(self, sampler: Any, seed: int, epoch: int) -> None:
         self._sampler, self._seed, self._epoch = sampler, seed, epoch
@@ -188,7 +190,8 @@ class _IndicesOfEpochs:
 
 
 class _SamplesOfEpochs(Dataset[Any]):
-    """A stock dataset whose samples are drawn for each epoch, also behind torch's wrappers."""
+    """A dataset without fastpipe that chooses new random samples in each epoch, also inside ``Subset`` and
+    ``ConcatDataset``."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -197,7 +200,7 @@ class _SamplesOfEpochs(Dataset[Any]):
         return len(self.dataset)
 
     def __getitem__(self, index: KeyedIndex) -> Any:
-        # Out of band, because wrappers turn indices into plain numbers.
+        # The key is set separately from the index, because wrappers convert indices to plain numbers.
         with keyed(key_for(index.seed, index.epoch, 0, 1)):
             return self.dataset[int(index)]
 
@@ -216,20 +219,21 @@ def _name_of(dataset: Any) -> str:
 
 _log = logging.getLogger("fastpipe")
 
-# Advice is logged once the loop has waited this long, this share of its time, and this long for each batch: a
-# batch that takes less time is made faster here than it is sent from another process.
+# Advice is logged when the loop has waited for this many seconds in total, for this share of its time, and
+# for this many seconds for each batch.  Workers would not reduce a shorter wait, because sending a batch from
+# another process takes about as long.
 _WAITED_S = 1.0
 _WAITED_SHARE = 0.2
 _EACH_S = 0.005
-# The share of the threads' time spent in torchvision's transforms above which an alternative is suggested.
+# If torchvision's transforms take more than this share of the threads' time, an alternative is suggested.
 _TRANSFORM_SHARE = 0.3
 
 
 class Advice:
-    """A monitor of a loader's batches; if the loop waits for them, it logs once what would help."""
+    """A monitor of a loader's batches.  If the loop waits for them, it logs once how to make them faster."""
 
     def __init__(self) -> None:
-        self._batches, self._waited, self._elapsed = 0, 0.0, 0.0  # totals of all epochs so far, in seconds
+        self._batches, self._waited, self._elapsed = 0, 0.0, 0.0  # totals of all epochs; times in seconds
         self._has_advised = False
         self._remedy: Callable[[], str] | None = None
         self._clock: Callable[[], float] = perf_counter
@@ -237,7 +241,7 @@ class Advice:
 
     def begin_epoch(self, loader: Any, source: Source | None, in_processes: bool) -> Advice:
         self._last, self._remedy = None, None
-        if not (self._has_advised or in_processes or loader._why_workers):  # workers chosen by measuring
+        if not (self._has_advised or in_processes or loader._why_workers):  # num_workers="auto"
             self._remedy, self._clock = _remedy_for(loader, source)
         return self
 
@@ -250,7 +254,7 @@ class Advice:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Time the block as the request of a batch."""
+        """Measure the time of the block, in which a batch is requested."""
         if self._remedy is None or self._has_advised:
             yield
             return
@@ -268,11 +272,11 @@ class Advice:
 
 
 def _remedy_for(loader: Any, source: Source | None) -> tuple[Callable[[], str] | None, Callable[[], float]]:
-    """Return a function that describes what would help, or None, and the clock that measures waiting."""
+    """Return a function that returns advice, or None if no advice applies, and a clock to measure waiting."""
     has_own_collate = loader.collate_fn not in (default_collate, default_convert)
     if source is None:
         kinds = map(type, ends_of(loader.dataset))
-        # Other transforms cost so little that workers do not help.
+        # Datasets of Python, NumPy and torch take so little time that workers do not help.
         own = [kind for kind in kinds if kind.__module__.partition(".")[0] not in _LIGHT]
         if not own and not has_own_collate:
             return None, perf_counter
@@ -313,7 +317,7 @@ def _about_augment(source: Source) -> str:
         return ""
     try:
         source.split()
-    except (SplitError, MissingDependencyError):  # advice must never end an epoch
+    except (SplitError, MissingDependencyError):  # an error in giving advice must never end an epoch
         return ""
     return (
         "batches wait for torchvision's transforms after the crop: augment='auto', of FastLoader and "

@@ -1,7 +1,8 @@
 """Wrappers that torch's iterators get instead of the user's dataset and samplers.
 
-An index batch carries its key.  The wrapped dataset passes the key out of band, because wrappers such as
-``Subset`` rebuild plain indices.  Errors gain the sample's index and path.
+An index batch carries its key, from which the random numbers of its samples follow.  The wrapped dataset
+stores the key separately (in ``randomness``), because wrappers such as ``Subset`` rebuild plain indices.
+The wrappers add the sample's index and path to errors.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from fastpipe.torch.threads import note
 from fastpipe.torch.transport import peek_requests
 from fastpipe.torch.wrappers import integers, located
 
-_COLLATE = 1 << 40  # offset of the draws of collate functions, after those of any epoch's samples
+_COLLATE = 1 << 40  # added to a batch's first position to seed its collation; samples' positions are smaller
 
 
 class UsersDataset:
-    """The user's dataset; its errors gain the sample's index and path."""
+    """A wrapper of the user's dataset that adds the sample's index and path to errors."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
         inner = dataset
-        while type(inner) is Subset:  # its ``__getitems__`` has no code of its own
+        while type(inner) is Subset:  # the ``__getitems__`` of a Subset only calls the inner dataset
             inner = inner.dataset
         self._answers_for_batches = bool(getattr(inner, "__getitems__", None))
 
@@ -62,9 +63,10 @@ class UsersDataset:
 
 
 class KeyedDataset(UsersDataset):
-    """The user's dataset, with the key of each request set before it is called.
+    """A wrapper of the user's dataset that sets the key of each request before it calls the dataset.
 
-    With a seed, all of its draws come from the seed: seeded for each sample, or once for a batch.
+    If the loader has a seed, all random numbers of the dataset come from this seed.  The generators are
+    seeded for each sample, or once for a batch if the dataset makes whole batches.
     """
 
     def __getitems__(self, asked: KeyedIndices) -> Any:
@@ -109,19 +111,19 @@ class SourceDataset(KeyedDataset):
         return samples
 
     def _begin_what_follows(self, batch: StartedBatch, base: int) -> None:
-        """In a worker with threads, begin the next batch before this one is done, once the parent requests
-        it."""
+        """In a worker with threads, begin the next batch as soon as the parent requests it, even if ``batch``
+        is still being made."""
         if self._source.threads == 1:
-            return  # the only thread may be this one, which would make the whole batch first
+            return  # without other threads, this thread would make the whole next batch first
         for message in peek_requests(lambda: self._source.is_done(batch)):
             asked = message[1] if isinstance(message, tuple) else None
             if isinstance(asked, KeyedIndices) and asked.begun is None:
-                with suppress(Exception):  # the error is raised again when the batch is due
+                with suppress(Exception):  # the error is raised again when this batch is requested
                     asked.begun = self._source.start(asked.indices, asked.key(base))
 
 
 class KeyedCollate:
-    """The user's collate function, with draws from the key of its batch."""
+    """A wrapper of the user's collate function that seeds the global generators from the batch's key."""
 
     def __init__(self, function: Callable[[list[Any]], Any]) -> None:
         self._function = function
@@ -136,7 +138,8 @@ class KeyedCollate:
 
 
 class _Fetched(threading.local):
-    """The state of a fetching thread: the batch last requested and, outside of workers, the base seed."""
+    """The state of a thread that fetches batches: ``last`` are the indices of the batch requested last, and
+    ``base_seed`` is the base seed of torch's iterator (not set in workers)."""
 
     last: KeyedIndices | None = None
     base_seed = 0
@@ -147,7 +150,7 @@ fetched = _Fetched()
 
 @contextmanager
 def _seeded(asked: KeyedIndices, base: int) -> Iterator[None]:
-    """Seed the global generators for the block, if there is a seed."""
+    """Seed the global generators for the block if ``asked`` has a seed, and restore them afterwards."""
     if asked.seed is None:
         yield
         return
@@ -162,11 +165,12 @@ def _base_seed() -> int:
 
 
 def _say_which(error: BaseException, dataset: Any, index: Any) -> None:
-    """Add the index and, if the dataset consists of files, the path (shown by Python 3.11 and later)."""
+    """Add the sample's index and, if the dataset consists of files, its path to an error, as a note that
+    Python 3.11 and later show."""
     if not hasattr(error, "add_note") or any("sample " in note for note in getattr(error, "__notes__", ())):
         return
     path = None
-    with suppress(Exception):  # any error here must not hide the original one
+    with suppress(Exception):  # an error raised here must not hide the original error
         ((end, _, (local,)),) = located(dataset, integers([index]))
         path = end.samples[local][0]
     error.add_note(f"while loading sample {index!r}" + (f" from {path!r}" if isinstance(path, str) else ""))

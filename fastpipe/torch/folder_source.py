@@ -1,4 +1,4 @@
-"""The source of image folders."""
+"""The source that makes batches of image folders."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ON_DEVICES = ("nvimgcodec", "dali")
 
 
 class FolderSource(Source):
-    """The source of batches of the image folders behind the user's dataset."""
+    """The source of batches of the image folders that are the user's dataset or inside it."""
 
     bases: list[FastImageFolder]
     by_split: Split | None = None
@@ -43,8 +43,8 @@ class FolderSource(Source):
         folders = [_folder_of(end, adapted, cache) for end in ends]
         super().__init__(dataset, folders)
         self._pairs = list(zip(ends, folders, strict=True))
-        self._request = BatchRequest()  # without the split
-        self._split_at: object = None  # the state of the transform in this process, while it is split
+        self._request = BatchRequest()  # the settings of batches, without the split
+        self._split_at: object = None  # the ``transform_state()`` to which ``by_split`` belongs
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_split_at": None}
@@ -82,7 +82,7 @@ class FolderSource(Source):
         return [(plan_state(base.transform), str(base.memory_format)) for base in self.bases]
 
     def _request_now(self) -> BatchRequest:
-        """Return the settings for batches: with the split, until the transform changes."""
+        """Return the current settings for batches.  They contain the split until the transform changes."""
         if self.by_split is None:
             return self._request
         state = self.transform_state()
@@ -102,7 +102,7 @@ class FolderSource(Source):
         return base._start_batch(local, key, self._request_now())
 
     def _start_mixed(self, parts: Sequence[Located], key: Key) -> StartedBatch:
-        folders = {id(end): folder for end, folder in self._pairs}  # there may be many
+        folders = {id(end): folder for end, folder in self._pairs}  # a dict, because folders may be many
         own = [(folders[id(end)], numbers, local) for end, numbers, local in parts]
         return _Mixed(own, key, self._request_now())
 
@@ -153,7 +153,7 @@ class _FolderPrefetcher:
 
     def requested(self, indices: Sequence[int]) -> None:
         if self._is_here:
-            return  # the batch raises the error
+            return  # the batch itself requests its images, and raises their errors
         local = indices_in(self._dataset, self._base, indices)[1]
         if len(local):
             self._reader().need(self._base._rows(local))
@@ -164,7 +164,8 @@ class _FolderPrefetcher:
 
 
 class _Mixed(MixedBatch):
-    """A batch of several folders, in one memory if they make the same tensors."""
+    """A batch of several folders.  If all folders make tensors of one shape and dtype, the folders write to
+    one common memory."""
 
     def __init__(self, parts: Sequence[Located], key: Key, request: BatchRequest) -> None:
         count = sum(len(numbers) for _, numbers, _ in parts)
@@ -195,7 +196,7 @@ class _Mixed(MixedBatch):
     def finish(self) -> Sequence[Any]:
         found: dict[int, tuple[Any, Any]] = {}
         for numbers, batch in self.parts:
-            made = batch.make()  # without images, if they are in the common memory
+            made = batch.make()  # if there is a common memory, these samples contain no images
             found.update(zip(numbers[list(batch.kept)].tolist(), made, strict=True))
         turns = [batch.turn for _, batch in self.parts if batch.turn is not None]
         for turn in {turn.maker: turn for turn in turns}.values():
@@ -211,7 +212,7 @@ class _Mixed(MixedBatch):
         return BatchSamples(tensor, self._kind, [entry(sample, 1) for sample in samples], self._end, key)
 
     def _together(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the batch: the common memory, or all of it on the device that made parts of it."""
+        """Return the whole batch.  If a device made some of the images, copy the others to this device."""
         made = [(numbers, batch.there()) for numbers, batch in self.parts]
         device = next((there.device for _, there in made if there is not None), None)
         if device is None:
@@ -229,7 +230,7 @@ class _Mixed(MixedBatch):
 def _folder_of(folder: ImageFolder, adapted: dict[int, FastImageFolder], cache: Cache) -> FastImageFolder:
     if isinstance(folder, FastImageFolder):
         return folder
-    # One for each folder, so that its subsets share threads and memory.
+    # One adapter for each folder, so that all subsets of the folder share threads and memory.
     made = adapted.get(id(folder))
     if not isinstance(made, AdaptedImageFolder) or made.original is not folder:
         made = adapted[id(folder)] = AdaptedImageFolder(folder, cache)

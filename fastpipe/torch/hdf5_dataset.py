@@ -1,4 +1,4 @@
-"""``FastHDF5Dataset``: samples of HDF5 files, read and decoded a batch at a time."""
+"""``FastHDF5Dataset``: samples of HDF5 files, which are read and decoded a batch at a time."""
 
 from __future__ import annotations
 
@@ -19,46 +19,47 @@ from fastpipe.torch.threads import process_of
 
 
 class FastHDF5Dataset(HDF5Samples, RowsDataset):
-    """Rows of HDF5 datasets as samples, with the values that ``h5py`` gives, many times as fast.
+    """A dataset whose samples are rows of HDF5 datasets, with the values that ``h5py`` gives.
 
-    The HDF5 library locates the chunks of a file once.  Threads then read and decode them
-    without the library's lock, and one call copies the rows of a batch from many chunks
-    into its memory.  The dataset works in any ``DataLoader``; in a
-    :class:`fastpipe.FastLoader` the next batches are read while the current one is used.
+    It is many times as fast as ``h5py``.  The HDF5 library locates the chunks of a file once.  Threads then
+    read and decode the chunks without the library's lock.  One call copies the rows of a batch from many
+    chunks into the batch's memory.  The dataset works in any ``DataLoader``; in a
+    :class:`fastpipe.FastLoader` the next batches are read while the current batch is used.
 
     Args:
-        path: an HDF5 file, or a sequence of files whose samples are concatenated.  With a ``stage``, also
-            URLs, such as ``"s3://bucket/mels.h5"``, of any file system that fsspec supports.
-        keys: a dataset's path in the file, for samples that are single values; a sequence of paths, for
-            tuples; or a mapping to paths, for dicts.  All datasets must have the same first dimensions.
-        sample_dims: number of these dimensions that count samples, in C order: with 2, ``dataset[i]`` is
-            ``h5["x"][i // n, i % n]`` for a dataset of shape (m, n, …).
-        transform: a function that is called with the first value of a tuple, or with the whole sample if it
-            is a single value or a dict.
+        path: an HDF5 file, or a sequence of files whose samples are concatenated.  With a ``stage``, a file
+            may be a URL, such as ``"s3://bucket/mels.h5"``, of any file system that fsspec supports.
+        keys: paths of HDF5 datasets in the file.  With one path, each sample is a single value.  With a
+            sequence of paths, each sample is a tuple; with a mapping to paths, it is a dict.  All HDF5
+            datasets must have the same first ``sample_dims`` dimensions.
+        sample_dims: number of leading dimensions that count samples, in C order.  With 2, ``dataset[i]`` is
+            ``h5["x"][i // n, i % n]`` for an HDF5 dataset of shape (m, n, …).
+        transform: a function that is called with the first value of a tuple, or with the whole sample if the
+            sample is a single value or a dict.
         target_transform: a function that is called with the second value of a tuple.
-        seed: makes order and augmentation a pure function of (seed, epoch) under a ``FastLoader``.  Elsewhere
-            random numbers come from torch's global generator.
+        seed: makes order and augmentation depend only on seed and epoch in a ``FastLoader``.  In any other
+            loader, random numbers come from torch's global generator.
         cache: where to keep decoded chunks, a :class:`fastpipe.Cache` or its ``where``.  ``"auto"`` keeps
-            them in memory from their second use on, if all of them fit a quarter of the free memory.
+            a chunk in memory from its second use on, if all chunks fit into a quarter of the free memory.
         bad_samples: how to handle samples that cannot be read, a :class:`fastpipe.BadSamples` or its
-            policy's name.  ``"replace"`` takes another sample, drawn from all.
+            policy's name.  ``"replace"`` uses a randomly chosen other sample instead.
         threads: number of reading threads; ``"auto"`` is cores ÷ (ranks on this machine × workers).
         thread_safe: promise that ``transform`` may be called from several threads at once.
-        stage: a folder on a local disk, or a :class:`fastpipe.Stage`.  The constructor copies files that are
-            URLs to it, whole and once for all processes of the machine.  If no file is a URL, all files are
-            copied, for example from a network folder.  Files already staged are not copied again.
-        storage_options: credentials and endpoint for URLs, as their fsspec file system accepts them.
+        stage: a folder on a local disk, or a :class:`fastpipe.Stage`.  The constructor copies whole files
+            that are URLs to this folder, once for all processes of the machine.  If no file is a URL, all
+            files are copied, for example from a network drive.  Files already copied are not copied again.
+        storage_options: credentials and endpoint for URLs, as the URLs' fsspec file system accepts them.
 
     Attributes:
         path, keys, sample_dims, transform, target_transform, seed: as given.
 
-    ``dataset[i]`` holds NumPy arrays, or scalars, exactly as ``h5["x"][i]`` gives them; batches are
+    ``dataset[i]`` contains NumPy arrays or scalars, exactly as ``h5["x"][i]`` returns them.  Batches are
     collated to tensors.  ``print(dataset)`` shows how each HDF5 dataset is read.
 
     Raises:
         FileNotFoundError, PermissionError: as ``open`` raises them.
-        StageError: a file does not fit on the stage, or the stage is not writable.
-        StoreError: a store does not answer, or gives a wrong answer.
+        StageError: a file does not fit into the stage folder, or the folder is not writable.
+        StoreError: a store does not answer, or sends a wrong answer.
         KeyError: the file has no such dataset.
         HDF5Error: the file is not an HDF5 file, is damaged, or is open for writing.
         OptionError: an option's value cannot work, or the datasets do not fit together.

@@ -1,4 +1,4 @@
-"""``FastImageFolder``: torchvision's ``ImageFolder``, which makes whole batches."""
+"""``FastImageFolder``: torchvision's ``ImageFolder``, but it makes whole batches."""
 
 from __future__ import annotations
 
@@ -86,40 +86,41 @@ _USUAL, _HERE = BatchRequest(), BatchRequest(threaded=False)
 
 
 class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # torchvision ships no types
-    """``torchvision.datasets.ImageFolder`` with the same samples, several times as fast.
+    """A ``torchvision.datasets.ImageFolder`` that is several times as fast, with the same samples.
 
-    Threads that do not hold the GIL decode only the part of an image that the transform's crop
-    needs, and resample and normalise it in one pass.  ``print(dataset.plan)`` shows what runs
-    where.  The dataset works in any ``DataLoader``; in a :class:`fastpipe.FastLoader` the next
-    batches are made while the current one is used.
+    Threads decode only the part of an image that the transform's crop needs, and resample and
+    normalise this part in one pass.  They do not hold the GIL.  ``print(dataset.plan)`` shows which
+    step runs where.  The dataset works in any ``DataLoader``; in a :class:`fastpipe.FastLoader` the
+    next batches are made while the current batch is used.
 
     Args:
         root, transform, target_transform, loader, is_valid_file, allow_empty: as in
-            ``ImageFolder``.  A ``loader`` of your own is called for each image.
-        seed: makes order and augmentation a pure function of (seed, epoch) under a
-            ``FastLoader``.  Elsewhere random numbers come from torch's global generator.
-        stage: a folder on a local disk to which remote images are copied before they are needed, a
-            :class:`fastpipe.Stage` or its path.  Without one they are prefetched into memory.
+            ``ImageFolder``.  A custom ``loader`` is called for each image.
+        seed: makes order and augmentation depend only on seed and epoch in a ``FastLoader``.  In any other
+            loader, random numbers come from torch's global generator.
+        stage: a folder on a local disk, a :class:`fastpipe.Stage` or its path.  Remote images are copied
+            there before they are needed.  Without a stage, they are prefetched into memory.
         storage_options: for a ``root`` that is a URL, such as ``"s3://bucket/train"``: credentials and
             settings for its fsspec file system (``key``, ``secret``, ``endpoint_url`` …).
         refresh: list the objects below a remote or staged ``root`` again, instead of using an earlier
             listing.
         cache: where to keep decoded images, a :class:`fastpipe.Cache` or its ``where``.  With
-            ``"off"`` nothing is written anywhere, not even the scan of a large folder.
-        classes: names of the class folders to use, in this order; a function that chooses them from the
-            sorted names of all; or a :class:`fastpipe.Subset`.  Default: all, sorted.
+            ``"off"`` nothing is written anywhere, not even the list of a large folder's files.
+        classes: the names of the class folders to use, in this order; or a function that receives the sorted
+            names of all class folders and returns the names to use; or a :class:`fastpipe.Subset`.  Default:
+            all class folders, sorted.
         bad_samples: how to handle files that cannot be read, a :class:`fastpipe.BadSamples`
             or its policy's name.
         decode: how to decode images, a :class:`fastpipe.Decode`.
         threads: number of decoding threads; ``"auto"`` is cores ÷ (ranks on this machine × workers), minus
-            one if that is 8 or more and no other worker runs beside the training's thread.
+            one if this is 8 or more and the loader has at most one worker.
         thread_safe: promise that transforms unknown to fastpipe may be called from several
-            threads at once; they then run in the decoding threads.
-        memory_format: ``torch.channels_last`` gives image tensors these strides at no cost; the
-            shape stays (C, H, W).
+            threads at once.  They then run in the decoding threads.
+        memory_format: ``torch.channels_last`` gives image tensors the strides of this format at no cost.
+            Their shape is (C, H, W) with both formats.
 
-    ``dataset[i]`` is ``(image, target)``, exactly as in ``ImageFolder``: a PIL image without a
-    transform, else the transform's result.
+    ``dataset[i]`` is ``(image, target)``, exactly as in ``ImageFolder``.  Without a transform, the image is
+    a PIL image; else it is the transform's result.
 
     Raises:
         FileNotFoundError: there is no class folder, or a class has no images.
@@ -162,10 +163,10 @@ class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # tor
         self.stage = None if stage is None else Stage.of(stage)
         self._remote: RemoteImages | None = None
         if self.stage is not None or storage_options is not None or refresh or ":" in os.fspath(root):
-            from fastpipe.torch.staging import remote_images  # and so of stores
+            from fastpipe.torch.staging import remote_images  # this also imports the stores
 
             self._remote = remote_images(root, storage_options, self.stage, refresh)
-        # VisionDataset's constructor, not ImageFolder's, which builds lists of Python objects.
+        # ImageFolder's constructor would build lists of Python objects, so call VisionDataset's.
         VisionDataset.__init__(self, root, transform=transform, target_transform=target_transform)
         self.classes, self.class_to_idx = self.find_classes(self.root)
         if callable(classes):  # a function may not be picklable
@@ -194,20 +195,21 @@ class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # tor
         classes: Sequence[str] = (),
         **options: Any,
     ) -> Self:
-        """Make a dataset of a list or table of images; replaces a ``Dataset`` of your own that opens them.
+        """Make a dataset from a list or table of images, instead of your own ``Dataset`` that opens images.
 
         Args:
-            samples: pairs (path, target), one for each image, as in ``ImageFolder.samples``; for a pandas
-                table ``zip(table["file"], table["label"])``.  A target is any value for the batch: a class
-                index, a number, an array, or a dict of these.
+            samples: a pair (path, target) for each image, as in ``ImageFolder.samples``.  For a pandas
+                table, use ``zip(table["file"], table["label"])``.  A target is any value that can be
+                collated: a class index, a number, an array, or a dict of these.
             transform, target_transform: as in ``ImageFolder``.
-            root: the base folder of relative paths; default: the working directory.
+            root: the base folder of relative paths.  Default: the working directory.
             classes: names of classes, in the order of their indices.
-            options: options of the class, except those about folders.  ``bad_samples="replace"`` uses an
+            options: options of the class, except options about folders.  ``bad_samples="replace"`` uses an
                 image with an equal target, or any image if targets are neither integers nor strings.
 
         Raises:
-            OptionError: no samples; one is not a pair (local file, target); or an option is about folders.
+            OptionError: there are no samples; a sample is not a pair (local file, target); or an option is
+                about folders.
 
         >>> from PIL import Image
         >>> folder = getfixture("tmp_path")
@@ -218,11 +220,11 @@ class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # tor
         dataset = cls.__new__(cls)
         dataset._listed = _listed_samples(samples, root, classes, options)
         cls.__init__(dataset, os.fspath(root), transform, target_transform, **options)
-        dataset._listed = None  # now they are its samples
+        dataset._listed = None  # ``samples`` contains them now
         return dataset
 
     def find_classes(self, directory: str | Path) -> tuple[list[str], dict[str, int]]:
-        """Return class names and their indices, as in ``ImageFolder``, restricted by ``classes``."""
+        """Return the class names and their indices, as in ``ImageFolder``; ``classes`` restricts them."""
         if self._listed is not None:
             classes = self._listed[0]
             return classes, {name: index for index, name in enumerate(classes)}
@@ -232,7 +234,7 @@ class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # tor
 
     @property
     def memory_format(self) -> torch.memory_format:
-        """The memory format (strides) of image tensors, as given."""
+        """The memory format (order of strides) of image tensors, as given."""
         found: torch.memory_format = getattr(torch, self._memory_format)
         return found
 
@@ -242,12 +244,12 @@ class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # tor
             raise OptionError(
                 f"memory_format must be torch.contiguous_format or torch.channels_last, got {value}"
             )
-        # By name: torch's objects cannot be pickled with the protocol that torch.save uses.
+        # Store the name: torch's objects cannot be pickled with the protocol that torch.save uses.
         self._memory_format = str(value).removeprefix("torch.")
 
     @property
     def plan(self) -> Plan:
-        """The steps that a sample passes through, and where each runs; follows a change of ``transform``."""
+        """The steps that make a sample, and where each step runs.  It changes if ``transform`` changes."""
         dtype = torch.get_default_dtype()
         state = plan_state(self.transform), self.thread_safe, self.memory_format, dtype
         if self._compiled is None or self._compiled[0] != state:
@@ -259,12 +261,12 @@ class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # tor
         return self._compiled[1]
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
-        """Sample ``index`` as ``(image, target)``."""
+        """Return sample ``index`` as ``(image, target)``."""
         if not self._loads_fast():
             stock: tuple[Any, Any] = super().__getitem__(index)
             return stock
         batch = self._start_batch([index], request=_HERE)
-        image, target = self._only(batch)[0]  # from a batch of one, with memory of its own
+        image, target = self._only(batch)[0]  # the batch has one sample, so the image has its own memory
         return image, target
 
     def _handed_out(self, samples: Sequence[Any]) -> list[Any]:
@@ -274,7 +276,7 @@ class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # tor
         return printable_lines(super().__repr__())
 
     def extra_repr(self) -> str:
-        """Return the options that change ``ImageFolder``'s behaviour, as text for ``repr``."""
+        """Return text for ``repr`` with the options that differ from ``ImageFolder``'s behaviour."""
         shown = {
             "Decoding": (self.decode, Decode()), "Staged": (self.stage, None),
             "Decoded images": (self.cache, Cache()), "Bad samples": (self.bad_samples, BadSamples()),
@@ -284,27 +286,29 @@ class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # tor
 
     @property
     def downloaded(self) -> tuple[int, int]:
-        """Numbers of objects and of bytes that this process has fetched from the store."""
+        """Number of objects and number of bytes that this process has fetched from the store."""
         return (0, 0) if self._remote is None else self._remote.downloaded
 
     def stage_all(self, on_progress: Callable[[int, int], None] | None = None) -> list[tuple[str, Exception]]:
-        """Copy all images to the stage now, as fast as their store delivers them.
+        """Copy all images to the stage folder now, as fast as their store delivers them.
 
         Args:
-            on_progress: called a few times a second with the numbers of objects and bytes staged so far.
+            on_progress: function that is called a few times a second with the number of objects and the
+                number of bytes copied so far.
 
         Returns:
-            Pairs (path, error), one for each image that could not be copied.
+            A pair (path, error) for each image that could not be copied.
 
         Raises:
             OptionError: the dataset has no ``stage``.
-            StageError, StoreError: there is no room for all images; the store does not answer.
+            StageError: the stage has no room for all images.
+            StoreError: the store does not answer.
         """
         return self._stage_reader().stage_all(on_progress or (lambda objects, nbytes: None))
 
     def verify_stage(self, on_progress: Callable[[int], None] | None = None) -> list[str]:
-        """Compare staged images with the listed checksums, download those that differ again, and return
-        their paths.  ``on_progress`` receives the number of objects; errors are those of ``stage_all``."""
+        """Compare staged images with the listed checksums, download again the images that differ, and return
+        their paths.  ``on_progress`` receives the number of objects.  Raises the errors of ``stage_all``."""
         return self._stage_reader().verify(on_progress or (lambda objects: None))
 
     def _stage_reader(self) -> ObjectReader:
@@ -313,8 +317,8 @@ class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # tor
         return self._remote.reader()
 
     def close(self) -> None:
-        """End this process's threads, and release stage and store; deleting the dataset does the same.  The
-        next use opens them again."""
+        """End the dataset's threads in this process, and close the stage and the store.  Deleting the dataset
+        does the same.  If the dataset is used again, it opens them again."""
         runtime, self._runtime = self._runtime, None
         if self._remote is not None:
             self._remote.close()
@@ -346,13 +350,13 @@ class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # tor
         return self._remote.rows(self.samples, positions)
 
     def _find_samples(self, is_valid_file: Callable[[str], bool] | None, allow_empty: bool) -> Any:
-        """Return ``samples``, a table or a list; raises the errors of ``ImageFolder.make_dataset``."""
+        """Return the samples, a table or a list.  Raises the errors of ``ImageFolder.make_dataset``."""
         if self._listed is not None:
             return self._listed[1]
         options: dict[str, Any] = {
             "extensions": self.extensions, "is_valid_file": is_valid_file, "allow_empty": allow_empty
         }  # fmt: skip
-        # A subclass may find its files differently.
+        # A subclass may find its files in another way.
         if type(self).make_dataset is not ImageFolder.make_dataset:
             return self.make_dataset(self.root, class_to_idx=self.class_to_idx, **options)
         with class_folders.ScanProgress(self.root) as on_progress:
@@ -395,10 +399,10 @@ class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # tor
 
 
 class AdaptedImageFolder(FastImageFolder):
-    """An adapter that makes the batches of a torchvision ``ImageFolder``; the user keeps the original."""
+    """An adapter that makes the batches of a torchvision ``ImageFolder``, the user's ``original``."""
 
     def __init__(self, original: ImageFolder, cache: Cache) -> None:
-        # No base constructor is called: nothing is scanned again, and no attribute copied.
+        # No base constructor is called, so the folder is not scanned again, and no attributes are copied.
         self.original, self.cache = original, cache
         self.bad_samples, self.decode = BadSamples(), Decode()
         self.threads, self.thread_safe = "auto", False

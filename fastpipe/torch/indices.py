@@ -1,4 +1,4 @@
-"""The index batches of an epoch: read from samplers, and given keys."""
+"""The index batches of an epoch: they are read from samplers and receive keys for random numbers."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from fastpipe.torch.upcoming import PeekedIndices, Prefetcher, UpcomingIndices
 
 
 class RandomBatches(Iterator[Any]):
-    """The index batches of a plain ``RandomSampler``, any number of which may be taken early.
+    """The index batches of a plain ``RandomSampler``; any number of batches may be taken early.
 
-    The sampler draws once more when it is exhausted, which is visible if the generator is the script's own.
-    Taking batches here never exhausts it; ``reach`` does so when a ``DataLoader`` would.
+    The sampler draws a random number once more when it is exhausted, which a script can notice if the
+    generator is its own.  Taking batches from this object never exhausts the sampler.  ``reach`` exhausts the
+    sampler when a ``DataLoader`` would have done this.
     """
 
     def __init__(self, index_sampler: BatchSampler | RandomSampler) -> None:
@@ -34,7 +35,7 @@ class RandomBatches(Iterator[Any]):
             sampler, self._is_batched = index_sampler.sampler, True
             self._size, self._drops_last = index_sampler.batch_size, index_sampler.drop_last
         self._left = len(sampler)
-        self._last = self._left // self._size + 1  # which of a DataLoader's requests exhausts the sampler
+        self._last = self._left // self._size + 1  # the request of a DataLoader that exhausts the sampler
         self._indices: Iterator[int] = iter(sampler)
         self._reached = 0
         self._lock = threading.Lock()
@@ -48,9 +49,9 @@ class RandomBatches(Iterator[Any]):
             return batch if self._is_batched else batch[0]
 
     def reach(self, requests: int) -> None:
-        """Exhaust the sampler if a ``DataLoader`` would have done so after that many requests."""
+        """Exhaust the sampler if a ``DataLoader`` would have exhausted it after this number of requests."""
         with self._lock:
-            self._reached = max(self._reached, requests)  # fewer workers request less ahead than before
+            self._reached = max(self._reached, requests)  # after resuming, fewer workers request less ahead
             if requests >= self._last:
                 self._indices = iter(list(self._indices))
 
@@ -60,7 +61,8 @@ class RandomBatches(Iterator[Any]):
 
 
 def draws_at_once(index_sampler: Any) -> bool:
-    """Return whether a sampler may be read further ahead than the loader needs, without a visible effect."""
+    """Return whether a sampler may be read further ahead than a ``DataLoader`` would, unnoticed by the
+    script."""
     sampler = index_sampler.sampler if type(index_sampler) is BatchSampler else index_sampler
     if type(sampler) is RandomSampler:
         return not sampler.replacement and sampler.num_samples == len(sampler.data_source)
@@ -69,12 +71,15 @@ def draws_at_once(index_sampler: Any) -> bool:
 
 @dataclass(eq=False)
 class KeyedIndices:
-    """A sampler's indices for one batch, or for one sample, and their places in the epoch's order: from
-    ``first`` on, every ``step``-th (ranks take turns).
+    """A sampler's indices for one batch or for one sample, with their key.
 
     Attributes:
-        seed: the key's seed; None for the loader's base seed, which is known where the batch is made.
-        begun: the batch, in a worker that has begun to make it.
+        indices: a list of indices, or one index.
+        seed: the key's seed; None means the base seed of torch's iterator, known where the batch is made.
+        epoch: the key's epoch.
+        first, count, step: the positions of the samples in the epoch's order of all ranks: ``count``
+            positions, every ``step``-th from ``first``, because ranks take turns.
+        begun: in a worker that has begun to make the batch, this batch; else None.
     """
 
     indices: Any
@@ -91,9 +96,10 @@ class KeyedIndices:
 
 
 class IndexBatches:
-    """An index sampler that gives the loader's index batches, with their keys if they have any.
+    """An index sampler that yields the loader's index batches, as ``KeyedIndices`` if ``is_keyed`` is true.
 
-    ``base_seed`` is the iterator's, once it is known; ``begun`` is the number of epochs begun under it.
+    ``base_seed`` is the base seed of torch's iterator, or None before it is known.  ``begun`` is the number
+    of epochs that have begun with this base seed.
     """
 
     def __init__(self, order: EpochOrder, seed: int | None, is_keyed: bool) -> None:
@@ -104,7 +110,7 @@ class IndexBatches:
         self.prefetchers: Sequence[Prefetcher] = ()
 
     def __iter__(self) -> _Epoch:
-        # As without fastpipe: the sampler's ``__iter__`` runs now, its first ``__next__`` later.
+        # As in a DataLoader, the sampler's ``__iter__`` runs now, and its first ``__next__`` runs later.
         return _Epoch(self)
 
     def __len__(self) -> int:
@@ -114,8 +120,8 @@ class IndexBatches:
 class _Epoch(Iterator[Any]):
     """One epoch of ``IndexBatches``.  After an error of the sampler, the next request calls it again.
 
-    ``progress`` is None before the first index has been requested; ``is_free``: indices may be requested at
-    any time, without a visible effect on the script.
+    ``progress`` is None before the first request.  ``is_free`` is whether indices may be requested at any
+    time, without an effect that the script could notice.
     """
 
     def __init__(self, batches: IndexBatches) -> None:
@@ -127,7 +133,7 @@ class _Epoch(Iterator[Any]):
         self._asked_sampler = None if self._ours is not None else self._iterator()
         self._sampler: Iterator[Any] = iter(()) if self._asked_sampler is None else self._asked_sampler
         self.is_free = self._ours is not None or draws_at_once(order.index_sampler)
-        self._replays = 0  # requests that were made before the epoch was resumed
+        self._replays = 0  # number of index batches that were taken before the resume point
         self._requests: int | None = 0
         self._rank, self._step = order.shard()
         self._key_epoch = 0
@@ -145,12 +151,12 @@ class _Epoch(Iterator[Any]):
             self._random = RandomBatches(index_sampler)
             return self._random
         draws = None if draws_at_once(index_sampler) else self._order.generator
-        is_own = draws is not torch.default_generator  # torch's samplers draw only a seed from that
+        is_own = draws is not torch.default_generator  # torch's samplers draw only a seed from this
         return CountingSampler(iter(index_sampler), draws if is_own else None)
 
     def reach(self, requests: int) -> None:
-        """Leave the sampler as this many requests of a ``DataLoader`` would; called by iterators that request
-        early, whose own requests then do not count."""
+        """Leave the sampler in the state that it has after this number of requests of a ``DataLoader``.
+        Iterators that request indices early call this method, and their own requests are not counted."""
         self._requests = None
         self._reach(requests)
 
@@ -187,20 +193,20 @@ class _Epoch(Iterator[Any]):
             indices = list(indices)
         several = self._order.is_batched or isinstance(indices, list)
         count = len(indices) if several else 1
-        # The place in the order of all ranks: two ranks must not draw the same augmentation.
+        # The position in the order of all ranks: two ranks must not get the same random numbers.
         first = self._rank + self._step * self._position
         self._position += count
         return self._keyed(indices, first, count, self._step)
 
     def _keyed(self, indices: Any, first: int, count: int, step: int) -> KeyedIndices:
         seed, epoch = self._batches.seed, self._key_epoch
-        if seed is None and self._drawn is not None:  # the samples are those that the sampler ordered
+        if seed is None and self._drawn is not None:  # samples depend on the seed that the sampler has drawn
             seed, epoch = self._drawn, 0
         return KeyedIndices(indices, seed, epoch, first, count, step)
 
     def _asked(self, *default: Any) -> Any:
         indices = next(self._sampler, *default)
-        # It draws an epoch's seed at its first request, and keeps it until another epoch begins.
+        # A GroupSampler draws an epoch's seed at its first request, and keeps the seed during the epoch.
         if self._drawn is None and isinstance(self._order.sampler, GroupSampler):
             self._drawn = self._order.sampler.drawn
         return indices
@@ -212,8 +218,8 @@ class _Epoch(Iterator[Any]):
         progress.base_seed = batches.base_seed
         point = progress.point
         batches.begun = point.begun + 1
-        # Without a seed, each iterator has its own base seed, and only persistent workers run
-        # several epochs with the same one.
+        # Without a seed, each iterator has its own base seed.  Only persistent workers run several epochs
+        # with the same base seed.
         self._key_epoch = point.begun if batches.seed is None else point.epoch
         if self._ours is not None:
             self._sampler = self._ours.indices(point.epoch, point.position)
@@ -227,7 +233,7 @@ class _Epoch(Iterator[Any]):
     def _prepare(self, point: ResumePoint) -> None:
         peeked = None
         if self._ours is None and draws_at_once(self._order.index_sampler):
-            if not self._replayed:  # the first is requested now, in this thread: samplers draw then
+            if not self._replayed:  # samplers draw at the first request, which must come from this thread
                 first = self._asked(None)
                 self._replayed = [] if first is None else [first]
             peeked = PeekedIndices(chain(reversed(self._replayed), self._sampler))
@@ -244,14 +250,14 @@ class _Epoch(Iterator[Any]):
             prefetcher.begin_epoch(self._upcoming)
 
     def _replay(self) -> None:
-        """Advance to the resume point, repeating the sampler's draws from the epoch's beginning."""
+        """Advance to the resume point by requesting the sampler's indices again from the epoch's start."""
         assert self.progress is not None
         point = self.progress.point
         generator = self._order.generator
         with preserved_generators() if generator is torch.default_generator else nullcontext():
             if generator is not None and point.generator is not None:
                 generator.set_state(point.generator)
-            # At least the next one: samplers draw when the first is requested.
+            # Request at least the next item, because samplers draw at their first request.
             asked = point.taken + 1 if self._random is not None or point.asked is None else point.asked
             self._replays = point.taken
             left = []

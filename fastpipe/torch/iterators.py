@@ -1,14 +1,17 @@
-"""The iterators of a loader: the only module that touches private parts of torch's ``DataLoader``.
+"""The iterators of a loader: the only module that uses private parts of torch's ``DataLoader``.
 
-torch builds an iterator from a loader.  Here it gets a *view* of the loader instead, in which only the
-dataset, the index sampler, the collate function and the worker's init function are replaced.
+torch builds an iterator from a loader.  This module passes a *view* of the loader instead.  The view replaces
+the dataset, the index sampler, the collate function and the worker's init function.
 
-Used: ``DataLoader._get_iterator``, ``_index_sampler``, ``_auto_collation``, ``_dataset_kind``, ``_iterator``;
-``_SingleProcessDataLoaderIter`` and of its base ``_next_data``, ``_next_index``, ``_reset``,
-``_sampler_iter``, ``_index_sampler``, ``_num_yielded``, ``_base_seed``, ``_pin_memory``, ``_profile_name``;
-``_MultiProcessingDataLoaderIter`` and its ``_get_data``, ``_process_data``, ``_shutdown_workers``,
-``_shutdown``, ``_workers``, ``_workers_status``, ``_worker_pids_set``, ``_task_info``, ``_timeout``; the
-handler of SIGCHLD that torch installs.
+The module uses these private parts:
+
+- of ``DataLoader``: ``_get_iterator``, ``_index_sampler``, ``_auto_collation``, ``_dataset_kind`` and
+  ``_iterator``;
+- ``_SingleProcessDataLoaderIter`` and its base's ``_next_data``, ``_next_index``, ``_reset``,
+  ``_sampler_iter``, ``_index_sampler``, ``_num_yielded``, ``_base_seed``, ``_pin_memory``, ``_profile_name``;
+- ``_MultiProcessingDataLoaderIter`` and its ``_get_data``, ``_process_data``, ``_shutdown_workers``,
+  ``_shutdown``, ``_workers``, ``_workers_status``, ``_worker_pids_set``, ``_task_info``, ``_timeout``;
+- the handler of SIGCHLD that torch installs.
 """
 
 from __future__ import annotations
@@ -52,11 +55,11 @@ from fastpipe.torch.transport import UnfinishedMessageError, WorkerContext, remo
 from fastpipe.torch.workers import WorkerCollate, WorkerInit, lanes_for, named_in, worker_error
 
 _EXITED = "DataLoader worker exited unexpectedly"
-_END_S = 2.0  # time for a worker to exit after its connection has ended
+_END_S = 2.0  # longest time to wait for a worker's exit after its connection was closed
 
 
 def forget_iterator(loader: DataLoader[Any]) -> None:
-    """Release persistent workers: the next epoch starts new ones."""
+    """Release a loader's persistent workers.  The next epoch starts new workers."""
     loader._iterator = None
 
 
@@ -68,11 +71,11 @@ def refuse_copy(iterator: object) -> NoReturn:
 
 
 class WatchedWorkers(_MultiProcessingDataLoaderIter):
-    """torch's iterator with workers, with precise errors about workers that die or do not answer."""
+    """torch's iterator with workers, with precise errors about workers that ended or do not answer."""
 
     def __init__(self, view: Any) -> None:
         self._lanes = view.worker_init_fn.lanes
-        # In case an error is raised before torch sets these.
+        # torch sets these attributes later; an error may be raised before that.
         self._workers: list[Any] = []
         self._workers_status: list[bool] = []
         self._num_workers, self._worker_pids_set = 0, False
@@ -95,21 +98,21 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
         except Exception as error:
             found = self._explained_start(error)
         try:
-            raise found  # out here, as in `_get_data`
+            raise found  # outside of the except block, as in `_get_data`
         finally:
             del found
 
     __getstate__ = refuse_copy
 
     def explain(self, error: Exception) -> Exception:
-        """Return an error that names the worker that has ended, where and why; ``error`` if none has
-        ended."""
+        """Return an error that says which worker has ended, where and why.  Return ``error`` itself if no
+        worker has ended."""
         found = [] if isinstance(error, WorkerError) else named_in(error, self._workers)
         return self._failed(str(error), found) if found else error
 
     def _explained_start(self, error: Exception) -> Exception:
         number = len(self._workers)
-        # An error of the pipe to the next worker.
+        # The error comes from the pipe to the worker that is being started.
         if number < self._num_workers and isinstance(error, (ConnectionError, EOFError)):
             return WorkerError(
                 f"Worker {number} ended while it was being started, before it had read what it needs "
@@ -129,11 +132,11 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
         return self._failed(_EXITED, found) if (found := self._ended(error)) else error
 
     def _is_hopeless(self, seconds: float) -> bool:
-        """Return whether the rest of a message will never come, after this many seconds without data."""
+        """Return whether the rest of a message will never arrive, after ``seconds`` without data."""
         return 0 < self._timeout < seconds or bool(_ending(self._working().values(), 0))
 
     def _working(self) -> dict[int, Any]:
-        """Return the workers that were not requested to end, by their numbers."""
+        """Return a dict of the workers that were not requested to end, by number."""
         return {number: self._workers[number] for number, is_due in enumerate(self._workers_status) if is_due}
 
     def _ended(self, error: Exception) -> list[int]:
@@ -145,12 +148,13 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
         return [number for number, worker in self._working().items() if not worker.is_alive()]
 
     def _await_end(self) -> None:
-        """Wait briefly for a worker's end: the end of its connection is noticed earlier."""
+        """Wait briefly for the exit of a worker whose connection was closed: it may still be exiting."""
         for worker in _ending(self._working().values(), _END_S):
             worker.join(_END_S)
 
     def _before_error(self) -> None:
-        # Elsewhere torch's thread reads, and must not repeat a request that the main thread may be making.
+        # With pin_memory, a thread of torch reads the results.  This thread must not query the worker
+        # processes, because the main thread may be doing so at the same time.
         if not hasattr(self, "_pin_memory_thread"):
             self._await_end()
 
@@ -178,13 +182,18 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
         except Exception as error:
             found = self._explained_wait(error)
         try:
-            raise found  # out here, so that it does not refer to torch's, and that to the script's frames
+            # Outside of the except block, so that ``found`` does not refer to torch's error, whose traceback
+            # refers to the script's frames.
+            raise found
         finally:
             del found
 
     def _late_by(self, error: Exception) -> list[int]:
-        """Return the numbers of the late workers, that of the due batch first, if the error is a timeout.
-        (A stuck worker may hold the lock of the queue in which all answer.)"""
+        """Return the numbers of the late workers if ``error`` is a timeout, else an empty list.
+
+        The worker of the next batch is first.  Several workers may be late, because a stuck worker may hold
+        the lock of the queue of results.
+        """
         is_unfinished = isinstance(error, UnfinishedMessageError) and not self._ended(error)
         if not is_unfinished and not (isinstance(error, RuntimeError) and "timed out" in str(error)):
             return []
@@ -195,19 +204,20 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
         try:
             return super()._process_data(*args)  # type: ignore[no-untyped-call]
         except Exception as error:
-            # torch's frame refers to the error, whose traceback refers to the frame, and through
-            # it to this object: workers would live until the next garbage collection, and then five
-            # seconds more, because it removes their queues first.
+            # torch's frame refers to the error, and the error's traceback refers to the frame and to this
+            # object.  With this cycle, workers would live until the next garbage collection, and then five
+            # seconds more, because garbage collection would remove their queues first.
             _clear_innermost_frame(error)
             raise
 
     def _shutdown_workers(self) -> None:
-        # The last objects are freed when modules are gone, which torch checks like this; all is done by then.
+        # torch tests in this way whether the interpreter is exiting.  Modules may be gone then, and
+        # `let_workers_end` has run already.
         if _utils is None or _utils.python_exit_status is not False:
             return
-        if not self._workers or os.getpid() != self._pid:  # in a forked child; the parent continues
+        if not self._workers or os.getpid() != self._pid:  # a forked child must not end its parent's workers
             return
-        if self._has_failed:  # a stuck worker does not answer a polite request
+        if self._has_failed:  # a stuck worker does not react to a request to end
             self._kill_workers()
             answers: Any = self._worker_result_queue
             answers.release_of_killed()
@@ -226,22 +236,22 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
             worker.join(_utils.MP_STATUS_CHECK_INTERVAL)
 
     def remove_what_killed_workers_left(self) -> None:
-        """Remove killed workers' names in ``/dev/shm``; workers that ended otherwise leave none."""
+        """Remove names in ``/dev/shm`` that killed workers left.  Other workers leave no names."""
         if os.getpid() == self._pid:
             remove_names_of([worker.pid for worker in self._workers if worker.exitcode is not None])
 
     def let_workers_end(self) -> None:
-        """End workers at the interpreter's exit, where ``multiprocessing`` would wait without a limit."""
+        """Make sure at the interpreter's exit that workers end: ``multiprocessing`` would wait forever."""
         if self._has_failed:
             self._shutdown_workers()
         elif os.getpid() == self._pid:
             for worker in self._workers:
                 if worker.is_alive():
-                    os.kill(worker.pid, signal.SIGCONT)  # in case it was stopped
+                    os.kill(worker.pid, signal.SIGCONT)  # the worker may have been stopped by SIGSTOP
 
 
 def _ending(workers: Iterable[Any], seconds: float) -> list[Any]:
-    """Wait at most ``seconds`` for the end of any worker; return those that are ending."""
+    """Wait at most ``seconds`` until any worker ends; return the workers that have ended or are ending."""
     by_sentinel = {worker.sentinel: worker for worker in workers}
     return [by_sentinel[one] for one in multiprocessing.connection.wait(by_sentinel, seconds)]
 
@@ -250,7 +260,7 @@ def _clear_innermost_frame(error: BaseException) -> None:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    if trace is not None and trace.tb_frame.f_code.co_name == "reraise":  # not a frame of the script
+    if trace is not None and trace.tb_frame.f_code.co_name == "reraise":  # torch's frame, not the script's
         trace.tb_frame.clear()
 
 
@@ -264,11 +274,12 @@ def _for_all(method: Callable[[WatchedWorkers], None]) -> None:
 
 
 atexit.register(_for_all, WatchedWorkers.let_workers_end)
-_cleans_up_in = -1  # the process; a forked child must not do its parent's clean-up
+_cleans_up_in = -1  # id of the process that cleans up; a forked child must not clean up for its parent
 
 
 def _clean_up_at_the_end() -> None:
-    """Remove leftovers of workers after ``multiprocessing`` has killed the last ones."""
+    """At the interpreter's exit, remove what workers left, after ``multiprocessing`` has killed the last
+    workers."""
     global _cleans_up_in
     if _cleans_up_in != os.getpid():
         _cleans_up_in = os.getpid()
@@ -277,7 +288,8 @@ def _clean_up_at_the_end() -> None:
 
 
 def _explain_deaths() -> None:
-    """Explain the error that torch raises in a signal handler, at any point of the script."""
+    """Make torch's signal handler, which runs at any point of the script, raise a precise error about ended
+    workers."""
     global _explains_deaths
     is_main = threading.current_thread() is threading.main_thread()
     if _explains_deaths or not hasattr(signal, "SIGCHLD") or not is_main:
@@ -299,7 +311,7 @@ def _explain_deaths() -> None:
         try:
             raise found
         finally:
-            del found, iterator  # the traceback would keep them, and the script's loader
+            del found, iterator  # otherwise the traceback would keep these objects, and the script's loader
 
     signal.signal(signal.SIGCHLD, handler)
 
@@ -308,7 +320,7 @@ _ERROR = object()  # replaces a batch that could not be begun
 
 
 class _View:
-    """A loader as its iterator sees it: the loader itself, except for attributes that are set here."""
+    """A view of a loader for its iterator: it has the loader's attributes, except for attributes set here."""
 
     def __init__(self, loader: DataLoader[Any], worker_init_fn: WorkerInit) -> None:
         self._loader, self.worker_init_fn = loader, worker_init_fn
@@ -318,7 +330,7 @@ class _View:
 
 
 class LoaderView(_View):
-    """A loader of a map-style dataset as its iterator sees it."""
+    """A view of a loader of a map-style dataset, for its iterator."""
 
     def __init__(
         self, loader: DataLoader[Any], dataset: Any, batches: IndexBatches, seed: int | None,
@@ -334,11 +346,12 @@ class LoaderView(_View):
         point = batches.order.pending
         goes_on = batches.base_seed is not None or (point is not None and point.is_within)
         if seed is not None and batches.base_seed is None:
-            # The base seed, from which torch seeds its workers, comes from the seed as well.
+            # torch seeds its workers from the base seed.  Derive the base seed from the loader's seed.
             batches.base_seed = sample_seed(seed, batches.order.next_epoch, -1) >> 1
         if goes_on or (seed is not None and batches.order.ours() is not None):
-            # torch would draw the base seed now; leave the script's generators unchanged, unless a sampler
-            # draws from them as well: its order must be torch's.
+            # torch now draws a base seed, which is not used: draw it from another generator, to leave the
+            # script's generators unchanged.  If a sampler uses the script's generator, torch must draw from
+            # it, so that the sampler's order is the same as in a DataLoader.
             self.generator = torch.Generator()
 
 
@@ -374,12 +387,14 @@ class _StreamIterator(_SingleProcessDataLoaderIter):
 
 
 class _Counting(_BaseDataLoaderIter):
-    """An iterator that counts the user's requests and batches, and passes batches to the view's delivery."""
+    """An iterator that counts the user's requests and batches, and delivers batches by the view's
+    ``Delivery``."""
 
     def __init__(self, view: LoaderView) -> None:
         self._delivery, self._advice = view.delivery, view.advice
-        self._asked_for = 0  # batches, in this epoch
-        # Index batches used up to the last batch, and samples of the next one, if not one for each batch.
+        self._asked_for = 0  # number of batches requested in this epoch
+        # Number of whole index batches used up to the last batch, and number of samples used from the next
+        # index batch; None if each batch contains exactly one index batch.
         self.how_far: tuple[int, int] | None = None
         view._index_sampler.order.draw_again()
         super().__init__(view)  # type: ignore[arg-type]
@@ -388,7 +403,7 @@ class _Counting(_BaseDataLoaderIter):
 
     @property
     def _base_seed(self) -> int:
-        """torch's base seed of workers, or that of the epoch to resume."""
+        """The base seed of torch's workers, or the base seed of the epoch to resume."""
         seed = self._index_sampler.base_seed
         assert seed is not None
         return int(seed)
@@ -414,12 +429,12 @@ class _Counting(_BaseDataLoaderIter):
 
     def _counted(self) -> Any:
         progress = self._progress
-        # ``set_epoch`` was called between ``iter`` and the first batch, as trainers do it.
+        # Trainers may call ``set_epoch`` between ``iter`` and the first batch: begin the new epoch then.
         if not self._num_yielded and progress is not None and progress.is_stale:
             self._reset(_NO_LENGTH)
         self._asked_for += 1
         try:
-            # torch's entry in a profile costs as much as all the rest, even without a profiler.
+            # torch's entry for its profiler takes as long as all other work here, even without a profiler.
             if torch._C._autograd._profiler_enabled():
                 with torch.autograd.profiler.record_function(self._profile_name):
                     data = self._delivered()
@@ -442,7 +457,10 @@ class _Counting(_BaseDataLoaderIter):
         return False
 
     def took_back(self) -> bool:
-        """Take back the last batch if its settings have changed since; return whether it was taken back."""
+        """If the settings of the last batch have changed, put it back to be made again as the next batch.
+
+        Return whether it was put back.
+        """
         return False
 
     def _delivered(self) -> Any:
@@ -461,7 +479,7 @@ _NO_LENGTH = SimpleNamespace(
 
 
 class _SerialIterator(_Counting, _SingleProcessDataLoaderIter):
-    """torch's iterator without workers, which sets the keys' base seed as workers do."""
+    """torch's iterator without workers; it sets the base seed of keys, as torch does in workers."""
 
     def _next_data(self) -> Any:
         fetched.base_seed = self._base_seed
@@ -476,8 +494,8 @@ class _WorkerIterator(_Counting, WatchedWorkers):
         super()._reset(loader, first_iter)
 
     def _try_put_index(self) -> None:
-        # torch calls the sampler whenever it takes a batch from a worker.  The delivery may take one early,
-        # as soon as it is ready; the sampler is then called when the script requests that batch.
+        # torch calls the sampler whenever it takes a batch from a worker.  The delivery may take a batch
+        # before the script requests it.  The sampler is then called when the script requests this batch.
         if self._requests < self._num_workers * self._prefetch_factor + self._asked_for:
             self._requests += 1
             super()._try_put_index()
@@ -496,21 +514,22 @@ class _WorkerIterator(_Counting, WatchedWorkers):
 
 
 class ThreadedIterator(_Counting):
-    """An iterator over batches from a source's threads, which make the next ones while one is used.
+    """An iterator over batches from a source's threads, which make the next batches while one is used.
 
-    Batches are begun in order, up to ``depth`` ahead of the one that is due.  Deleting the iterator, or an
-    error in it, cancels unfinished batches.  An error of a batch is raised when that batch is due; the next
-    call continues after it.
+    Batches are begun in order, up to ``depth`` batches ahead of the next batch to deliver.  Deleting the
+    iterator, or an error in it, cancels unfinished batches.  The error of a batch is raised when the script
+    requests this batch.  The next request then continues with the next batch.
 
-    The number of delivered batches alone decides how often the script's sampler is called, not the speed of
-    the threads: ``early`` requests before the first batch, then one for each.  Only an order whose requests
-    the script cannot observe is read as the threads need it.
+    The number of calls of the script's sampler depends only on the number of delivered batches, not on the
+    speed of the threads: ``early`` calls before the first batch, then one call for each batch.  Only indices
+    whose requests the script cannot observe are requested when the threads need them.
 
     Args:
-        spare: returns the bytes of batches that may be begun beyond ``depth`` while one slow sample delays
-            the batch that is due; called once.
-        refill: batch size to fill up to when samples were left out, or None.
-        stands_for_workers: make the first batches at once, as worker processes do.
+        spare: function that returns the bytes of batches that may be begun beyond ``depth`` while one slow
+            sample delays the next batch; called once.
+        refill: the batch size; batches from which samples were left out are filled up to this size.  None
+            does not fill up batches.
+        stands_for_workers: begin the first batches at once, as worker processes do.
     """
 
     def __init__(
@@ -518,25 +537,25 @@ class ThreadedIterator(_Counting):
         early: int, stands_for_workers: bool,
     ) -> None:  # fmt: skip
         super().__init__(view)
-        if self._timeout != 0 and not stands_for_workers:  # as in torch's iterator without workers
+        if self._timeout != 0 and not stands_for_workers:  # torch's iterator without workers does the same
             raise AssertionError(f"timeout={self._timeout} needs num_workers > 0")
         self._source, self._depth, self._refill = source, depth, refill
         if self._pin_memory or (self._delivery is not None and self._delivery.pins):
             source.ask(is_pinned=True)
-        self._spare = cache(spare)  # only after threads have work
+        self._spare = cache(spare)  # called only after threads have work
         self._early, self._stands_for_workers = early, stands_for_workers
         self._pending: deque[_Begun] = deque()
         self._asked: KeyedIndices | None = None
         self._state: object = None  # settings with which the last batch was made
-        self._left_numbers: list[int] = []  # positions of those left in the last index batch
-        # Indices from the sampler that are not begun.  Separate from `_pending`, which the finalizer keeps,
-        # because the tracebacks of errors refer to this object.
+        self._left_numbers: list[int] = []  # numbers of the samples that the last index batch kept
+        # Indices from the sampler whose batch was not begun yet.  They are not in `_pending`, because the
+        # finalizer keeps `_pending`, and the tracebacks of errors refer to this iterator.
         self._indices: deque[KeyedIndices | DeferredError] = deque()
         self._errors: deque[DeferredError] = deque()
         self._close = weakref.finalize(self, _cancel_all, self._pending)
         self._close.atexit = False
         if stands_for_workers:
-            self._sampler_iter = iter(self._index_sampler)  # torch's iterator with workers makes a second one
+            self._sampler_iter = iter(self._index_sampler)  # as torch's iterator with workers does
         self._begin_epoch()
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
@@ -544,12 +563,12 @@ class ThreadedIterator(_Counting):
         self._begin_epoch()
 
     def _begin_epoch(self) -> None:
-        _cancel_all(self._pending)  # of the abandoned epoch
+        _cancel_all(self._pending)  # batches of an epoch that was not finished
         self._errors.clear()
         self._indices.clear()
         self._left: Sequence[Any] = []
         self._taken = 0
-        self._nothing: Exception | None = None  # why a batch had no sample
+        self._nothing: Exception | None = None  # the reason why a batch had no samples
         self._requests, self._exhausted = 0, False
         if self._stands_for_workers:
             self._ask_sampler()
@@ -563,7 +582,7 @@ class ThreadedIterator(_Counting):
         epoch, due = self._sampler_iter, self._early + self._asked_for
         if epoch.is_free:
             if not self._requests:
-                self._request()  # an order is drawn now
+                self._request()  # the sampler draws the epoch's order now
             epoch.reach(due if self._stands_for_workers else self._asked_for)
         else:
             while self._requests < due and not self._exhausted:
@@ -588,7 +607,7 @@ class ThreadedIterator(_Counting):
     def _collated(self, samples: Any) -> Any:
         with self._on_stream():
             data = collated(samples, self._collate_fn)
-        # Batches for a GPU are pinned during the transfer, or may be there already.
+        # Batches for a GPU are pinned during the transfer, or are already on the GPU.
         if self._pin_memory and not (self._delivery and self._delivery.pins):
             data = _utils.pin_memory.pin_memory(data, self._pin_memory_device)  # type: ignore[no-untyped-call]
         return data
@@ -603,7 +622,7 @@ class ThreadedIterator(_Counting):
             raise self._errors.popleft().take()
         assert self._asked is not None
         if self._state != self._source.made_by() or not batch.is_current():
-            batch.cancel()  # the settings have changed: make it again
+            batch.cancel()  # the settings have changed: make the batch again
             _, batch, self._state = self._begun(self._asked)
         start = perf_counter_ns()
         try:
@@ -622,7 +641,7 @@ class ThreadedIterator(_Counting):
         return samples
 
     def _next_filled(self, size: int) -> Sequence[Any]:
-        """Return a full batch, with samples of later batches instead of bad ones."""
+        """Return a full batch, in which samples of later index batches replace bad samples."""
         samples, self._left = self._left, []
         while len(samples) < size:
             try:
@@ -635,12 +654,12 @@ class ThreadedIterator(_Counting):
                     raise
                 break
             except BaseException:
-                self._left = samples  # they belong to the next call's batch
+                self._left = samples  # the next call uses these samples
                 raise
-            # A complete batch passes unchanged, to avoid a copy.
+            # A complete batch is returned unchanged, to avoid a copy.
             samples = [*samples, *more] if samples else more
         self._left = samples[size:]
-        left = len(self._left)  # end of a batch that is not simply the next index batch
+        left = len(self._left)  # number of samples of the last index batch that are left for the next batch
         self.how_far = self._taken - bool(left), self._left_numbers[-left] if left else 0
         return samples[:size] if left else samples
 
@@ -659,7 +678,7 @@ class ThreadedIterator(_Counting):
             pass
 
     def _begin_batch(self) -> bool:
-        """Begin the next batch, if the sampler may be called for it or has given it; return whether it was
+        """Begin the next batch if its indices are known or may be requested now; return whether a batch was
         begun."""
         if not self._indices and not self._exhausted and (self._sampler_iter.is_free or not self._pending):
             self._request()
@@ -677,7 +696,7 @@ class ThreadedIterator(_Counting):
 
     def _begun(self, asked: KeyedIndices) -> _Begun:
         state = self._source.made_by()
-        # The script may use the batch outside its current mode.
+        # The script may use the batch outside of its current inference mode.
         with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
             return _Begun(asked, self._source.start(asked.indices, asked.key(self._base_seed)), state)
 
@@ -688,7 +707,7 @@ class ThreadedIterator(_Counting):
         return True
 
     def _keep_threads_busy(self, due: Any) -> None:
-        """Begin more batches while one slow sample of the due batch leaves the other threads idle."""
+        """Begin more batches while one slow sample of the next batch, ``due``, leaves other threads idle."""
         nbytes = due.nbytes
         while nbytes and self._pending:
             last = self._pending[-1].batch
@@ -699,7 +718,8 @@ class ThreadedIterator(_Counting):
 
 
 class _Begun(NamedTuple):
-    """A batch that was begun: its indices (None after an error), the batch or `_ERROR`, and its settings."""
+    """A batch that was begun.  ``asked`` are its indices (None after an error), ``batch`` is the batch or
+    `_ERROR`, and ``state`` are the settings with which it is made."""
 
     asked: KeyedIndices | None
     batch: Any

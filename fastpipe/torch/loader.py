@@ -1,4 +1,5 @@
-"""``FastLoader``, a ``DataLoader`` that makes the next batches in threads; ``accelerate`` makes one."""
+"""``FastLoader`` is a ``DataLoader`` that makes the next batches in threads.  ``accelerate`` makes a
+``FastLoader`` from a ``DataLoader``."""
 
 from __future__ import annotations
 
@@ -55,67 +56,69 @@ if TYPE_CHECKING:
     from fastpipe.torch.split import Split
 
 
-# If Python runs for each sample, the GIL limits the threads of one process to about what this many of torch's
-# workers do: it is held for 0.25 ms of an image, and for most of the time of torchvision's transforms.
+# If Python runs for each sample, the GIL limits the threads of one process to the work of about this many
+# worker processes.  The GIL is held for 0.25 ms for each image, and for most of the time that torchvision's
+# transforms take.
 _MOST_BY_THREADS, _MOST_WITH_TORCHVISION = 8, 2
-# Batches that a GPU makes ahead, besides the next one: it decodes two at once, and a third is being opened.
+# Number of batches that a GPU makes ahead, in addition to the next batch.  The GPU decodes two batches at the
+# same time, while the files of a third batch are being opened.
 _AHEAD_THERE = 3
 
 _T_co = TypeVar("_T_co", covariant=True)
 
 
 class FastLoader(DataLoader[_T_co]):
-    """``torch.utils.data.DataLoader`` with the same arguments, attributes and batches.
+    """A ``torch.utils.data.DataLoader`` that is faster, with the same arguments, attributes and batches.
 
-    Threads make the batches of a :class:`fastpipe.FastImageFolder`, torchvision's ``ImageFolder`` and
-    fastpipe's other datasets, also behind ``Subset`` and ``ConcatDataset``; the next batches are made
-    while the current one is used.  Any other dataset runs its own code in torch's machinery.
-    ``print(loader.plan)`` shows which part runs where, and why.
+    For a :class:`fastpipe.FastImageFolder`, torchvision's ``ImageFolder`` and fastpipe's other datasets, also
+    inside ``Subset`` and ``ConcatDataset``, threads make the next batches while the current batch is used.
+    Any other dataset runs its own code in torch's machinery.  ``print(loader.plan)`` shows which part of the
+    pipeline runs where, and why.
 
-    ``num_workers`` is that of ``DataLoader``.  If the script has no code of its own in the pipeline,
-    threads of this process do the work of that many workers.  If the script's own ``Dataset``, transform,
-    ``collate_fn`` or ``worker_init_fn`` runs, that many worker processes are started, with fastpipe's threads
-    in each.  Processes are also started if Python runs for each sample and the GIL would limit one process:
-    for more than 2 workers with torchvision's own transforms after the crop, or more than 8 with HDF5 files
-    and volumes, given as many cores.  Without ``num_workers`` no process is started.
+    ``num_workers`` means the same amount of parallel work as in ``DataLoader``.  If the script has no code of
+    its own in the pipeline, threads of this process do the work of this many workers.  If the script's own
+    ``Dataset``, transform, ``collate_fn`` or ``worker_init_fn`` runs, this many worker processes are started,
+    with fastpipe's threads in each process.  Processes are also started if Python runs for each sample and
+    the GIL would limit a single process.  With torchvision's own transforms after the crop, this is the case
+    for more than 2 workers; with HDF5 files, volumes or images that Pillow decodes, for more than 8 workers.
+    The process must be allowed to use as many cores.  Without ``num_workers`` no process is started.
 
     Args:
         dataset … in_order: as in ``DataLoader``; ``shuffle`` may also be a :class:`fastpipe.Shuffle`.  If
             threads do the work, the options of worker processes (``timeout``, ``multiprocessing_context``,
             ``persistent_workers``) have no effect.
-        seed: makes the order (with ``shuffle=True``) and the augmentation a pure function of
-            (seed, epoch), the same for any number of threads, workers or ranks.  Default: the
-            dataset's ``seed``.  Without one, order and augmentation come from ``generator``
-            or torch's global generator, with the draws that ``DataLoader`` makes.  (An
-            ``IterableDataset`` defines its own order, and is left to torch.)
+        seed: makes the order (with ``shuffle=True``) and the augmentation depend only on seed and epoch, not
+            on the number of threads, workers or ranks.  Default: the dataset's ``seed``.  Without a seed,
+            order and augmentation use the same random numbers as in ``DataLoader``, from ``generator`` or
+            torch's global generator.  (Torch loads an ``IterableDataset``, which defines its own order.)
         shard: this rank's part of each epoch, a :class:`fastpipe.Shard`; replaces a sampler.
         device: device of the returned batches, such as ``"cuda"``.  Each batch is copied from page-locked
             memory on a separate stream, during the previous step.  If the transform ends in ``ToTensor``
-            and ``Normalize``, bytes are copied and normalised on the device, to the same values.
-        dtype: ``torch.float16`` or ``torch.bfloat16``: converts the first part of each batch to this type if
-            it is float32, by rounding.  Kernels write it directly, or the device converts it: after the
-            augmentation of ``"auto"`` and ``"split"``, and before an ``augment`` function.
-        augment: a function that is called on the device with the parts of each batch, ``augment(images,
-            labels)``, and returns the new batch; for ``v2.MixUp``, ``v2.CutMix`` and the like.  With a
-            seed, its draws depend only on epoch and batch.  ``"split"`` lets ``fastpipe.augment`` do the
-            part of the dataset's transform that follows the resizing to one size, on the device, or in
-            the decoding threads without one.  Draws differ, their distribution is the same; results are
-            torchvision's for tensors, which differ in some bits from those for PIL images.
-            ``"auto"`` measures for about half a second whether that is faster; ``plan`` shows the result.
+            and ``Normalize``, bytes are copied, and the device normalises them to the same values.
+        dtype: ``torch.float16`` or ``torch.bfloat16``: the first part of each batch is rounded to this type
+            if it is float32.  Decoding kernels write this type directly, or the device converts the batch,
+            after the augmentation of ``"auto"`` and ``"split"`` and before an ``augment`` function.
+        augment: a function such as ``v2.MixUp`` or ``v2.CutMix`` that is called on the device with the parts
+            of each batch, ``augment(images, labels)``, and returns the new batch.  With a seed, its random
+            numbers depend only on seed, epoch, batch and rank.  With ``"split"``, ``fastpipe.augment`` does
+            the steps of the dataset's transform from the point at which all images have one size.  These
+            steps run on ``device``, or in the decoding threads if no device is given.  Random numbers differ
+            from torchvision's, but have the same distribution.  The results equal torchvision's results for
+            tensors, which differ in some bits from its results for PIL images.  ``"auto"`` measures for about
+            half a second whether ``"split"`` is faster; ``plan`` shows the result.
         cache: where to keep decoded images of torchvision's ``ImageFolder``, a :class:`fastpipe.Cache`
-            or its ``where``.  A ``FastImageFolder`` has an option of its own.
-        num_workers: also ``"auto"``, which measures for less than a second, in a forked process,
-            whether threads here or worker processes are faster; ``plan`` shows the result.
-        workers: how to do the work of ``num_workers``: ``"auto"`` follows the rule above; ``"threads"``
-            starts no process; ``"processes"`` starts ``num_workers`` of them.
-        prefetch_batches: number of batches that threads make ahead.  ``"auto"`` is two, or four if a GPU
-            decodes them; more if batches are so small that threads would idle, or while one slow image
-            delays a batch.  The script's own sampler is read ahead by a fixed count, as a ``DataLoader``
-            does: ``num_workers`` × ``prefetch_factor`` batches.  Without workers the count is that of the
-            batches made ahead; for ``"auto"`` it is two, or as many as hold 64 samples.
+            or its ``where``.  A ``FastImageFolder`` has its own ``cache`` option.
+        num_workers: may also be ``"auto"``, which measures for less than a second, in a forked process,
+            whether threads of this process or worker processes are faster; ``plan`` shows the result.
+        workers: how to do the work of ``num_workers``.  ``"auto"`` follows the rule above, ``"threads"``
+            starts no process, and ``"processes"`` starts ``num_workers`` processes.
+        prefetch_batches: number of batches that threads make ahead.  ``"auto"`` means two, or four if a GPU
+            decodes the images.  It means more batches if they are so small that threads would be idle, or
+            while one slow image delays a batch.  The script's own sampler is read ahead by a fixed number of
+            batches, as in ``DataLoader``: ``num_workers`` × ``prefetch_factor``.  Without workers this number
+            is ``prefetch_batches``; for ``"auto"`` it is two, or as many batches as contain 64 samples.
 
-    A batch is yours for as long as you keep it: its memory is reused only when no tensor
-    refers to it any more.
+    You may keep a batch for as long as you want: its memory is reused only after no tensor refers to it.
 
     >>> import torch
     >>> loader = FastLoader(list(range(6)), batch_size=3)
@@ -217,7 +220,7 @@ class FastLoader(DataLoader[_T_co]):
 
     @property
     def clock(self) -> StageClock:
-        """Time spent in this process, by stage, summed over the dataset's threads.
+        """Time spent in each stage of making batches in this process, summed over the dataset's threads.
 
         Raises:
             AttributeError: fastpipe does not make the batches of this dataset.
@@ -242,16 +245,16 @@ class FastLoader(DataLoader[_T_co]):
         return LoaderPlan(self, source, depth, self._why_processes(source))
 
     def reference(self) -> DataLoader[Any]:
-        """Return the stock equivalent: torch's ``DataLoader`` over torchvision's dataset, or over rows read
-        by h5py, with the same samples in the same order.  Use it to compare, or to switch back.
+        """Return an equivalent ``DataLoader`` that does not use fastpipe, with the same samples and order.
 
-        Random augmentation has the same distribution, but different draws.
+        It uses torchvision's dataset, or reads rows with the format's own library such as h5py.  Use it to
+        compare, or to switch back.  Random augmentation has the same distribution, but other random numbers.
         """
         self._order.look_at(self)
         return stock_loader(self)
 
     def _why_processes(self, source: Source | None) -> str:
-        """Return why worker processes make the batches; empty if threads here do."""
+        """Return why worker processes, or torch, make the batches; empty if threads of this process do."""
         if not self._auto_collation or source is None:
             return "samples are made by the dataset's own code" if source is None else "batch_size=None"
         if not self.num_workers or self.workers == "threads":
@@ -269,7 +272,7 @@ class FastLoader(DataLoader[_T_co]):
         number = min(self.num_workers, default_threads())
         if number <= _MOST_WITH_TORCHVISION or source.is_best_here(self._device):
             return ""
-        self._split(source)  # may leave none of torchvision's transforms to run
+        self._split(source)  # after a split, torchvision's transforms may not have to run
         most = _MOST_WITH_TORCHVISION if source.runs_torchvision else _MOST_BY_THREADS
         if number > most and (source.runs_python or source.runs_torchvision):
             by = ", with torchvision's transforms" if source.runs_torchvision else ""
@@ -288,9 +291,9 @@ class FastLoader(DataLoader[_T_co]):
             raise OptionError("workers='threads' starts no worker, and would never call worker_init_fn")
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the number of the next epoch, which (with a seed) determines order and augmentation.
+        """Set the number of the next epoch.  With a seed, this number determines order and augmentation.
 
-        Without this call, each iteration begins the next epoch, counted from 0.  A sampler with a
+        If you never call this method, the loader counts its iterations from 0.  A sampler with a
         ``set_epoch`` method, such as ``DistributedSampler``, receives the number as well.
 
         Args:
@@ -309,15 +312,15 @@ class FastLoader(DataLoader[_T_co]):
         """Return the loader's position after the batches received so far, as a dict for JSON.
 
         With a seed (or without shuffling) resuming is immediate, with any number of workers and
-        ranks.  Otherwise the state holds the sampler's generator twice: as it was when the epoch
-        began, to draw the indices up to here again, and as it is now, for the epochs that follow.
-        No data are read.
+        ranks.  Otherwise the state contains two states of the sampler's generator.  Its state at the
+        epoch's start is needed to draw this epoch's indices again.  Its current state is needed for
+        the next epochs.  No data are read for this.
 
         Raises:
             OptionError: the order comes from a sampler without ``state_dict`` or from an
-                ``IterableDataset``, batches come out of order (``in_order=False``), or a sampler that
-                draws an epoch bit by bit shares its generator with others.  If Lightning or
-                Accelerate requests the state, this is a warning.
+                ``IterableDataset``; or batches come out of order (``in_order=False``); or a sampler that
+                draws an epoch in several steps uses a generator that other code also uses.  If Lightning
+                or Accelerate requests the state, a warning replaces this error.
 
         >>> loader = FastLoader(list(range(6)), batch_size=2, shuffle=True, seed=0)
         >>> for batch in loader:
@@ -337,10 +340,11 @@ class FastLoader(DataLoader[_T_co]):
             return unsaved_state(error, self._order)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from a saved position: the next iteration gives the rest of its epoch.
+        """Resume from a saved position: the next iteration yields the rest of the saved epoch.
 
-        ``set_epoch`` with another number starts that epoch instead.  The generator that draws the
-        orders is restored; with ``shuffle=True`` alone, that is torch's global generator.
+        If you then call ``set_epoch`` with another number, this other epoch starts from its beginning.  The
+        generator from which the order is drawn is restored.  With ``shuffle=True`` and neither a seed nor
+        ``generator=``, this is torch's global generator.
 
         Args:
             state: a result of ``state_dict``.
@@ -358,18 +362,18 @@ class FastLoader(DataLoader[_T_co]):
         forget_iterator(self)
 
     def check_worker_number_rationality(self) -> None:
-        """Do nothing: torch's warning about too many processes is given when processes start."""
+        """Do nothing here: torch's warning about too many processes comes when processes are started."""
 
     def __len__(self) -> int:
         """Number of batches in an epoch, on this rank."""
         return len(self._order) if self.shard is not None else super().__len__()
 
     def __getstate__(self) -> dict[str, Any]:
-        # Workers and what belongs to the dataset's objects stay here; a copy makes its own when needed.
+        # A copy gets neither the workers nor the adapters of datasets; it makes its own when needed.
         return {**self.__dict__, "_iterator": None, "_persistent_batches": None, "_adapted": {}}
 
     def __copy__(self) -> Self:
-        # A copy counts epochs separately, and has samplers of its own if this class made them.
+        # A copy counts epochs separately.  It gets its own samplers if this class made the loader's samplers.
         parts = vars(self).items()
         own = {"_order"} | ({"sampler", "batch_sampler"} if is_default(self.sampler) else set())
         shared = {id(part): part for name, part in parts if name not in own}
@@ -395,7 +399,7 @@ class FastLoader(DataLoader[_T_co]):
             dataset = KeyedDataset(self.dataset) if is_keyed else UsersDataset(self.dataset)
         segments = 0
         if source is not None and number and self.prefetch_factor:
-            # The user holds this batch and the one before, made by one worker or by two.
+            # The user holds this batch and the previous batch, which one worker or two workers have made.
             kept = 2 if number == 1 else 1
             segments = source.tensors(self.batch_size or 1) * (self.prefetch_factor + kept)
         init = WorkerInit(self.worker_init_fn, lanes_for(number, segments))
@@ -408,14 +412,14 @@ class FastLoader(DataLoader[_T_co]):
         source.follow_order(self._order.ours())
         is_bounded = self.prefetch_batches != "auto" or (view.delivery and view.delivery.is_made_there)
 
-        def spare() -> int:  # in this machine's memory, not a device's
+        def spare() -> int:  # bytes of this machine's memory, not of a device's
             return 0 if is_bounded else min(source.spare_nbytes, (free_memory() or 0) // 8)
 
         refill = self.batch_size if source.skips else None
         return ThreadedIterator(view, source, depth, spare, refill, self._early(), self.num_workers > 0)
 
     def _early(self) -> int:
-        """Return how many index batches are requested early from the script's own sampler."""
+        """Return how many index batches are requested ahead from the script's own sampler."""
         if self.num_workers:
             return self.num_workers * (self.prefetch_factor or 2)
         if self.prefetch_batches != "auto":
@@ -424,21 +428,21 @@ class FastLoader(DataLoader[_T_co]):
 
     @property
     def _size_of_batches(self) -> int | None:
-        """Samples in a batch; None if the script's own batch sampler does not define it."""
+        """Number of samples in a batch; None if the script's own batch sampler has no ``batch_size``."""
         size: Any = getattr(self.batch_sampler, "batch_size", self.batch_size)
         return size if isinstance(size, int) else None
 
     def __iter__(self) -> Any:
         if not self.persistent_workers or not is_map_style(self) or self.num_processes:
             return super().__iter__()
-        forget_iterator(self)  # torch keeps one for persistent workers; there are none here
+        forget_iterator(self)  # torch keeps an iterator for persistent workers, but threads do the work here
         iterator = super().__iter__()
         forget_iterator(self)
         return iterator
 
     def _index_batches(self, seed: int | None, is_keyed: bool, in_threads: bool) -> IndexBatches:
-        """Return the next epoch's index batches: one object for all epochs if threads replace persistent
-        workers, whose base seed is drawn only once."""
+        """Return the next epoch's index batches.  If threads replace persistent workers, whose base seed is
+        drawn only once, all epochs use one object."""
         kept = self._persistent_batches
         if kept is not None and (kept.seed, kept.is_keyed) == (seed, is_keyed) and not self._order.pending:
             return kept
@@ -457,7 +461,7 @@ class FastLoader(DataLoader[_T_co]):
         transfer, finishes, is_made_there = None, False, False
         if self._device is not None:
             transfer = Transfer(self._device)
-            # Batches that threads have augmented are complete, and are copied as they are.
+            # Batches that threads have augmented need no further steps on the device.
             finishes = source is not None and self._is_plain
             finishes = finishes and (transfer.is_elsewhere if split is None else is_there)
             if source is not None and finishes:
@@ -486,7 +490,7 @@ class FastLoader(DataLoader[_T_co]):
     def _samples(self) -> int | None:
         try:
             return len(self.dataset)  # type: ignore[arg-type]
-        except TypeError:  # the sampler knows the number
+        except TypeError:  # the dataset has no length: only its sampler has one
             return None
 
     def _effective_seed(self) -> int | None:
@@ -525,7 +529,7 @@ def _check_options(num_workers: Any, workers: Any, prefetch_batches: Any, dtype:
 
 
 def source_of(dataset: Any, adapted: dict[int, FastImageFolder], cache: Cache) -> Source | None:
-    """Return the source behind a dataset; None if any object in between has unknown code."""
+    """Return the ``Source`` that makes a dataset's batches; None if the dataset runs unknown code."""
     if why_no_source(dataset):
         return None
     ends = ends_of(dataset)
@@ -558,24 +562,24 @@ def accelerate(
     prefetch_factor: int | None = None,
     prefetch_batches: int | Literal["auto"] | None = None,
 ) -> FastLoader[Any]:
-    """Make a :class:`fastpipe.FastLoader` of a ``DataLoader``, with the same batches.
+    """Make a :class:`fastpipe.FastLoader` from a ``DataLoader``, with the same batches.
 
-    Dataset, sampler, ``collate_fn``, generator and everything else are the loader's own objects.
-    If fastpipe makes the batches and the script has no code of its own in the pipeline, threads of this
-    process do the work of its worker processes, as in ``FastLoader``.  ``print(result.plan)`` shows the
-    result, ``result.reference()`` undoes it.
+    The result uses the loader's own dataset, sampler, ``collate_fn``, generator and other objects.  If
+    fastpipe makes the batches and the script has no code of its own in the pipeline, threads of this
+    process do the work of the loader's worker processes, as in ``FastLoader``.  ``print(result.plan)`` shows
+    which part runs where, and ``result.reference()`` returns a plain ``DataLoader`` again.
 
     Args:
         loader: a ``DataLoader``.  It is not changed, and remains usable.
-        seed, shard, device, dtype, augment, cache: as in ``FastLoader``.  With a seed or a shard, a plain
-            ``shuffle=True`` shuffles by the seed; any other sampler stays.
-        num_workers, workers: as in ``FastLoader``; default: the loader's.
-        prefetch_factor, prefetch_batches: batches to make ahead, for each worker or without workers; as in
-            ``FastLoader``.
+        seed, shard, device, dtype, augment, cache: as in ``FastLoader``.  With a seed or a shard, a loader
+            made with ``shuffle=True`` shuffles by the seed; any other sampler stays in use.
+        num_workers, workers: as in ``FastLoader``.  Default: the values of ``loader``.
+        prefetch_factor, prefetch_batches: number of batches to make ahead, as in ``FastLoader``:
+            ``prefetch_factor`` for each worker, ``prefetch_batches`` without workers.
 
     Raises:
-        OptionError: ``loader`` is not a ``DataLoader``, its class overrides methods, or an option cannot
-            work.
+        OptionError: ``loader`` is not a ``DataLoader``, its class overrides methods, or an option has a
+            value that cannot work.
 
     >>> from torch.utils.data import DataLoader
     >>> loader = accelerate(DataLoader(range(6), batch_size=3))
@@ -615,7 +619,7 @@ def _check(loader: Any) -> None:
         )
 
 
-# Names that every class has; the constructor has already run.
+# A class may define these names: every class has them, or, like ``__init__``, they have already been used.
 _HARMLESS = {
     "__init__", "__module__", "__doc__", "__qualname__", "__annotations__", "__annotate__",
     "__annotate_func__", "__annotations_cache__", "__parameters__", "__orig_bases__",
@@ -624,8 +628,11 @@ _HARMLESS = {
 
 
 def sampling_of(loader: DataLoader[Any], is_keyed: bool) -> dict[str, Any]:
-    """Return the arguments that define which samples form which batch, with ``shuffle=`` instead of a sampler
-    made for it.  A random sampler is replaced only if the new loader ``is_keyed``, by a seed or a shard."""
+    """Return the arguments that define which samples form which batch.
+
+    A sampler that a loader made for ``shuffle=`` is replaced by this argument.  A random sampler is replaced
+    only if ``is_keyed`` is true, that is, if the new loader has a seed or a shard.
+    """
     batching = batching_of(loader)
     sampler, shuffle = batching.get("sampler"), None
     if isinstance(sampler, ShardSampler) and getattr(loader, "shard", None) is not None:

@@ -1,4 +1,4 @@
-"""The order of a loader's epochs, and the user's progress in an epoch."""
+"""The order of the batches in a loader's epochs, and the user's progress in an epoch."""
 
 from __future__ import annotations
 
@@ -31,18 +31,21 @@ from fastpipe.torch.samplers import (
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """The point at which the next epoch continues.
+    """The point at which the next iteration over the loader continues.
 
     Attributes:
-        begun: number of the epoch under the same base seed.
-        batches: number of batches that the user has received; they used ``taken`` index batches of the
-            sampler, and ``offset`` samples of the next one.
-        position: start of the next batch, if the order is a function of the epoch.
-        base_seed: seed of the keys, if no other is given.
-        generator: state of the sampler's generator when the epoch began.
-        asked: number of requests to the sampler, including those ahead and for its end; None if unknown.
-        now: state of the sampler's generator after these draws, and those of others.
-        seeds: state of the generator that draws base seeds only.
+        epoch: number of the epoch.
+        begun: number of epochs that began earlier with the same base seed.
+        batches: number of batches that the user has received.
+        taken, offset: number of whole index batches of the sampler that these batches contain, and number of
+            further samples from the next index batch.
+        position: position of the next batch in the epoch's order, if the order is a function of the epoch.
+        base_seed: seed of the samples' random numbers if the loader has no seed.
+        generator: state of the sampler's generator at the start of the epoch.
+        asked: number of requests to the sampler, including requests ahead and the request after its last
+            item; None if unknown.
+        now: state of the sampler's generator when this point was saved.
+        seeds: state of the loader's generator when this point was saved, if only base seeds come from it.
     """
 
     epoch: int
@@ -59,12 +62,12 @@ class ResumePoint:
 
     @property
     def is_within(self) -> bool:
-        """True if the point is inside a started epoch, so that its draws are complete."""
+        """True if the epoch has started, so that the random numbers at its start were already drawn."""
         is_begun = self.base_seed is not None or self.generator is not None
         return is_begun or bool(self.batches or self.taken or self.offset or self.position)
 
 
-# Returns the number of requests to an iterator over a sampler, and its generator's state after them.
+# A function that returns the number of requests to a sampler's iterator, and the state of the generator.
 Look = Callable[[torch.Generator | None], tuple[int, torch.Tensor | None]]
 
 
@@ -73,12 +76,12 @@ def _known(asked: int, generator: torch.Generator | None) -> tuple[int, torch.Te
 
 
 class CountingSampler(Iterator[Any]):
-    """An iterator over a sampler that counts its requests.  Thread-safe."""
+    """An iterator over a sampler that counts the requests to the sampler.  Thread-safe."""
 
     def __init__(self, sampler: Iterator[Any], generator: torch.Generator | None) -> None:
         self._sampler, self._generator = sampler, generator
         self._asked = 0
-        self._left: torch.Tensor | None = None  # the generator's state after the last draw
+        self._left: torch.Tensor | None = None  # the generator's state after the last request
         self._is_shared = False
         self._lock = threading.Lock()
 
@@ -92,11 +95,11 @@ class CountingSampler(Iterator[Any]):
                 return next(self._sampler)
             finally:
                 left, self._left = self._left, self._generator.get_state()
-                if left is not None and not torch.equal(found, self._left):  # it has drawn again
+                if left is not None and not torch.equal(found, self._left):  # this request used the generator
                     self._is_shared = self._is_shared or not torch.equal(left, found)
 
     def look(self, generator: torch.Generator | None) -> tuple[int, torch.Tensor | None]:
-        """Return the number of requests, and the generator's state after them."""
+        """Return the number of requests, and the current state of ``generator``."""
         with self._lock:
             if self._is_shared:
                 raise OptionError(
@@ -112,12 +115,16 @@ class Progress:
     """The user's progress in an epoch.
 
     Attributes:
+        point: the point at which this iteration began.
         generator, sampler: states of the sampler's generator and of the user's sampler when the epoch began.
-        asked: reads the counts of the sampler's iterator; None if no sampler decides the order.
-        received, taken, offset: as in ``ResumePoint``, since ``point``; ``taken`` is None for one each.
+        asked: function that returns the sampler iterator's counts; None if no sampler decides the order.
+        received: number of batches received since ``point``.
+        taken, offset: as in ``ResumePoint``, but counted since ``point``.  If each batch contains exactly one
+            index batch, ``taken`` is None.
         is_over: whether the iterator is exhausted.
-        is_stale: whether another epoch was chosen before the first batch of this one.
-        held: the user's own (received, taken, offset), if a wrapper that passes batches on is ahead.
+        is_stale: whether ``set_epoch`` chose another epoch before the first batch of this epoch.
+        held: (received, taken, offset) of the batches that the user has, if a wrapper such as that for
+            Accelerate has already requested more batches; else None.
     """
 
     point: ResumePoint
@@ -133,11 +140,11 @@ class Progress:
     base_seed: int | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy does not continue the iterator, but keeps its position.
+        # A copy does not continue the iterator, but keeps the iterator's position.
         return {**self.__dict__, "asked": self.asked and partial(_known, self.asked(None)[0])}
 
     def hold(self) -> None:
-        """Count batches received from now on as not yet the user's."""
+        """Do not count batches from now on as received by the user, until the next call."""
         self.held = (self.received, self.taken, self.offset)
 
 
@@ -152,11 +159,12 @@ WORKER_OPTIONS = (
 
 
 class EpochOrder:
-    """The index batches of a loader, epoch by epoch.
+    """The order of a loader's index batches in each epoch.
 
-    It must not refer to the loader: with persistent workers, the loader refers to its iterator, which refers
-    to this object and must end the workers when it is deleted, without the garbage collector.  ``waiting``
-    refers to the ``IndexBatches`` of an iterator without requests so far.
+    This object must not refer to the loader.  With persistent workers, the loader refers to its iterator, and
+    the iterator refers to this object.  Deleting the loader must end the workers at once, and a cycle of
+    references would delay this until garbage collection.  ``waiting`` refers to the ``IndexBatches`` of an
+    iterator from which no batch was requested yet.
     """
 
     def __init__(self, loader: DataLoader[Any], shard: Shard | None, seed: Callable[[], int | None]) -> None:
@@ -165,15 +173,15 @@ class EpochOrder:
         self.waiting: weakref.ref[Any] | None = None
         self.look_at(loader)
         self._resume: ResumePoint | None = None
-        self._is_asked = False  # whether an iterator was requested there
+        self._is_asked = False  # whether an iterator was made at the resume point
         self._is_new = True  # no epoch has begun yet, and no state was loaded
-        self._told = 0  # the epoch that a sampler was set to when the last epoch began
+        self._told = 0  # the epoch number of the script's ``DistributedSampler`` when the last epoch began
         self._seed = seed
         self._shard = shard or _WHOLE
         self._attach()
 
     def look_at(self, loader: DataLoader[Any]) -> None:
-        """Use the loader's current samplers: some scripts replace them."""
+        """Use the loader's current samplers, because some scripts replace them."""
         self.sampler, self.index_sampler = loader.sampler, loader._index_sampler
         self._generator = loader.generator
         self.is_batched = bool(loader._auto_collation)
@@ -187,21 +195,21 @@ class EpochOrder:
         return len(self.index_sampler) if ours is None else len(ours)
 
     def _attach(self) -> None:
-        """Forward the sampler's ``set_epoch``, which trainers call instead of the loader's, to this order."""
+        """Make the sampler's ``set_epoch``, which trainers call, also call this object's ``set_epoch``."""
         sampler: Any = self.sampler
         if isinstance(sampler, ShardSampler):
-            if self._is_default:  # else it is inside a trainer's own batch sampler
+            if self._is_default:  # otherwise a trainer's own batch sampler uses the sampler
                 sampler.order = OrderRef(self)
         elif isinstance(sampler, ShuffleSampler):
             sampler.order = OrderRef(self)
         elif is_default(sampler):
             sampler.set_epoch = OrderRef(self).set_epoch
         if hasattr(sampler, "set_epoch") and self.is_batched and self._is_default:
-            # Hugging Face's Trainer reaches only the object whose batches Accelerate skips.
+            # Hugging Face's Trainer calls ``set_epoch`` only of the object that yields the index batches.
             self.index_sampler.set_epoch = sampler.set_epoch
 
     def __getstate__(self) -> dict[str, Any]:
-        # Iterators and their requests stay here.
+        # A copy does not get the iterators and their requests.
         return {**self.__dict__, "waiting": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -209,7 +217,8 @@ class EpochOrder:
         self._attach()
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the number of the next epoch; it starts from its beginning unless it is the one to resume."""
+        """Set the number of the next epoch.  The epoch starts from its beginning, unless it is the epoch to
+        resume."""
         progress, point = self.progress, self.pending
         if self._is_new and epoch and self.generator is not None and self.ours() is None:
             self._is_new = False
@@ -221,21 +230,21 @@ class EpochOrder:
             )
         if progress is not None and not progress.is_over and not progress.received:
             if progress.point.epoch == epoch:
-                return  # it has begun already, ahead of its first batch
+                return  # an iterator of this epoch exists already, and has yielded no batch yet
             progress.is_stale, self.progress = True, None
         else:
-            self.progress = None  # interrupted, or over
+            self.progress = None  # the epoch was interrupted, or is over
         self.next_epoch = epoch
         if point is not None and point.epoch != epoch:
-            is_fresh = point.generator is None and not point.batches  # its base seed persists
+            is_fresh = point.generator is None and not point.batches  # the point's base seed stays in use
             kept = (point.begun, point.base_seed) if is_fresh else (0, None)
             self._resume = ResumePoint(epoch, kept[0], base_seed=kept[1], now=point.now, seeds=point.seeds)
 
     @property
     def pending(self) -> ResumePoint | None:
-        """The next epoch's resume point, until one of its batches was received; None for a fresh start.
+        """The resume point of the next epoch; None if the epoch starts from its beginning.
 
-        Trainers request several iterators before they take the first batch.
+        The point stays until a batch was received, because trainers may make several iterators before that.
         """
         progress = self.progress
         is_resumed = progress is not None and progress.point is self._resume
@@ -257,7 +266,7 @@ class EpochOrder:
         self._is_asked = False
 
     def draw_again(self) -> None:
-        """Before an iterator draws, restore the generators to the state before an unused iterator drew."""
+        """Undo the random draws of an earlier iterator that was not used, before a new iterator draws."""
         point = self.pending
         if point is None:
             return
@@ -266,7 +275,7 @@ class EpochOrder:
             for generator, state in generators:
                 if generator is not None and state is not None:
                     generator.set_state(state)
-        else:  # the script may have set them since the state was loaded
+        else:  # save the current states, because the script may have set the generators after loading a state
             now, seeds = (one if one is None or it is None else it.get_state() for it, one in generators)
             self._resume, self._is_asked = replace(point, now=now, seeds=seeds), True
 
@@ -281,7 +290,7 @@ class EpochOrder:
         return generator if self._seed() is None else None
 
     def skip(self, batches: int, is_refilled: bool) -> None:
-        """Skip this many batches of the next epoch, or of the one to resume."""
+        """Begin the next epoch, or the epoch to resume, after this number of batches from its start."""
         point, ours = self.pending, self.ours()
         if batches < 0:
             raise OptionError(f"a number of batches to skip must be from 0, got {batches}")
@@ -296,14 +305,14 @@ class EpochOrder:
                 + ("" if is_refilled else "; or give the loader a seed=")
             )
         point = point or ResumePoint(self.next_epoch)
-        if point.asked is not None and point.asked < batches:  # beyond the known draws
+        if point.asked is not None and point.asked < batches:  # more index batches than were drawn so far
             point = replace(point, asked=None, now=None)
         position = 0 if ours is None or not batches else ours.steps().end(batches)
         self._resume = replace(point, batches=batches, taken=batches, offset=0, position=position)
 
     @property
     def generator(self) -> torch.Generator | None:
-        """The generator from which torch's own sampler draws the order; None if it draws none."""
+        """The generator from which torch's own sampler draws the order; None if no generator is used."""
         sampler = innermost(self.index_sampler)
         generator = getattr(sampler, "generator", None)
         if isinstance(generator, torch.Generator):
@@ -333,7 +342,7 @@ class EpochOrder:
     def begin(self, begun: int, sampler_state: Any, asked: Look | None) -> Progress:
         point, self.waiting = self.pending, None
         told = self._told_epoch()
-        if told != self._told:  # the script has chosen this epoch
+        if told != self._told:  # the script has set this epoch
             point, self._resume, self.next_epoch, self._told = None, None, told, told
         generator = self.generator
         if point is None:
@@ -346,7 +355,7 @@ class EpochOrder:
         return self.progress
 
     def _told_epoch(self) -> int:
-        """Return the epoch to which the script's, or a trainer's, ``DistributedSampler`` was set."""
+        """Return the epoch number of the script's or trainer's ``DistributedSampler``; 0 without one."""
         batches = getattr(self.index_sampler, "sampler", None)
         for sampler in (self.sampler, batches):
             if isinstance(sampler, DistributedSampler) and not isinstance(sampler, ShardSampler):
@@ -354,7 +363,7 @@ class EpochOrder:
         return 0
 
     def shard(self) -> tuple[int, int]:
-        """Return rank and number of ranks from a ``DistributedSampler``, or a similar one."""
+        """Return the rank and the number of ranks from a ``DistributedSampler`` or a similar sampler."""
         batches = getattr(self.index_sampler, "sampler", None)
         for sampler in (self.sampler, self.index_sampler, batches):
             rank, ranks = getattr(sampler, "rank", None), getattr(sampler, "num_replicas", None)
@@ -363,9 +372,10 @@ class EpochOrder:
         return 0, 1
 
     def ours(self) -> EpochBatches | None:
-        """Return the epochs' batches if they are a function of the epoch; None if samplers decide."""
+        """Return the batches of each epoch if they are a function of the epoch; None if a sampler or a
+        generator decides."""
         sampler, seed = self.sampler, self._seed()
-        is_shuffled = type(sampler) is data.RandomSampler and is_default(sampler)  # made by a loader
+        is_shuffled = type(sampler) is data.RandomSampler and is_default(sampler)  # a loader made the sampler
         arrangement = getattr(sampler, "arrangement", None)
         if not self._is_default:
             return None
@@ -387,7 +397,7 @@ class EpochOrder:
 def batching_of(loader: DataLoader[Any]) -> dict[str, Any]:
     """Return the arguments of ``DataLoader`` that define which samples form which batch.
 
-    They follow the loader's current samplers, which some scripts replace or change.
+    The arguments follow from the loader's current samplers, which some scripts replace or change.
     """
     if isinstance(loader.dataset, data.IterableDataset):
         return {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
@@ -396,7 +406,7 @@ def batching_of(loader: DataLoader[Any]) -> dict[str, Any]:
         return {"batch_size": None, "drop_last": False, "sampler": loader.sampler}
     if not _are_torchs(batches, loader.sampler):
         return {"batch_sampler": batches}
-    # Converted to the types that torch requires: a script may have set others, which also work.
+    # Convert to the types that torch requires: a script may have set values of other types, which also work.
     size, drop_last = int(batches.batch_size), bool(batches.drop_last)
     return {"batch_size": size, "drop_last": drop_last, "sampler": loader.sampler}
 
@@ -409,12 +419,12 @@ def options_of(loader: DataLoader[Any]) -> dict[str, Any]:
 
 
 def _are_torchs(batches: Any, sampler: Any) -> bool:
-    """Return whether index batches are those that ``DataLoader`` itself makes from the sampler."""
+    """Return whether ``batches`` is the batch sampler that ``DataLoader`` itself makes from ``sampler``."""
     return type(batches) is BatchSampler and batches.sampler is sampler
 
 
 def mark_default(sampler: Any) -> None:
-    """Mark a sampler as made for ``shuffle=``, wherever a trainer moves it."""
+    """Mark a sampler as made for ``shuffle=``.  The mark stays if a trainer uses the sampler elsewhere."""
     sampler._fastpipe_is_default = True
 
 

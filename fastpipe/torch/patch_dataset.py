@@ -1,4 +1,4 @@
-"""``FastPatchDataset``: patches of volumes, read and decoded a batch at a time."""
+"""``FastPatchDataset``: patches of volumes, which are read and decoded a batch at a time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ Int64Array = npt.NDArray[np.int64]
 
 
 class PatchPrefetcher:
-    """A prefetcher of remote volumes' chunks; in other processes it only stages them."""
+    """A prefetcher of the chunks of remote volumes.  If worker processes make the batches, it only copies the
+    chunks to the stage folder."""
 
     def __init__(self, dataset: Any, base: FastPatchDataset, chunks: PatchChunks, is_here: bool) -> None:
         self._dataset, self._base, self._chunks, self._is_here = dataset, base, chunks, is_here
@@ -44,7 +45,7 @@ class PatchPrefetcher:
 
     def requested(self, indices: Sequence[int]) -> None:
         if self._is_here or self._upcoming is None:
-            return  # the batch raises the error
+            return  # the batch itself requests its chunks, and raises their errors
         places = self._at(indices, self._upcoming, 0)
         if places is not None:
             self._chunks.need(places, self._base._remembered.slots())
@@ -52,7 +53,10 @@ class PatchPrefetcher:
     def rows(
         self, store: str, indices: Int64Array, upcoming: UpcomingIndices, later: int, foreseen: Foreseen
     ) -> Any:
-        """Return the rows of a store's objects that a batch will need, int64 (N,); None if unknown."""
+        """Return the numbers of a store's objects that samples will need, int64 (N,); None if unknown.
+
+        ``indices`` are those of an epoch that begins ``later`` epochs after the current epoch.
+        """
         places = self._at(indices, upcoming, later)
         if places is None:
             return None
@@ -79,7 +83,7 @@ class PatchPrefetcher:
 def _order(
     prefetcher: weakref.ref[PatchPrefetcher], store: str, upcoming: UpcomingIndices
 ) -> Iterator[Int64Array]:
-    """Yield the objects of a store that will be needed, without keeping the dataset alive."""
+    """Yield the numbers of a store's objects that will be needed, without keeping the dataset alive."""
     seer = prefetcher()
     foreseen = None if seer is None else seer.look()
     del seer
@@ -104,70 +108,73 @@ class _SlicedSamples(StockSamples):
         return found
 
 
-_GIVEN = ("volume", "labels", "mask")  # paths, or arrays
+_GIVEN = ("volume", "labels", "mask")  # arguments that are paths or arrays
 
 
 class FastPatchDataset(PatchSamples, RowsDataset):
-    """Patches of volumes larger than memory, equal to NumPy's slices of the whole array.
+    """A dataset of patches of volumes, which may be larger than memory.
 
-    Decoded data are kept for the following patches, within a budget that all threads and worker processes
-    share.  The dataset works in any ``DataLoader``; in a :class:`fastpipe.FastLoader` the next batches are
-    read while the current one is used.  ``shuffle=Shuffle(unit="group")`` visits patches in an order that
-    decodes little more than it uses.
+    Each patch equals NumPy's slice of the whole array.  Decoded data are kept for the next patches, within a
+    budget that all threads and worker processes share.  The dataset works in any ``DataLoader``; in a
+    :class:`fastpipe.FastLoader` the next batches are read while the current batch is used.
+    ``shuffle=Shuffle(unit="group")`` orders the patches so that few data are decoded more than once.
 
     Args:
-        volume: a path, URL, pattern or array, a sequence of these, or a table.  Paths are those of Zarr, N5,
-            HDF5, TIFF, NIfTI, Blosc2 (.b2nd) and NumPy (.npy), with ``/name`` behind it for an array within a
-            file or folder.  URLs are those of Zarr arrays, whose chunks each new dataset lists.  Matches of a
+        volume: a path, URL, pattern or array, a sequence of these, or a table.  A path is that of a Zarr, N5,
+            HDF5, TIFF, NIfTI, Blosc2 (.b2nd) or NumPy (.npy) file or folder; append ``/name`` for an array
+            inside it.  A URL is that of a Zarr array, whose chunks each new dataset lists.  The matches of a
             pattern such as ``"cases/*/image.zarr"`` are in natural order (``case_2`` before ``case_10``).
             Spawned workers get copies of a NumPy array, and map the file of a ``numpy.memmap``.  A table is
             a sequence of tuples (volume, labels[, mask]) or a ``.csv`` file with columns of these names.
-            A folder of TIFF files is one volume, its slices in natural order; so is a list of TIFF files
-            within the sequence, its slices in the list's order: ``[sorted(glob.glob("scan/*.tif"))]``.
-        patch_size: voxels along each of the last dimensions; leading dimensions, such as channels, are
-            taken as a whole.
-        labels, mask: volumes of the same voxels, cut at the same places; samples are then tuples.
-        sampling: how an epoch's patches are chosen, one of :mod:`fastpipe.sampling`.  None is ``Uniform``,
-            with as many patches as together have the volumes' size.
-        padding: values beyond the ends of a volume: ``"error"`` refuses patches that reach there;
+            A folder of TIFF files is one volume whose slices are in natural order.  A list of TIFF files
+            inside the sequence is one volume whose slices are in the order of the list:
+            ``[sorted(glob.glob("scan/*.tif"))]``.
+        patch_size: number of voxels along each of the last dimensions.  A patch contains all elements of the
+            leading dimensions, such as channels.
+        labels, mask: volumes with the same voxels as ``volume``, which are cut at the same positions.
+            Samples are then tuples.
+        sampling: how an epoch's patches are chosen, one of :mod:`fastpipe.sampling`.  None is ``Uniform``;
+            the patches of an epoch then have as many voxels in total as the volumes.
+        padding: values outside a volume.  ``"error"`` raises an error for patches that reach outside.
             ``"constant"``, ``("constant", value[, value of labels])``, ``"edge"``, ``"reflect"``,
             ``"symmetric"`` and ``"wrap"`` are those of ``numpy.pad``.  A patch that is larger than a volume
-            is centred on it.
-        margin: voxels to cut around each patch, on both sides: a number, or one for each dimension.
-            The margin does not move the patches; without ``padding`` it is 0 beyond a volume's ends.
-            An augmentation of :mod:`fastpipe.augment` defines the margin that it needs, and cuts it off
-            again: ``margin=augment.nnunet_default(patch_size)``.
+            is centred on the volume.
+        margin: number of additional voxels to cut around each patch, on both sides: one number, or a number
+            for each dimension.  The margin does not move the patches.  Without ``padding``, the margin is 0
+            outside a volume.  An augmentation of :mod:`fastpipe.augment` defines the margin that it needs,
+            and cuts the margin off again: ``margin=augment.nnunet_default(patch_size)``.
         transform: a function of the sample's values, ``transform(volume[, labels][, mask])``, that returns
             the new sample.
-        seed: makes places, order and augmentation a pure function of (seed, epoch) under a ``FastLoader``.
-            Elsewhere random numbers come from torch's global generator.
+        seed: makes positions, order and augmentation depend only on seed and epoch in a ``FastLoader``.  In
+            any other loader, random numbers come from torch's global generator.
         cache: the budget for decoded data, a :class:`fastpipe.Cache` of ``"ram"`` or its ``where``.
-            ``"auto"`` is a quarter of the free memory; ``"off"`` keeps nothing.  Ranks of a job on one
-            machine share it, as worker processes do.
-        stage: a folder on a local disk to which chunks of remote Zarr arrays are copied before they are
-            needed, a :class:`fastpipe.Stage` or its path.  Without one they are prefetched into memory.  If
-            no volume is a URL, Zarr volumes are assumed to be on a network or mount, and are staged.
+            ``"auto"`` is a quarter of the free memory; ``"off"`` keeps nothing.  The worker processes and
+            the ranks of a job on one machine share the budget.
+        stage: a folder on a local disk, a :class:`fastpipe.Stage` or its path.  The chunks of remote Zarr
+            arrays are copied there before they are needed.  Without a stage, chunks are prefetched into
+            memory.  If no volume is a URL, Zarr volumes are assumed to be on a network drive or a mounted
+            bucket, and their chunks are copied.
         storage_options: for volumes that are URLs, such as ``"s3://bucket/scan.zarr"``: credentials and
             settings for their fsspec file system (``key``, ``secret``, ``endpoint_url`` …).
-        nan: handling of NaN in ``volume``: ``"keep"``, ``"error"`` (such a patch is a bad sample), or a
-            number that replaces it.
+        nan: handling of NaN in ``volume``: ``"keep"``, ``"error"`` (a patch with NaN is a bad sample), or a
+            number that replaces NaN.
         bad_samples: how to handle patches that cannot be read, a :class:`fastpipe.BadSamples` or its
-            policy's name.  ``"replace"`` takes another patch.
+            policy's name.  ``"replace"`` uses another patch instead.
         threads: number of reading threads; ``"auto"`` is cores ÷ (ranks on this machine × workers).
         thread_safe: promise that ``transform`` may be called from several threads at once.
 
     Attributes:
         volume, labels, mask, patch_size, sampling, padding, transform, seed, stage, nan: as given.
-        margin: voxels, for each dimension.
+        margin: number of voxels for each dimension.
 
     ``dataset[i]`` is an array (\\*channels, \\*patch_size) of the volume's dtype, including the margin, or
-    a tuple of such arrays; batches are collated to tensors.  With random sampling, the i-th patch of an
-    epoch is a function of (seed, epoch, i).  ``print(dataset)`` shows how each volume is read.
+    a tuple of such arrays.  Batches are collated to tensors.  With random sampling, the i-th patch of an
+    epoch depends only on (seed, epoch, i).  ``print(dataset)`` shows how each volume is read.
 
     Raises:
         FileNotFoundError, PermissionError: as ``open`` raises them.
         VolumeError: a volume cannot be opened, or is damaged.
-        StoreError: a store gives no answer or a wrong one; ``StoreAccessError`` if it refuses access.
+        StoreError: a store sends no answer or a wrong answer; ``StoreAccessError`` if it denies access.
         OptionError: an option's value cannot work, or the volumes do not fit together.
 
     >>> from fastpipe.sampling import Grid
@@ -177,7 +184,7 @@ class FastPatchDataset(PatchSamples, RowsDataset):
     (8, True)
     """
 
-    _spare_nbytes = 1 << 26  # small, because the budget is meant to cover everything
+    _spare_nbytes = 1 << 26  # small, because users expect the cache budget to limit all memory
 
     def __init__(
         self,
@@ -230,7 +237,7 @@ class FastPatchDataset(PatchSamples, RowsDataset):
         return PatchPrefetcher(dataset, self, chunks, is_here)
 
     def _keyed_indices(self, indices: Sequence[int], seed: int, epoch: int) -> Sequence[int]:
-        """Return indices that carry seed and epoch, for a stock loader's dataset."""
+        """Return indices that contain the seed and the epoch, for a dataset in torch's own loader."""
         return [KeyedIndex(index, seed, epoch) for index in indices] if self._draws_samples else indices
 
     def _places_in_files(self) -> npt.NDArray[np.int64] | None:

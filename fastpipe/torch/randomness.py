@@ -1,8 +1,9 @@
-"""Sources of random numbers: the keys of batches, and generators that are left unchanged or restored.
+"""Random numbers of samples, and the keys of batches.
 
-A sample's random numbers depend on its key, not on the thread or the time.  `run_keyed` runs transforms that
-draw only through torch with the numbers of a seed, in any thread; `run_seeded` runs any callable, in one
-thread at a time.  Both give the numbers that it would draw after ``torch.manual_seed(seed)``.
+A key holds a seed, an epoch and each sample's position in the epoch's order.  A sample's random numbers
+depend only on its key, not on the thread or the time.  `run_keyed` runs transforms in any thread, if they
+draw random numbers only through torch.  `run_seeded` runs any callables, in one thread at a time.  Both
+functions give the random numbers that torch would give after ``torch.manual_seed(seed)``.
 """
 
 from __future__ import annotations
@@ -27,13 +28,15 @@ _SEED_LIMIT = 1 << 64
 
 
 class KeyedGenerator(TorchFunctionMode):
-    """A mode in which torch's random draws in this thread come from a separate generator.
+    """A mode in which torch's random numbers in this thread come from a separate generator.
 
-    A draw with an explicit generator keeps it; one on a GPU gets a generator there, with the same seed.  Not
-    covered: Python's ``random``, NumPy, ``torch.ops``, and draws inside functions that torch hides from modes
-    (``nn.functional.dropout`` and its variants, ``gumbel_softmax``, ``rrelu``, ``nn.init``).
+    A call with an explicit generator keeps this generator.  A call on a GPU uses a generator on this GPU,
+    with the same seed.  The mode does not affect Python's ``random``, NumPy and ``torch.ops``.  It does not
+    affect functions that torch hides from modes either: ``nn.functional.dropout`` and its variants,
+    ``gumbel_softmax``, ``rrelu`` and ``nn.init``.
 
-    ``seed`` is any integer, taken modulo 2**64, or a function that returns one at the first draw.
+    ``seed`` is any integer, taken modulo 2**64, or a function that returns such an integer.  The function is
+    called when random numbers are first needed.
     """
 
     def __init__(self, seed: int | Callable[[], int]) -> None:
@@ -57,7 +60,7 @@ class KeyedGenerator(TorchFunctionMode):
 
     def _generator(self, device: torch.device) -> torch.Generator:
         index = 0
-        if device.type != "cpu":  # without a number it is the current one
+        if device.type != "cpu":  # a device without a number means the current device
             index = torch.empty(0, device=device).device.index if device.index is None else device.index
         key = device.type, index or 0
         if key not in self._generators:
@@ -67,7 +70,8 @@ class KeyedGenerator(TorchFunctionMode):
 
 
 def _device_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
-    """Return the device of a call's draws: its ``device``, else its first tensor's, else the default."""
+    """Return the device on which a call draws random numbers: the argument ``device``, else the first
+    tensor's device, else torch's default device."""
     if kwargs.get("device") is not None:
         return torch.device(kwargs["device"])
     for value in (*args, *kwargs.values()):
@@ -77,7 +81,8 @@ def _device_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
 
 
 def _fill_like(fill: Callable[..., torch.Tensor], input: torch.Tensor, **options: Any) -> torch.Tensor:
-    """Do what ``rand_like`` and its variants do, which accept a generator only in newer versions of torch."""
+    """Return a tensor as ``rand_like`` and its variants do, with a generator.  Torch's own functions accept a
+    generator only in newer versions."""
     generator = options.pop("generator")
     requires_grad = options.pop("requires_grad", False)
     filled = fill(torch.empty_like(input, **options), generator=generator)
@@ -114,7 +119,7 @@ _DRAWS = frozenset(
 
 
 def run_keyed(transforms: Sequence[Transform], value: Any, seed: int | Callable[[], int]) -> Any:
-    """Apply transforms in order, with draws through torch from ``seed`` alone; works in any thread."""
+    """Apply transforms in order, in any thread; torch's random numbers depend only on ``seed``."""
     with KeyedGenerator(seed):
         for transform in transforms:
             value = transform(value)
@@ -122,8 +127,8 @@ def run_keyed(transforms: Sequence[Transform], value: Any, seed: int | Callable[
 
 
 def run_seeded(transforms: Sequence[Transform], value: Any, seed: int) -> Any:
-    """Apply any transforms in order, with the global generators (torch's on the CPU, Python's, NumPy's)
-    seeded, and restored afterwards; no other thread draws meanwhile.  It costs about 0.1 ms."""
+    """Seed the global generators of torch (CPU), Python and NumPy, apply any transforms in order, and restore
+    the generators.  No other thread may draw random numbers meanwhile.  The overhead is about 0.1 ms."""
     with preserved_generators():
         seed_generators(seed)
         for transform in transforms:
@@ -148,7 +153,8 @@ def preserved_generators() -> Iterator[None]:
 def seed_generators(seed: int) -> None:
     """Seed the global generators of torch (CPU), Python and NumPy from one integer, taken modulo 2**64.
 
-    Only torch gets the seed itself: Python and NumPy would draw the very same numbers from one seed.
+    Torch gets the seed itself.  Python and NumPy get two other seeds, because both would draw identical
+    numbers from one seed.
     """
     torch.default_generator.manual_seed(seed % _SEED_LIMIT)
     random.seed(sample_seed(seed, 0, 0))
@@ -158,10 +164,11 @@ def seed_generators(seed: int) -> None:
 
 # ---- keys --------------------------------------------------------------------------------------------
 #
-# A wrapper such as ``Subset`` rebuilds plain indices, so indices cannot carry a key: the fetching thread
-# stores it here, and the dataset at the end of the chain takes one draw for each requested sample.
-# Without a loader's key, a seed comes from torch's global generator when the first sample draws, as
-# the numbers of torch's own transforms do; if nothing is drawn, that generator stays unchanged.
+# A wrapper such as ``Subset`` rebuilds plain indices, so indices cannot carry a key.  The fetching thread
+# therefore stores the key here, and the innermost dataset takes one position from it for each requested
+# sample.  Without a loader's key, the seed comes from torch's global generator, like the random numbers of
+# torch's own transforms.  This happens when the first sample needs random numbers.  If no sample needs any,
+# the generator stays unchanged.
 
 
 class _Current(threading.local):
@@ -174,7 +181,7 @@ _current = _Current()
 
 @contextmanager
 def keyed(key: Key) -> Iterator[None]:
-    """Let ``take_key`` in this thread take from ``key`` within the block."""
+    """Let ``take_key`` take parts of ``key``, in this thread and within the block."""
     before = _current.key, _current.used
     _current.key, _current.used = key, 0
     try:
@@ -184,26 +191,26 @@ def keyed(key: Key) -> Iterator[None]:
 
 
 class _DrawnKey(Key):
-    """A key whose seed is drawn from torch's global generator at its first use, in any thread."""
+    """A key whose seed is drawn from torch's global generator when a thread first reads the seed."""
 
     _drawn: int | None = None
 
     def __init__(self, *_: object) -> None:
-        self._lock = threading.Lock()  # for each key: a child that is forked meanwhile has other keys
+        self._lock = threading.Lock()  # one for each key: a child that is forked meanwhile uses other keys
 
     @property
     def seed(self) -> int:
         with self._lock:
             if self._drawn is None:
-                # Always on the CPU, whose generator is the script's, whatever the default device is.
+                # The CPU's generator is used even if the script has set another default device.
                 drawn = torch.empty((), dtype=torch.int64, device="cpu").random_(-(2**63), 2**63 - 1)
                 self._drawn = int(drawn.item())
             return self._drawn
 
 
 def take_key(count: int) -> tuple[Key, bool]:
-    """Return the key for the next ``count`` samples of this thread, and whether a loader set it.  Without a
-    loader's key, or if it has no draws left, the seed is drawn at its first use."""
+    """Return the key for the next ``count`` samples of this thread, and whether a loader set the key.  If no
+    loader set a key with enough unused positions, the key's seed is drawn when it is first read."""
     key = _current.key
     if key is not None and _current.used + count <= len(key.draws):
         draws = key.draws[_current.used : _current.used + count]
@@ -213,5 +220,5 @@ def take_key(count: int) -> tuple[Key, bool]:
 
 
 def key_for(seed: int, epoch: int, first: int, count: int, step: int = 1) -> Key:
-    """Return the key of ``count`` samples, every ``step``-th of the epoch's order from ``first`` on."""
+    """Return the key of ``count`` samples: every ``step``-th position of the epoch's order from ``first``."""
     return Key(seed, epoch, np.arange(first, first + step * count, step, dtype=np.int64))

@@ -1,4 +1,5 @@
-"""The state of an image folder in one process, which must not move to another: threads, decoders, cache."""
+"""The threads, the decoders and the cache of an image folder in one process.  They must not be copied to
+another process."""
 
 from __future__ import annotations
 
@@ -43,17 +44,19 @@ if TYPE_CHECKING:
 _log = logging.getLogger("fastpipe.torch")
 _cache_log = logging.getLogger("fastpipe.cache")
 
-# Flags of a cached image.  The first: its Pillow ``info`` is empty; otherwise reading it needs the file: a
-# JPEG's header, but a whole decode for other formats.  The others: an upper bound of its file's pixels.
+# Flags of a cached image.  Bit 0 is set if the image's Pillow ``info`` is empty.  Otherwise, reading the info
+# needs the header of a JPEG file, or decoding the whole file of another format.  The higher bits are an upper
+# bound of the number of pixels in the file.
 _NO_INFO = 1
 _MOST_PIXELS = (1 << 31) - 1
 
 
 class Found(NamedTuple):
-    """A file's content (``blob``), or a cached image (``entry`` of the cache, of a ``file``).
+    """The content of a file, or a cached image of it.
 
-    ``header`` is that of a JPEG, None for other files, False if it was not read; ``rules`` are Pillow's
-    rules at the time of the cache lookup.
+    ``blob`` is the content, ``entry`` the image in the cache, and ``file`` the identity of the file.
+    ``header`` is the header of a JPEG file; it is None for other files, and False if the header was not read.
+    ``rules`` describe the script's changes to Pillow's settings at the time of the cache lookup.
     """
 
     blob: bytes | None
@@ -64,7 +67,7 @@ class Found(NamedTuple):
 
 
 class ImageSource:
-    """A reader of images, which caches decoded ones if there is a cache."""
+    """A reader of images that stores decoded images in the cache, if there is a cache."""
 
     def __init__(
         self, read: Callable[[str], bytes], reader: ImageReader, short_side: ShortSide | None,
@@ -74,7 +77,8 @@ class ImageSource:
         self._short_side, self._cache = short_side, cache
 
     def read(self, path: str, file: bytes | None = None) -> Found:
-        """Return the cached image of the file's current version, else its content, which may be given."""
+        """Return the cached image of the file's current version, or else the file's content.  ``file`` is
+        the content if the caller has read it already."""
         note(path)
         if self._cache is None:
             return Found(self._read(path) if file is None else file)
@@ -82,13 +86,14 @@ class ImageSource:
         which = cache.identify_object(version(path), path, rules) if version else cache.identify(path, rules)
         entry = cache.find(which)
         if entry is not None and self._reader.objects_to(entry.flags >> 1):
-            entry = None  # decoding it may be an error now
+            entry = None  # with Pillow's current settings, decoding the file may warn or raise an error
         if entry is None and file is None:
             file = self._read(path)
         return Found(None if entry else file, which, entry, False, rules)
 
     def begin_batch(self) -> KeptBatch | None:
-        """Return the cache view in which the native core finds decoded images; None if there is no cache."""
+        """Return the object with which the native engine finds decoded images in the cache; None if there is
+        no cache."""
         if self._cache is None:
             return None
         return self._cache.begin_batch(self._reader.rules(), self._keep_pixels)
@@ -97,12 +102,12 @@ class ImageSource:
         return dict(self._reader.open_pillow(blob, path).info)
 
     def read_past(self, path: str) -> Found:
-        """Return the content of a file whose image is not to be cached."""
+        """Return the content of a file without using the cache."""
         return Found(self._read(path))
 
     @staticmethod
     def read_many_past(paths: Sequence[str]) -> list[Found | None]:
-        """Read many local files at once, as ``read_past``; None for those that must be read one by one."""
+        """Read many local files at once, without using the cache; None for a file that must be read alone."""
         return [one and Found(one[0], None, None, one[1]) for one in read_many(paths)]
 
     def open(self, found: Found, path: str) -> EncodedImage:
@@ -130,7 +135,7 @@ class ImageSource:
     def _keep_pixels(
         self, file: FileIdentity, pixels: UInt8Array, count: int, rules: str, has_info: bool = True
     ) -> None:
-        """Cache an image whose file has ``count`` pixels, unless the rules have changed since it was read."""
+        """Cache an image whose file has ``count`` pixels, unless the current rules differ from ``rules``."""
         if self._cache is not None and self._reader.rules() == rules:
             flags = min(count, _MOST_PIXELS) << 1 | (0 if has_info else _NO_INFO)
             self._cache.keep(file, pixels, flags)
@@ -162,7 +167,8 @@ def _decoded_once(
     image: EncodedImage, short_side: ShortSide | None,
     keep: Callable[[EncodedImage, UInt8Array], None] | None = None,
 ) -> Callable[[int, int], UInt8Array]:  # fmt: skip
-    """Return a function that gives rows of an image; its first call decodes the whole image, and keeps it."""
+    """Return a function that returns rows of an image.  The function decodes the whole image at its first
+    call, and keeps the pixels for later calls."""
 
     @cache
     def pixels() -> UInt8Array:
@@ -219,7 +225,7 @@ class Runtime(ProcessRuntime[Options]):
             lines.append(f"larger images  →  made smaller first, to {side}")
         if self.cache is not None:
             lines.append(self.cache.describe())
-        self.decoders = "\n  ".join(lines)  # what a plan begins with
+        self.decoders = "\n  ".join(lines)  # the first lines of a plan's description
         read, state = (read_file, None) if remote is None else (remote.read, remote.state)
         source = ImageSource(read, reader, short_side, self.cache, state)
         self._source, self._reader = source, reader
@@ -232,7 +238,7 @@ class Runtime(ProcessRuntime[Options]):
 
     @property
     def is_native(self) -> bool:
-        """True if the native engine makes the batches, except for samples that it declines."""
+        """True if the native engine makes the batches, except for images that it cannot decode."""
         return self._is_native and self._reader.is_native
 
     def begin(
@@ -240,7 +246,8 @@ class Runtime(ProcessRuntime[Options]):
         substitute: Callable[[int, int], Item | None] | None, turn: Turn | None, threaded: bool,
         rows: npt.NDArray[np.int64],
     ) -> PendingBatch:  # fmt: skip
-        """Begin a batch; ``rows`` are the samples' object rows in their store, none for files."""
+        """Begin a batch.  ``rows`` are the numbers of the samples' objects in their store, and empty for
+        files."""
         pool, maker, decode = self.pool if threaded else None, self.maker, self.options.decode
         described = None
         if turn is None and self.is_native:
@@ -268,7 +275,7 @@ class Runtime(ProcessRuntime[Options]):
     def hand_out(self, samples: Sequence[Any]) -> list[Any]:
         """Return samples as a list for torch's own loader, which collates them later.
 
-        Samples of the previous list that the script kept without reading them get memory of their own.
+        If the script has kept samples of the previous list without reading them, they get their own memory.
         """
         before = self._handed_out()
         if before is not None:
@@ -276,7 +283,7 @@ class Runtime(ProcessRuntime[Options]):
         given = list(samples)
         if type(samples) is BatchSamples:
             self._handed_out = weakref.ref(samples)
-            samples.targets = []  # otherwise a kept sample would keep all targets
+            samples.targets = []  # otherwise a sample that the script keeps would keep all targets
         else:
             self._handed_out = lambda: None
         return given
@@ -295,7 +302,7 @@ class Runtime(ProcessRuntime[Options]):
             decoder = device_decoder(self.options.decode, device, self._threads)
             share = Share(share_of(self.options.decode))
             maker = None if decoder is None else DeviceMaker(device, decoder, share)
-        except Exception as error:  # an old driver, or a library without GPU support
+        except Exception as error:  # for example an old driver, or a library without GPU support
             name = type(error).__name__
             _log.warning("images are decoded on the CPU, not on %s: %s: %s", device, name, error)
             return None

@@ -1,4 +1,4 @@
-"""Samplers: orders that are a function of seed and epoch, with groups of samples and ranks."""
+"""Samplers whose order depends only on seed and epoch, also for groups of samples and several ranks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ from fastpipe.torch.wrappers import ends_of, is_fast_folder, is_rows, numbers_of
 
 
 class EpochBatches:
-    """Index batches that depend only on the epoch; as a ``batch_sampler`` it counts epochs on its own."""
+    """The index batches of each epoch, which depend only on the epoch's number.
+
+    If this object is used as a ``batch_sampler``, each iteration over it is the next epoch.
+    """
 
     def __init__(
         self, count: int, batch_size: int, drop_last: bool, seed: int | None, shard: Shard,
@@ -52,15 +55,16 @@ class EpochBatches:
         return ShardedBatches(self.count, self.batch_size, self.shard, drop_last=self.drop_last, start=start)
 
     def indices(self, epoch: int, start: int = 0) -> Iterator[tuple[list[int], RankBatch]]:
-        """Yield each batch's indices, and their positions in the epoch's order."""
+        """Yield pairs for each batch: its indices, and a ``RankBatch`` with their positions in the order."""
         order: Any = order_of(self.count, self.seed, epoch, self.arrangement)
         for batch in self.steps(start):
             positions = batch.positions
             if batch.end <= self.count:
                 indices = order[positions.start : positions.stop : positions.step]
-            else:  # filled up with samples from the epoch's start
+            else:  # the batch is filled up with samples from the start of the epoch
                 indices = np.array([order[position % self.count] for position in positions])
-            # Python integers, as samplers give them, and never those of a whole epoch at once.
+            # Python integers, as samplers yield them.  They are made for one batch at a time, not for a whole
+            # epoch.
             yield indices.tolist() if isinstance(indices, np.ndarray) else list(indices), batch
 
     def order(self, epoch: int) -> npt.NDArray[np.int64]:
@@ -69,7 +73,7 @@ class EpochBatches:
         return np.arange(self.count) if isinstance(order, range) else np.asarray(order, np.int64)
 
     def __iter__(self) -> Iterator[list[int]]:
-        # An epoch begins with its first batch: a stock loader with workers makes two iterators for one epoch.
+        # The epoch is counted at the first batch: a DataLoader with workers makes two iterators for an epoch.
         epoch, self.epoch = self.epoch, self.epoch + 1
         for indices, _ in self.indices(epoch):
             yield indices
@@ -79,8 +83,8 @@ class EpochBatches:
 
 
 class ShardSampler(DistributedSampler[int]):
-    """The ``sampler`` of a loader with ``shard=``: a ``DistributedSampler``, so that a trainer sees that the
-    loader is sharded, and sets its epoch."""
+    """The ``sampler`` of a loader with ``shard=``.  It is a ``DistributedSampler``, so that trainers see that
+    the loader is sharded, and call ``set_epoch``."""
 
     def __init__(
         self, dataset: Any, shard: Shard, shuffle: bool, arrangement: Arrangement | None = None
@@ -103,7 +107,7 @@ class ShardSampler(DistributedSampler[int]):
 
     @property
     def num_valid_samples(self) -> int:
-        """Number of this rank's samples without those that only fill up the last step; timm reads it."""
+        """Number of this rank's samples, without samples that only fill up the last step.  timm reads it."""
         batches = self._batches()
         return sum(position < batches.count for batch in batches.steps() for position in batch.positions)
 
@@ -117,8 +121,8 @@ class ShardSampler(DistributedSampler[int]):
 class ShuffleSampler(RandomSampler):
     """The ``sampler`` of a loader with ``shuffle=True`` and a seed.
 
-    The loader does not iterate over it.  Others do, as Accelerate does to skip the first batches: they get
-    the order of the loader's next epoch, which then counts as begun.
+    The loader itself does not iterate over this sampler.  Other code may iterate over it, for example
+    Accelerate, to skip batches.  It gets the order of the loader's next epoch, which then counts as begun.
     """
 
     def __init__(
@@ -141,12 +145,12 @@ class ShuffleSampler(RandomSampler):
         epoch = self.epoch if order is None else order.pass_epoch()
         self.epoch = epoch + 1
         indices = np.asarray(order_of(len(self), seed, epoch, None)).tolist()
-        keyed = getattr(self.data_source, "_keyed_indices", None)  # if each epoch draws new samples
+        keyed = getattr(self.data_source, "_keyed_indices", None)  # a dataset with new samples in each epoch
         yield from indices if keyed is None else keyed(indices, seed, epoch)
 
 
 class OrderRef:
-    """A reference to a loader's ``EpochOrder`` that keeps neither it nor its references alive."""
+    """A weak reference to a loader's ``EpochOrder``."""
 
     def __init__(self, order: Any) -> None:
         self._ref = None if order is None else weakref.ref(order)
@@ -160,7 +164,7 @@ class OrderRef:
             order.set_epoch(epoch)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (OrderRef, (None,))  # the order sets it again where it arrives
+        return (OrderRef, (None,))  # the unpickled ``EpochOrder`` sets the reference again
 
 
 # ---- groups of samples -------------------------------------------------------------------------------
@@ -169,8 +173,8 @@ class OrderRef:
 class GroupSampler(Sampler[int]):
     """The sampler of a loader with ``Shuffle(unit="group")``.
 
-    Without a seed, each epoch's seed is drawn from the generator, as ``RandomSampler`` does it; ``drawn``
-    keeps it if samples are drawn by it.
+    If the loader has no seed, each epoch's seed is drawn from the generator, as in ``RandomSampler``.
+    ``drawn`` is this seed if the samples depend on it as well, else None.
     """
 
     drawn: int | None = None
@@ -181,7 +185,7 @@ class GroupSampler(Sampler[int]):
         self.data_source, self.arrangement, self.generator = data_source, arrangement, generator
 
     def __iter__(self) -> Iterator[int]:
-        # A generator, as in ``RandomSampler``: it draws when the first index is requested.
+        # This method is a Python generator, as in ``RandomSampler``: the seed is drawn at the first request.
         seed = draw_seed(self.generator)
         if self.arrangement.gives_seed:
             self.drawn = seed
@@ -198,9 +202,9 @@ def draw_seed(generator: torch.Generator | None) -> int:
 
 
 def arrangement_of(dataset: Any, shuffle: Shuffle) -> Arrangement | None:
-    """Return the groups of a dataset's samples for an option; None if it shuffles samples.
+    """Return the order of a dataset's groups of samples for ``shuffle``; None for ``unit="sample"``.
 
-    This also passes the number of groups used at a time to the datasets.
+    The function also sets the datasets' number of groups that are used at the same time (the window).
     """
     if shuffle.unit == "sample":
         return None
@@ -245,7 +249,7 @@ def shard_sampler(
         raise OptionError(f"shard= must be a fastpipe.Shard or None, got {shard!r}")
     if isinstance(dataset, IterableDataset):
         raise OptionError("shard= distributes the indices of a dataset, and an IterableDataset has none")
-    # A trainer that makes the loader again passes the sampler that it found.
+    # A trainer that makes the loader again passes the sampler of the first loader.
     is_ours = isinstance(sampler, ShardSampler)
     is_plain = type(sampler) is SequentialSampler and sampler.data_source is dataset
     if (sampler is not None and not is_ours and not is_plain) or batch_sampler is not None:
@@ -278,7 +282,7 @@ def arrangement_for(dataset: Any, shuffle: Shuffle, sampler: Any, batch_sampler:
 
 
 def effective_seed(seed: int | None, dataset: Any) -> int | None:
-    """Return the seed in effect: the loader's own, else the dataset's."""
+    """Return the loader's seed or, if it is None, the dataset's seed."""
     if seed is not None:
         return seed
     first = ends_of(dataset)[0]
@@ -289,12 +293,13 @@ def effective_seed(seed: int | None, dataset: Any) -> int | None:
 
 
 class DatasetBatches(Sampler[list[int]]):
-    """The result of a dataset's ``batch_sampler``: batches of indices, in a new order for each epoch.
+    """The result of a dataset's ``batch_sampler`` method: batches of indices, in a new order for each epoch.
 
     Attributes:
+        batch_size, drop_last: as given.
         epoch: number of the next epoch.
-        generator: draws an epoch's seed if the dataset has none.
-        arrangement: the samples' groups, if these are shuffled.
+        generator: the generator from which an epoch's seed is drawn if the dataset has no seed, else None.
+        arrangement: the order of the groups of samples if groups are shuffled, else None.
     """
 
     def __init__(
@@ -318,7 +323,7 @@ class DatasetBatches(Sampler[list[int]]):
         self.generator: torch.Generator | None = torch.default_generator if is_drawn else None
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy draws from its process's global generator; torch would copy the generator.
+        # A copy uses the global generator of its own process.  Pickling would copy the generator's state.
         is_global = self.generator is torch.default_generator
         return {**self.__dict__, "generator": "global" if is_global else self.generator}
 
@@ -328,30 +333,30 @@ class DatasetBatches(Sampler[list[int]]):
             self.generator = torch.default_generator
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the number of the next epoch; without this call, epochs are counted from 0."""
+        """Set the number of the next epoch.  If you never call this method, epochs are counted from 0."""
         self.epoch = operator.index(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of the next epoch and, if its seed is drawn, the generator's state."""
+        """Return the number of the next epoch and, if the dataset has no seed, the generator's state."""
         if self.generator is None:
             return {"epoch": self.epoch}
         return {"epoch": self.epoch, "generator": text_of(self.generator.get_state())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue with the saved epoch, and restore the generator (torch's global one)."""
+        """Continue with the saved epoch, and restore the state of torch's global generator."""
         self.epoch = state["epoch"]
         drawn = tensor_of(state.get("generator"))
         if self.generator is not None and drawn is not None:
             self.generator.set_state(drawn)
 
     def __iter__(self) -> Iterator[list[int]]:
-        # An epoch begins with its first batch.  A stock loader with workers makes two iterators for one
-        # epoch, and a script that resumes sets the generator before the first draw.
+        # An epoch begins when its first batch is requested.  A DataLoader with workers makes two iterators
+        # for one epoch, and a script that resumes sets the generator before the first batch.
         epoch, self.epoch = self.epoch, self.epoch + 1
         seed = self._dataset.seed if self._shuffles else None
         if self._shuffles and seed is None:
             seed, epoch = draw_seed(self.generator), 0
-        # The order may be sequential while the samples differ in each epoch.
+        # Even if the order is sequential, the samples may be different in each epoch.
         key = self._dataset.seed if seed is None else seed
         keyed = getattr(self._dataset, "_keyed_indices", None)
         for indices, _ in self._batches(seed).indices(epoch):
@@ -374,8 +379,9 @@ _numbers = itertools.count()
 class RankCheck:
     """A check of values that must be the same on all ranks, through the store of ``torch.distributed``.
 
-    Each rank writes its own values and reads those written before, so the last rank sees all
-    of them.  No call is collective: a loader that only some ranks iterate over cannot make them hang.
+    Each rank writes its own values and reads the values of all ranks that have already written.  The last
+    rank therefore compares the values of all ranks.  No call is collective, so ranks do not wait for each
+    other: the check cannot hang if only some ranks iterate over the loader.
     """
 
     def __init__(self) -> None:
@@ -411,13 +417,13 @@ class RankCheck:
 
 # ---- known samplers, and their states ---------------------------------------------------------------
 
-# Samplers that draw a whole epoch at their first request.  Others might draw, or read other state, at each
-# request, so they are used only when the loader requests indices.
+# Samplers that draw the order of a whole epoch at their first request.  Other samplers might draw random
+# numbers, or read a state, at each request.  They are read only when a DataLoader would request indices.
 AT_ONCE = (
     SequentialSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler, ShardSampler,
     ShuffleSampler, GroupSampler,
 )  # fmt: skip
-# Samplers whose order comes from a generator, or from nothing, so that it can be drawn again.
+# Samplers whose order can be drawn again, because it depends on nothing, or only on a generator.
 REPLAYED = (*AT_ONCE, RandomSampler, list, tuple, range, np.ndarray, torch.Tensor)
 DRAWN = (RandomSampler, ShuffleSampler, SubsetRandomSampler, WeightedRandomSampler, GroupSampler)
 
@@ -439,7 +445,7 @@ def innermost(sampler: Any) -> Any:
 
 
 def sampler_state(index_sampler: Any) -> Any:
-    """Return a sampler's state before an epoch; None if it has none."""
+    """Return a sampler's state before an epoch; None if the sampler has no state."""
     inner = innermost(index_sampler)
     if hasattr(inner, "state_dict"):
         return inner.state_dict()

@@ -1,6 +1,7 @@
-"""Samples that remember the batch they were made in, so that collating them copies nothing.
+"""Samples that refer to the batch in which they were made, so that collating these samples copies nothing.
 
-A sample that the script reads, or keeps, has memory of its own: it does not keep the batch alive.
+If the script reads or keeps a sample, the sample gets its own memory.  The sample then does not keep the
+memory of the whole batch in use.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from fastpipe.torch.transport import is_in_lane
 
 
 class BatchSample(tuple[Any, ...]):
-    """``(image, target)`` as ``ImageFolder`` gives it.
+    """The tuple ``(image, target)``, as ``ImageFolder`` returns it.
 
-    The image is a row of the batch's tensor until the script reads it, or keeps it beyond the collation.
-    From then on it has memory of its own.
+    The image is a row of the batch's tensor at first.  It gets its own memory when the script reads the
+    sample, or keeps the sample after collating.
     """
 
-    whole: BatchSamples | None = None  # the image is a row of its tensor
+    whole: BatchSamples | None = None  # the batch whose tensor contains the image as a row
     position = 0
 
     def alone(self) -> tuple[Any, ...]:
-        """Return the sample as a plain tuple, whose image has memory of its own."""
+        """Return the sample as a plain tuple whose image has its own memory."""
         whole, self.whole = self.whole, None
         if whole is not None:
             whole.cut_off(entry(self, 0))
@@ -65,17 +66,19 @@ class BatchSample(tuple[Any, ...]):
 
 
 def entry(sample: Any, place: int) -> Any:
-    """Return an entry of a sample as it is, for a caller that does not keep it."""
+    """Return an entry of a sample without copying it.  The caller must not keep the entry."""
     return tuple.__getitem__(sample, place) if type(sample) is BatchSample else sample[place]
 
 
 class BatchSamples(Sequence[Any]):
-    """The samples of a batch of images, in order, each created when it is accessed.
+    """The samples of a batch of images.  Each sample object is created when the sample is accessed.
 
     Attributes:
-        tensor: (N, C, H, W), whose rows are images of the class ``kind``; None once no image may be a view.
-        end, key: the remaining steps of the plan, and the key of the remaining augmentations.
-        is_taken: it was returned as a collated batch: another collation of its samples copies.
+        tensor: the images, (N, C, H, W).  Each row becomes an image of the class ``kind``.  ``release`` sets
+            it to None.
+        end: the conversion of pixel values that must still be done, or None.
+        key: the key of the augmentations that must still be done, or None.
+        is_taken: whether ``tensor`` was returned as a collated batch.  Collating again then makes a copy.
     """
 
     def __init__(
@@ -105,7 +108,7 @@ class BatchSamples(Sequence[Any]):
     def _sample(self, position: int, row: torch.Tensor) -> BatchSample:
         targets = self.targets
         target = targets.item(position) if isinstance(targets, np.ndarray) else targets[position]
-        # Not a view for torch, which would keep the batch even if the image has memory of its own.
+        # torch must not treat the image as a view, which would refer to the batch even with its own memory.
         image: torch.Tensor = torch.Tensor._make_subclass(self._kind, row)
         self._rows.append(weakref.ref(image))
         sample = BatchSample((image, target))
@@ -113,11 +116,11 @@ class BatchSamples(Sequence[Any]):
         return sample
 
     def cut_off(self, image: torch.Tensor) -> None:
-        """Give a sample's image memory of its own, unless it is the only one."""
+        """Give a sample's image its own memory, unless its batch has no other image and is not collated."""
         tensor = self.tensor
         if tensor is None or (len(tensor) == 1 and not self.is_taken):
             return
-        # A batch that a worker sends through its lane is copied where it is received.
+        # If a worker sends an image of its lane (memory shared with the parent), the parent makes the copy.
         if not (type(image) is torch.Tensor and is_in_lane(tensor)):
             with torch.inference_mode(False):
                 image.data = image.clone()
@@ -127,7 +130,7 @@ class BatchSamples(Sequence[Any]):
             image = row()
             if image is not None and self.tensor is not None and _address(image) == _address(self.tensor):
                 self.cut_off(image)
-        self._rows, self.tensor, self.targets = [], None, []  # a kept sample has its own
+        self._rows, self.tensor, self.targets = [], None, []  # a kept sample refers to its own target
 
 
 def _address(tensor: torch.Tensor) -> int:
@@ -135,7 +138,8 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 class Unfinished(NamedTuple):
-    """A batch as ``default_collate`` makes it, and the remaining steps for its images."""
+    """A batch as ``default_collate`` makes it; ``end`` and ``key``, from ``BatchSamples``, are the steps that
+    its images still need."""
 
     batch: Any
     end: Conversion | None
@@ -143,7 +147,7 @@ class Unfinished(NamedTuple):
 
 
 def collate_unfinished(samples: Any) -> Unfinished:
-    """Collate as ``default_collate`` does, for samples whose plan may have left out its last steps."""
+    """Collate samples as ``default_collate`` does, and return the steps that their images still need."""
     end, key = None, None
     if type(samples) is BatchSamples:
         end, key = samples.end, samples.key
@@ -154,8 +158,8 @@ def collate_unfinished(samples: Any) -> Unfinished:
 
 
 def collated(samples: Any, collate_fn: Callable[[Any], Any]) -> Any:
-    """Collate samples with a function; the script's own function gets a list, and samples that it keeps get
-    memory of their own."""
+    """Collate samples with ``collate_fn``.  The script's own function receives a list.  If it keeps samples,
+    these samples get their own memory."""
     if collate_fn is collate_unfinished:
         return collate_fn(samples)
     known = _utils.collate.default_collate_fn_map
@@ -175,7 +179,7 @@ def collated(samples: Any, collate_fn: Callable[[Any], Any]) -> Any:
 
 
 def _key_of(samples: Sequence[BatchSample]) -> Key | None:
-    """Return the key of samples of one batch, or of several if others were left out."""
+    """Return the key of ``samples``, which come from several batches if bad samples were left out."""
     first = samples[0].whole
     if first is None or first.key is None:
         return None
@@ -187,8 +191,8 @@ def _key_of(samples: Sequence[BatchSample]) -> Key | None:
 def _collate_samples(
     batch: Sequence[Any], *, collate_fn_map: dict[Any, Callable[..., Any]] | None = None
 ) -> list[Any]:
-    """``default_collate`` of ``(image, target)`` tuples, without a copy of a batch that is complete and in
-    order."""
+    """Collate ``(image, target)`` tuples as ``default_collate`` does; do not copy the images if the samples
+    are a complete batch in its original order."""
     stacks_as_usual = (collate_fn_map or {}).get(torch.Tensor) is collate_tensor_fn
     if type(batch) is BatchSamples and stacks_as_usual and not batch.is_taken:
         batch.is_taken = True
@@ -208,7 +212,7 @@ def _collate_samples(
         images, whole.is_taken = tensor, True
     else:
         images = collate(tuple(entry(sample, 0) for sample in batch), collate_fn_map=collate_fn_map)
-    # A tuple, as ``default_collate`` makes it: it hands back strings in the sequence they came in.
+    # The targets are a tuple, as in ``default_collate``, which returns strings in the sequence it receives.
     return [images, collate(tuple(entry(sample, 1) for sample in batch), collate_fn_map=collate_fn_map)]
 
 
@@ -227,7 +231,7 @@ _utils.collate.default_collate_fn_map[BatchSample] = _collate_samples
 
 
 class Value(NamedTuple):
-    """The type of one of a sample's values; ``torch_dtype`` is None if torch has no such dtype."""
+    """The type of one value of a sample; ``torch_dtype`` is None if torch does not support ``dtype``."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -240,28 +244,29 @@ class Value(NamedTuple):
 
 
 class Part(NamedTuple):
-    """One dataset's rows of a batch: the array (N, …), and a tensor over it if torch has the dtype."""
+    """The rows of a batch from one HDF5 dataset or volume, (N, …): an array, and a tensor that shares its
+    memory, or None if torch does not support the dtype."""
 
     array: npt.NDArray[Any]
     tensor: torch.Tensor | None
 
 
 class TupleSample(tuple[Any, ...]):
-    """A tuple that collates like a tuple, without a copy if possible."""
+    """A tuple of values that collates like a plain tuple, without a copy if possible."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return (tuple, (tuple(self),))
 
 
 class DictSample(dict[Any, Any]):
-    """A dict that collates like a dict, without a copy if possible."""
+    """A dict of values that collates like a plain dict, without a copy if possible."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return (dict, (dict(self),))
 
 
 class Row(np.ndarray[Any, Any]):
-    """An array that collates like an array, without a copy if possible."""
+    """An array that collates like a plain array, without a copy if possible."""
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
         return array[()] if return_scalar else np.asarray(array)  # results of computations are plain arrays
@@ -274,10 +279,10 @@ _KINDS: dict[str, Callable[[Any], Any]] = {"tuple": TupleSample, "dict": DictSam
 
 
 class LazySamples(MutableSequence[Any]):
-    """The samples of a batch, instead of a list: each is created when it is accessed.
+    """A replacement for the list of a batch's samples that creates each sample when it is accessed.
 
-    A sample that the script accesses has memory of its own, so that keeping it does not keep the batch.
-    ``views`` are the samples as views of the batch.
+    A sample that the script accesses gets its own memory.  A script that keeps the sample therefore does not
+    keep the memory of the whole batch.  ``views`` are the samples as views of the batch's memory.
     """
 
     def __init__(self, views: Sequence[Any] = ()) -> None:
@@ -300,7 +305,7 @@ class LazySamples(MutableSequence[Any]):
         if isinstance(number, slice):
             return [self[one] for one in range(*number.indices(len(self)))]
         number = range(len(self))[number]
-        if sys._getframe(1).f_code is collate.__code__:  # it reads the first sample's type
+        if sys._getframe(1).f_code is collate.__code__:  # torch's collate reads only the sample's type
             return self._view(number)
         if number not in self._seen:
             self._seen[number] = copied(self._view(number))
@@ -332,11 +337,11 @@ class LazySamples(MutableSequence[Any]):
         return self._changed is None and not self._seen
 
     def peek(self) -> Any:
-        """Return the first sample, for a caller that does not keep it."""
+        """Return the first sample.  The caller must not keep it."""
         return self._view(0) if self.is_whole else self[0]
 
     def to_collate(self) -> list[Any]:
-        """Return the samples, for a caller that does not keep them."""
+        """Return the samples as a list.  The caller must not keep them."""
         return list(map(self._view, range(self._count()))) if self.is_whole else self._list()
 
 
@@ -357,7 +362,7 @@ class SampleRows(LazySamples):
         return _KINDS[self._form.kind](self._form.sample(values))
 
     def collated(self, collate_fn_map: Mapping[Any, Any]) -> Any:
-        """Return the batch as ``default_collate`` makes it; the first call makes no copy."""
+        """Return the batch as ``default_collate`` makes it.  The first call makes no copy of its tensors."""
         is_first, self._is_taken = not self._is_taken, True
         values = []
         for part in self._parts:
@@ -366,20 +371,20 @@ class SampleRows(LazySamples):
             elif torch_dtype(native := part.array.dtype.newbyteorder("=")) is not None:
                 values.append(torch.from_numpy(part.array.astype(native)))
             else:
-                # torch transposes tuples to tuples, which it returns unchanged if they hold strings.
+                # torch collates one column of tuples as a tuple, and returns a tuple of strings unchanged.
                 column = tuple(part.array) if self._form.kind == "tuple" else list(part.array)
                 values.append(_collated(column, collate_fn_map))
-        # A list, as ``default_collate`` makes it of tuples.
+        # For tuples ``default_collate`` returns a list.
         return values if self._form.kind == "tuple" else self._form.sample(values)
 
 
 def copied(sample: Any) -> Any:
-    """Return a sample, or a value of one, with memory of its own."""
+    """Return a copy of a sample, or of one value of a sample, that has its own memory."""
     if isinstance(sample, TupleSample):
         return TupleSample(map(copied, sample))
     if isinstance(sample, DictSample):
         return DictSample({key: copied(value) for key, value in sample.items()})
-    # A single element of a compound type is a view as well.
+    # A single element of a compound dtype (``np.void``) is also a view of the batch's memory.
     return sample.copy() if isinstance(sample, (np.ndarray, np.void)) else sample
 
 
@@ -391,7 +396,7 @@ def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
 
 
 def _collate(batch: Any, *, collate_fn_map: dict[Any, Callable[..., Any]] | None = None) -> Any:
-    """Collate rows as ``default_collate`` does."""
+    """Collate samples of arrays as ``default_collate`` does."""
     functions = collate_fn_map or {}
     if isinstance(batch, SampleRows) and batch.is_whole and functions.get(torch.Tensor) is collate_tensor_fn:
         return batch.collated(functions)
@@ -405,7 +410,7 @@ def _collate(batch: Any, *, collate_fn_map: dict[Any, Callable[..., Any]] | None
 
 
 def _collated(values: Sequence[Any], functions: Mapping[Any, Any]) -> Any:
-    """Collate as torch does, also for arrays with a foreign byte order."""
+    """Collate values as torch does.  Arrays in the other byte order are converted first."""
     native = type(values)(  # type: ignore[call-arg]
         value.astype(value.dtype.newbyteorder("="))
         if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.isnative

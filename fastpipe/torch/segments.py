@@ -1,4 +1,4 @@
-"""Evaluation by file: batches of all segments of some files, and one result for each file."""
+"""Evaluation by file: batches that contain all segments of some files, and one result for each file."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ _INT64 = np.dtype(np.int64)
 def group_batches(
     dataset: Any, k: int, *, groups: Any = None, num_workers: int = 0, device: Any = None
 ) -> GroupBatches:
-    """Make batches of all samples of ``k`` files at a time, with each sample's file number.
+    """Make batches that contain all samples of ``k`` files, with the file number of each sample.
 
-    Use it for models that process segments and are evaluated by file: one large batch for several
-    files replaces a small one for each.
+    Use this function for models that process segments of files and are evaluated by file.  One large batch
+    for several files is faster than a small batch for each file.
 
     Args:
         dataset: any dataset with a length; it is read through a :class:`fastpipe.FastLoader`.
         k: number of files in a batch, at least 1.
-        groups: integers (N,): the file of each sample, in any order.  Default, for a ``FastHDF5Dataset``:
-            the index along the first dimension if ``sample_dims`` is 2 or more; else, with several
-            files, the file.
+        groups: integers (N,): the number of each sample's file, in any order.  By default, the number is the
+            index along the first dimension if ``sample_dims`` of a ``FastHDF5Dataset`` is 2 or more.
+            Otherwise it is the number of the file or volume, if the dataset has several.
         num_workers, device: as for :class:`fastpipe.FastLoader`.
 
     Returns:
-        An iterable with a length, for any number of passes, that gives pairs: a batch, as
-        ``default_collate`` makes it, and the group of each of its samples, int64 (S,).  Groups come
-        in ascending order; the samples of a group stay together, in the dataset's order.
+        An iterable with a length that can be iterated over any number of times.  It yields pairs: a batch,
+        as ``default_collate`` makes it, and the group number of each sample in the batch, int64 (S,).  Groups
+        come in ascending order.  The samples of a group stay together, in the dataset's order.
 
     Raises:
         OptionError: ``k`` is below 1, the groups are unknown, or the dataset skips bad samples.
@@ -78,8 +78,8 @@ def group_batches(
 
 @dataclass(eq=False)
 class GroupBatches:
-    """The result of ``group_batches``: ``loader`` is the ``FastLoader`` that reads the batches, each of ``k``
-    groups."""
+    """The result of ``group_batches``.  ``loader`` reads the batches, each with ``k`` groups; ``ids`` are the
+    group numbers of the samples in each batch."""
 
     loader: FastLoader[Any]
     k: int
@@ -93,11 +93,11 @@ class GroupBatches:
 
 
 class Reduced(NamedTuple):
-    """One value for each group.
+    """The result of ``segment_reduce``: one value for each group.
 
     Attributes:
-        groups: int64 (G,): the existing groups, ascending.
-        values: (G, …): the reduced values of each group.
+        groups: int64 (G,): the numbers of the groups that have samples, in ascending order.
+        values: (G, …): the reduced value of each group.
     """
 
     groups: torch.Tensor
@@ -107,15 +107,15 @@ class Reduced(NamedTuple):
 def segment_reduce(
     values: torch.Tensor, groups: torch.Tensor, how: Literal["mean", "max", "vote"] = "mean"
 ) -> Reduced:
-    """Reduce samples to one value for each group, on the device of the values.
+    """Reduce the values of samples to one value for each group, on the device of ``values``.
 
     Args:
         values: (S, …): a model's output for each sample.
-        groups: integers (S,): the group of each sample, in any order.
-        how: ``"mean"`` and ``"max"`` reduce each element; the mean of integers is in torch's default dtype.
-            ``"vote"`` gives the class that most samples of the group have, int64 (G,); of equally
-            frequent classes the smallest.  Values are then scores (S, C) of C classes, the largest of
-            which is the sample's vote, or votes, integers (S,).
+        groups: integers (S,): the group number of each sample, in any order.
+        how: ``"mean"`` and ``"max"`` reduce each element.  The mean of integers has torch's default dtype.
+            ``"vote"`` returns the class with the most votes in each group, int64 (G,), or the smallest class
+            number if several classes have equally many votes.  ``values`` are then scores (S, C) of C
+            classes, or votes, integers (S,).  A sample's vote is the class with the largest score.
 
     Raises:
         OptionError: shapes do not match, or ``how`` is unknown.
@@ -168,7 +168,7 @@ def _most_voted(values: torch.Tensor, places: torch.Tensor, groups: int) -> torc
         )
     counts = torch.zeros((groups, classes), dtype=torch.int64, device=values.device)
     counts.view(-1).index_add_(0, places * classes + votes, torch.ones_like(votes))
-    return counts.argmax(1)  # on a tie, the first
+    return counts.argmax(1)  # if several classes have equally many votes, the first class
 
 
 def _own_ids(base: Any) -> npt.NDArray[np.int64]:

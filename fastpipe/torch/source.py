@@ -1,4 +1,5 @@
-"""Sources make a loader's batches from fastpipe's datasets, also behind ``Subset`` and ``ConcatDataset``."""
+"""Sources: they make a loader's batches from fastpipe's datasets, also inside ``Subset`` and
+``ConcatDataset``."""
 
 from __future__ import annotations
 
@@ -20,21 +21,21 @@ from fastpipe.torch.samplers import EpochBatches
 from fastpipe.torch.upcoming import Prefetcher
 from fastpipe.torch.wrappers import Int64Array, Located, integers, located
 
-MOST_SPARE = 1 << 30  # bytes of batches begun while one sample delays the batch that is due
+MOST_SPARE = 1 << 30  # bytes of additional batches that may be begun while one sample delays the next batch
 
 
 class SplitError(ValueError):
-    """A transform cannot be split; the message gives the reason."""
+    """The error for a transform that cannot be split into two parts.  The message is the reason."""
 
 
 class StartedBatch(ABC):
     """A batch that is being made.
 
     Attributes:
-        pending: the pending read, or decode, of its samples.
+        pending: the unfinished work of reading or decoding the samples.
         count: number of requested samples.
-        nbytes: size of its memory in bytes; 0 if unknown before it is made.
-        kept: numbers of the samples that it contains, once it is finished.
+        nbytes: number of bytes of the batch's memory; 0 if this is not known before the batch is made.
+        kept: the numbers of the samples in the finished batch, which may lack bad samples.
     """
 
     pending: Any
@@ -44,18 +45,18 @@ class StartedBatch(ABC):
 
     @abstractmethod
     def finish(self) -> Sequence[Any]:
-        """Wait for the batch; run the steps that need this thread, in order; return its samples."""
+        """Wait for the batch, run the steps that must run in this thread, and return the samples."""
 
     def jobs(self) -> list[Job]:
         found: list[Job] = self.pending.jobs
         return found
 
     def is_current(self) -> bool:
-        """Return whether its samples are still those of the dataset."""
+        """Return whether the dataset still has the same samples as when the batch was begun."""
         return True
 
     def why_empty(self) -> BadSampleError | None:
-        """Return why the finished batch has no sample; None if none was requested."""
+        """Return why the finished batch has no samples; None if no samples were requested."""
         return why_nothing_is_left(self.pending.left_out, self.count)
 
     def cancel(self) -> None:
@@ -63,7 +64,8 @@ class StartedBatch(ABC):
 
 
 class MixedBatch(StartedBatch):
-    """A batch of several datasets: for each its part, and the places of its samples in the batch."""
+    """A batch of samples from several datasets.  ``parts`` contains a pair for each dataset: the positions of
+    its samples in the whole batch, and a batch of these samples."""
 
     def __init__(self, parts: Sequence[tuple[Int64Array, Any]]) -> None:
         self.parts = parts
@@ -90,18 +92,20 @@ class MixedBatch(StartedBatch):
 
 
 class BatchedDataset:
-    """The base of fastpipe's datasets, which make whole batches in threads of this process.
+    """The base class of fastpipe's datasets, which make whole batches in threads of this process.
 
-    Each has ``_start_batch``, ``_answers_for_batches`` (no subclass or option makes samples one by one), and
-    ``_running``: ``pool`` (None for the calling thread), ``clock`` and ``slots``, memory for large parts.
+    Each subclass has three methods.  ``_start_batch`` begins a batch.  ``_answers_for_batches`` returns
+    whether the dataset makes whole batches, that is, no subclass or option makes samples one by one.
+    ``_running`` returns the runtime of this process with ``pool`` (None if the calling thread does the work),
+    ``clock`` and ``slots``, the memory for large parts of batches.
     """
 
     def __getitems__(self: Any, indices: Sequence[int]) -> Sequence[Any]:
-        """Return the samples at these positions, in order, made in parallel; ``DataLoader`` calls this for
-        each batch."""
+        """Return the samples at these indices, in order.  They are made in parallel.  ``DataLoader`` calls
+        this method for each batch."""
         if not self._answers_for_batches():
             return [self[index] for index in indices]
-        # The script's own batch sampler may give iterators.
+        # The script's own batch sampler may yield iterators without a length.
         batch = self._start_batch(indices if hasattr(indices, "__len__") else list(indices))
         samples = batch.finish()
         error = None if len(samples) else batch.why_empty()
@@ -115,29 +119,30 @@ class BatchedDataset:
 
     @staticmethod
     def _only(batch: StartedBatch) -> Sequence[Any]:
-        """Finish a batch of one sample."""
+        """Finish a batch of one sample, and return the samples."""
         samples = batch.finish()
-        if not len(samples):  # not an IndexError, which would silently end a loop over the dataset
+        if not len(samples):  # an IndexError would silently end a loop over the dataset
             raise batch.why_empty() or AssertionError("one sample was asked for")
         return samples
 
     @property
     def clock(self: Any) -> StageClock:
-        """Time spent in this process, by stage, summed over the threads."""
+        """Time spent in each stage of making batches in this process, summed over the threads."""
         clock: StageClock = self._running().clock
         return clock
 
     def __getstate__(self) -> dict[str, Any]:
-        # Threads and open files stay here; the copy makes its own when needed.
+        # A copy gets neither threads nor open files; it makes its own when needed.
         return {**self.__dict__, "_runtime": None}
 
 
 class Source(ABC):
-    """The maker of batches of one or several fastpipe datasets behind ``Subset`` and ``ConcatDataset``.
+    """The maker of a loader's batches, from fastpipe datasets that may be in ``Subset`` or ``ConcatDataset``.
 
     Attributes:
-        bases: these datasets, in the order of the samples.
-        by_split: a result of ``split`` for making batches; if bytes are sent, only its first part.
+        bases: the innermost fastpipe datasets, in the order of their samples.
+        by_split: the result of ``split`` that batches use, or None.  If batches are sent to the device as
+            bytes, only the first part of the split transform is applied.
     """
 
     by_split: Any = None
@@ -146,7 +151,7 @@ class Source(ABC):
         self._dataset, self.bases = dataset, list(dict.fromkeys(bases))
 
     def start(self, indices: Sequence[int], key: Key) -> StartedBatch:
-        """Begin a batch."""
+        """Begin a batch of these samples."""
         parts = located(self._dataset, integers(indices))
         if len(parts) > 1:
             return self._start_mixed(parts, key)
@@ -155,7 +160,7 @@ class Source(ABC):
 
     @abstractmethod
     def _start_one(self, end: Any, local: Int64Array, key: Key) -> StartedBatch:
-        """Begin a batch of one dataset, ``end``; None for an empty batch."""
+        """Begin a batch of one dataset, ``end``.  ``end`` is None if the batch is empty."""
 
     @abstractmethod
     def _start_mixed(self, parts: Sequence[Located], key: Key) -> StartedBatch:
@@ -163,7 +168,7 @@ class Source(ABC):
 
     @abstractmethod
     def describe(self) -> list[str]:
-        """Return a description of how batches are made, in lines."""
+        """Return lines of text that describe how batches are made."""
 
     @abstractmethod
     def tensors(self, batch_size: int) -> int:
@@ -172,61 +177,63 @@ class Source(ABC):
     @property
     @abstractmethod
     def runs_user_code(self) -> bool:
-        """True if the script's own functions are called outside of threads."""
+        """True if some of the script's own functions run only in the consumer's thread."""
 
     def is_best_here(self, device: Any) -> bool:
-        """Return whether only this process can do some of the work: prefetch, or use a device."""
+        """Return whether some work, such as prefetching or using a device, must be done in this process."""
         return bool(self.prefetchers(is_here=True))
 
     @property
     def runs_python(self) -> bool:
-        """True if Python runs for each sample, rather than once for a batch."""
+        """True if Python code runs for each sample, rather than only once for each batch."""
         return True
 
     @property
     def runs_torchvision(self) -> bool:
-        """True if torchvision's own transforms run in threads, which hold the GIL most of that time."""
+        """True if torchvision's own transforms run in threads; they hold the GIL most of the time."""
         return False
 
     def prefetchers(self, *, is_here: bool) -> Sequence[Prefetcher]:
-        """Return the prefetchers for upcoming indices."""
+        """Return the prefetchers of the datasets; ``is_here`` is whether this process makes the batches."""
         return ()
 
     @property
     def spare_nbytes(self) -> int:
-        """Bytes of batches that may be begun while one sample delays the batch that is due."""
+        """Number of bytes of additional batches that may be begun while one sample delays the next batch."""
         return MOST_SPARE
 
     def ask(self, **changes: Any) -> None:
-        """Change how batches are made, if possible: fields of ``BatchRequest``."""
+        """Change settings of batches, given as fields of ``BatchRequest``.  Some sources ignore this."""
         return
 
     def make_on(self, device: Any) -> bool:
-        """Make batches of bytes on a device; return whether that is possible."""
+        """Make batches of bytes on a device if this is possible; return whether it is possible."""
         return False
 
     def split(self) -> Any:
-        """Return the transform in two parts: the part for decoding, and the rest for augmentation."""
+        """Return the transform in two parts: decoding steps and augmentation; raise a ``SplitError`` if the
+        transform cannot be split."""
         raise SplitError("its samples have no transform of torchvision's")
 
     def transform_state(self) -> object:
-        """Return a value that changes when the transform, or its output, changes."""
+        """Return a value that changes when the transform or its output changes."""
         return None
 
     def follow_order(self, batches: EpochBatches | None) -> None:
-        """Set the order of the samples, if it is a function of the epoch."""
+        """Set the order of the samples; ``batches`` is None if the order is not a function of the epoch."""
         return
 
     def made_by(self) -> object:
-        """Return the settings of a batch that the script may change before it takes the batch."""
+        """Return the settings on which a batch depends, and which the script may change after its start."""
         return self.transform_state(), tuple(warnings.filters), torch.empty(0).device
 
     def is_done(self, batch: StartedBatch) -> bool:
-        """Return whether ``finish`` would not have to wait."""
+        """Return whether ``finish`` would return without waiting."""
         return all(job.done() for job in batch.jobs())
 
     def wait_for_either(self, batch: StartedBatch, last: StartedBatch) -> bool:
-        """Wait until a batch is made, or until all work of the batch begun last has been started."""
+        """Wait until ``batch`` is made, or until threads have started all work of ``last``, the last batch
+        that was begun.  Return whether ``batch`` is made."""
         job = next((job for job in batch.jobs() if not job.done()), None)
         if job is None:
             return True
@@ -237,7 +244,7 @@ class Source(ABC):
         self.clock.add("wait", nanoseconds)
 
     def expect_batches(self, batches: int) -> None:
-        """Keep memory for this many batches that are begun ahead."""
+        """Keep reusable memory for this number of batches that are begun ahead."""
         for slots in (slots for base in self.bases for slots in base._running().slots):
             slots.keep = max(slots.keep, KEPT_SLOTS + batches)
 
@@ -253,5 +260,5 @@ class Source(ABC):
 
     @property
     def skips(self) -> bool:
-        """True if bad samples are left out."""
+        """True if bad samples are left out of batches."""
         return any(base.bad_samples.policy == "skip" for base in self.bases)

@@ -1,4 +1,4 @@
-"""``augment="auto"`` and ``"split"``: a transform in two parts, and the place of the second one."""
+"""``augment="auto"`` and ``"split"``: splitting a transform, and choosing where the second part runs."""
 
 from __future__ import annotations
 
@@ -50,10 +50,12 @@ class Split:
 
     Attributes:
         given: the arguments of ``split_of``.
-        head: the plan that makes uint8 images, all of one ``shape``, (C, H, W).
-        chain: the remaining steps; ``rest``: the same as the user's own transforms.
-        like: the spec of the resulting samples.
-        example, values: an image as input for the rest, and its values, uint8 (C, H, W).
+        head: the plan of the first part, which makes uint8 images.
+        shape: the common shape of these images, (C, H, W).
+        chain, rest: the second part, as done by ``fastpipe.augment`` and as the user's own transforms.
+        like: the class, shape and dtype of the resulting samples.
+        example, values: an image of noise as input for ``rest``, and its pixels, uint8 (C, H, W).
+        notes: a description of the first part, in lines.
     """
 
     given: tuple[Any, ...]
@@ -74,7 +76,7 @@ class Split:
 
 
 def split_of(transform: Any, layout: Layout = "contiguous", decode_note: str = "") -> Split:
-    """Split a transform at the first point at which all images have one size."""
+    """Split a transform after the last step with which the decoding kernel makes uint8 images of one size."""
     items = flatten(transform)
     plan = compile_plan(transform)
     if plan.output is not None:
@@ -106,8 +108,8 @@ def split_of(transform: Any, layout: Layout = "contiguous", decode_note: str = "
 
 
 def _head(items: Sequence[Any], layout: Layout) -> tuple[Plan, tuple[int, ...], int, bool]:
-    """Return the plan of the transforms that make uint8 images of one size, that shape, their number, and
-    whether the next transform gets PIL images."""
+    """Return the plan of the first part, the shape of its images, its number of transforms, and whether the
+    next transform receives PIL images."""
     from torchvision import transforms as v1
 
     for count in range(len(items), 0, -1):
@@ -123,7 +125,7 @@ def _like(rest: Sequence[Any], example: Any) -> SampleSpec:
         raise SplitError("fastpipe does not know all of its transforms")
     try:
         value = run_keyed(rest, example, 0)
-    except Exception as error:  # the user's samples raise it too
+    except Exception as error:  # the user's samples would raise the error as well
         raise SplitError(f"it fails on an image ({type(error).__name__}: {error})") from error
     if not isinstance(value, torch.Tensor):
         raise SplitError("it does not end in tensors")
@@ -137,17 +139,18 @@ Place = Literal["whole", "threads", "device"]
 _MEASURE_S = 0.5
 _MOST_ROUNDS = 200
 _ROUNDS_THERE = 5
-# A smaller gain is not worth different draws, nor the risk of being slower.
+# A smaller gain does not justify other random numbers than torchvision's, and the risk of being slower.
 _WORTH = 0.97
-# Work that takes at most this share of the device's time slows a training step by no more than that.
+# If the device needs less than this share of the threads' time for the second part, the device does it from
+# the start: a training step becomes only slightly slower.
 _UNSEEN = 0.03
 
 _log = logging.getLogger("fastpipe")
 
 
 class Costs(NamedTuple):
-    """Seconds per batch of the steps after the split: by torchvision, by fastpipe.augment in the decoding
-    threads, and on the device (None without one)."""
+    """Seconds per batch for the second part of a transform: ``whole`` by torchvision, ``threads`` by
+    fastpipe.augment in the decoding threads, and ``device`` on the device (None without a device)."""
 
     whole: float
     threads: float
@@ -162,8 +165,8 @@ class Costs(NamedTuple):
 
 
 class Placing:
-    """The choice of where the second part of a transform runs: by its costs and, if the training needs the
-    same device, by measurements of epochs."""
+    """The choice of where the second part of a transform runs.  It depends on the measured costs and, if the
+    training needs the same device, on the measured times of epochs."""
 
     def __init__(self, costs: Costs) -> None:
         self.costs = costs
@@ -175,18 +178,19 @@ class Placing:
         self.place: Place = "device" if is_unseen else self._here
 
     def seen(self, period: float, waited: float) -> None:
-        """Use the measurements of an epoch."""
+        """Use the measurements of an epoch: the seconds per batch, and the seconds of waiting per batch."""
         if self.costs.device is None or len(self._periods) == 2:
             return
         self._periods[self.place] = period
-        if len(self._periods) == 2:  # both are known: the faster one stays
+        if len(self._periods) == 2:  # both places were measured: choose the faster place for all later epochs
             self.place = "device" if self._periods["device"] < self._periods[self._here] else self._here
         elif self.place != "device" and waited > self.costs.device:  # the device has enough idle time
             self.place = "device"
 
 
 class SplitChoice:
-    """A loader's choice, made with the first batches, and again when the transform has changed."""
+    """A loader's choice of whether to split the transform, and where the second part runs.  The choice is
+    made before the first batch, and again after the transform has changed."""
 
     def __init__(self, wanted: Any, device: Any) -> None:
         if wanted is not None and wanted not in ("auto", "split") and not callable(wanted):
@@ -197,7 +201,7 @@ class SplitChoice:
         self._known: tuple[object, Split | SplitError, Placing | None] | None = None
 
     def use(self, source: Source | None, batch_size: int, is_plain: bool) -> tuple[Split | None, bool]:
-        """Make a source follow the choice; return the split, and whether the device does its second
+        """Apply the choice to ``source``; return the split, or None, and whether the device does the second
         part."""
         if self._wanted is None:
             return None, False
@@ -259,14 +263,14 @@ def _split(source: Source | None, is_plain: bool) -> Split | SplitError:
         return split
     except SplitError as error:
         why = str(error)
-    return SplitError(why)  # it is stored, and must not keep the original error's frames
+    return SplitError(why)  # a new error, because it is stored and must not keep the original error's frames
 
 
 # ---- measuring -----------------------------------------------------------------------------------
 
 
 def measured(split: Split, batch_size: int, device: Any) -> Costs:
-    """Measure, for about half a second, the cost of a transform's second part on an image of noise."""
+    """Measure the cost of a transform's second part on an image of noise, for about half a second."""
     threads = default_threads()
     rows = torch.empty((threads, *split.like.shape), dtype=split.like.dtype)
     key = Key(0, 0, np.arange(threads))
@@ -288,7 +292,7 @@ def measured(split: Split, batch_size: int, device: Any) -> Costs:
 
 
 def _seconds(tasks: Sequence[Callable[[int], None]], pool: ThreadPool, threads: int) -> list[float]:
-    """Return the seconds of each task when all threads run it: medians of alternating rounds."""
+    """Return the seconds that each task takes while all threads run it: medians of alternating rounds."""
     rounds: list[list[float]] = [[] for _ in tasks]
     start = perf_counter()
     while len(rounds[0]) < 2 or (len(rounds[0]) < _MOST_ROUNDS and perf_counter() - start < _MEASURE_S):

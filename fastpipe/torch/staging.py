@@ -1,4 +1,4 @@
-"""Remote images of a dataset: how they are listed, and how they are fetched."""
+"""Remote images of a dataset: listing them in their store, and fetching them."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ Int64Array = npt.NDArray[np.int64]
 _log = logging.getLogger("fastpipe.stage")
 
 _UNKNOWN = 1 << 62
-_FOUND = 4096  # paths whose rows are cached: more than the samples that are made at a time
+_FOUND = 4096  # number of paths whose rows are cached; more samples are never made at the same time
 
 
 class RemoteImages:
-    """The images of one dataset in a store."""
+    """The images of one dataset in a store.  A *row* is the number of an object in the store's listing."""
 
-    listing: Listing  # once its constructor has called ``scan``
+    listing: Listing  # set by ``scan``
 
     def __init__(
         self, root: str, storage_options: Mapping[str, Any] | None, stage: Stage | None, refresh: bool
     ) -> None:
         self._bare, self._location = open_store(root, storage_options)
-        # The common prefix of all paths: a folder as it was given, as in torchvision.
+        # The common prefix of all paths.  A folder stays as the user wrote it, as in torchvision.
         self._root = self._location.root if is_url(root) else os.path.join(os.path.expanduser(root), "")
         self._store = RetryingStore(self._bare)
         self._stage, self._refresh = stage, refresh
@@ -65,13 +65,13 @@ class RemoteImages:
         )
 
     def scan(self, class_to_idx: Mapping[str, int], **options: Any) -> SampleTable:
-        """List the samples; further arguments are those of ``scan_store``."""
+        """List the samples; ``options`` are further arguments of ``scan_store``."""
         table, self.listing = scan_store(
             self._store, self._root, self._location.prefix, class_to_idx, refresh=self._refresh, **options
         )  # fmt: skip
         self._table = table.copy()
         if self._stage is not None:
-            StageFolder(self._stage).close()  # raises an error now if it cannot be used
+            StageFolder(self._stage).close()  # raises an error now if the stage folder cannot be used
         return table
 
     @property
@@ -88,7 +88,7 @@ class RemoteImages:
         return f"{self._root}  →  {self._store.describe()}, {near}"
 
     def state(self, path: str) -> bytes:
-        """Return 16 bytes that identify this version of an image."""
+        """Return 16 bytes that identify the listed version of an image."""
         row = self._row_of(path)
         return bytes(16) if row < 0 else self.listing.name(row, self._store.name)
 
@@ -102,7 +102,7 @@ class RemoteImages:
         return image.convert("RGB")
 
     def rows(self, samples: Any, positions: Int64Array) -> Int64Array:
-        """Return the object rows of samples; -1 for those that were not listed."""
+        """Return the row of each sample at ``positions``; -1 for a sample that was not listed."""
         if isinstance(samples, SampleTable):
             if samples.has_items_of(self._table):
                 return positions
@@ -114,7 +114,8 @@ class RemoteImages:
     def arriving(
         self, rows: Int64Array, paths: Sequence[str], has_cache: bool
     ) -> tuple[PackedPaths, Arriving]:
-        """Return the paths of a batch's local images, and how others arrive; ``rows`` are their objects."""
+        """Return the paths of the images in ``rows``, and how images that are not staged yet are fetched.  A
+        staged image has the path of its local copy."""
         reader, store = self.reader(), self._store.name
         staged = reader.files(rows)
         states = None
@@ -136,12 +137,12 @@ class RemoteImages:
 
     @cached_property
     def _row_of(self) -> Callable[[str], int]:
-        """The function that returns a path's row, -1 if it was not listed; called repeatedly."""
+        """The function that returns the row of a path, or -1 if the path was not listed; cached for speed."""
         return lru_cache(_FOUND)(self.listing.find)
 
     @property
     def is_shared(self) -> bool:
-        """True if other processes can use fetched images."""
+        """True if other processes can use the images that this process fetches."""
         return self._stage is not None
 
     def _key_of(self, path: str) -> str:
@@ -156,7 +157,7 @@ class RemoteImages:
 def remote_images(
     root: str | Path, storage_options: Mapping[str, Any] | None, stage: Stage | None, refresh: bool
 ) -> RemoteImages | None:
-    if is_url(root) or (stage is not None and storage_options is None):  # a folder on a network, or a mount
+    if is_url(root) or (stage is not None and storage_options is None):  # a network folder
         return RemoteImages(os.fspath(root), storage_options, stage, refresh)
     for name, is_given in {"storage_options": storage_options is not None, "refresh": refresh}.items():
         if is_given:
@@ -167,8 +168,8 @@ def remote_images(
 
 
 class UpcomingRows:
-    """The rows of one dataset among upcoming indices.  It does not keep the dataset alive, whose deletion
-    ends its threads."""
+    """The rows of one dataset's images among a loader's upcoming indices.  This object does not keep the
+    dataset alive, because deleting the dataset must end its threads."""
 
     def __init__(
         self, upcoming: UpcomingIndices, dataset: Any, rows: Callable[[Int64Array], Int64Array]
@@ -177,7 +178,7 @@ class UpcomingRows:
         self._places: tuple[Int64Array, Int64Array] | None = None
 
     def order(self) -> Iterator[Int64Array]:
-        """Yield rows in the order in which this process needs them."""
+        """Yield arrays of rows in the order in which this process needs the images."""
         for indices in self._upcoming.indices():
             rows = self._of(indices)[1]
             yield rows[rows >= 0]
@@ -187,7 +188,8 @@ class UpcomingRows:
         return self._upcoming.tag()
 
     def next_uses(self, rows: Int64Array) -> Int64Array:
-        """Return the next use of rows on any rank, counted in samples; 2**62 for never."""
+        """Return when any rank needs each row next, int64 (N,), counted in samples from epoch 0; 2**62 means
+        that no later use is known."""
         upcoming = self._upcoming
         if self._places is None:
             self._places = self._in_order(0), self._in_order(1)
@@ -199,14 +201,14 @@ class UpcomingRows:
         return np.where(known, uses, _UNKNOWN)
 
     def _in_order(self, later: int) -> Int64Array:
-        """Return the place of each row in an epoch's order."""
+        """Return the position of each row in the order of the epoch ``later`` epochs ahead."""
         places, rows = self._of(self._upcoming.whole(later))
         found = np.full(int(rows.max(initial=-1)) + 2, _UNKNOWN, np.int64)
-        found[rows[::-1]] = places[::-1]  # the first place of each; -1 (not listed) is last
+        found[rows[::-1]] = places[::-1]  # keeps each row's first position; row -1 (not listed) is last
         return found[:-1]
 
     def _of(self, indices: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return the places among indices that belong to this dataset, and its rows there."""
+        """Return where in ``indices`` the samples of this dataset are, and the rows of these samples."""
         rows = self._rows()
         if rows is None:  # the dataset is gone
             return np.zeros(0, np.int64), np.zeros(0, np.int64)

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from fastpipe.torch.indices import IndexBatches
 
 VERSION = 1
-# Trainers that save the state of every loader that has one, even if the script does not need it.
+# Trainers that save the state of every loader with a ``state_dict``, even if the script does not need it.
 _TRAINERS = {"lightning", "pytorch_lightning", "accelerate"}
-# Trainers that continue with the next epoch after the last batch, without another request.
+# Trainers that do not request another batch after the last batch of an epoch, because they count batches.
 _COUNTERS = {"lightning", "pytorch_lightning"}
 _has_warned: weakref.WeakSet[EpochOrder] = weakref.WeakSet()
 
@@ -56,7 +56,7 @@ def state_of(
 
 
 def _groups_of(order: EpochOrder) -> str | None:
-    """Return a description of an order's groups; None for other orders."""
+    """Return a description of the order's groups; None if the order has no groups."""
     arrangement = getattr(innermost(order.index_sampler), "arrangement", None)
     return None if arrangement is None else str(arrangement.about)
 
@@ -108,7 +108,7 @@ def _check(state: Any, order: EpochOrder, samples: int | None, seed: int | None)
 
 def _check_generator(state: Any, generator: torch.Generator | None) -> None:
     is_global = generator is torch.default_generator
-    if "global" not in state and "now" not in state:  # from an older fastpipe, with the epoch's state alone
+    if "global" not in state and "now" not in state:  # an older fastpipe saved only the state at epoch start
         if state.get("generator") is None and generator is not None:
             raise OptionError(
                 "this state was saved between two epochs by an older fastpipe, which left out the generator "
@@ -127,7 +127,7 @@ def _check_generator(state: Any, generator: torch.Generator | None) -> None:
 
 
 def unsaved_state(why: OptionError, order: EpochOrder) -> dict[str, Any]:
-    """Return a placeholder state for a trainer that saves all loaders' states; else raise ``why``."""
+    """Return a placeholder state if the caller is a trainer that saves all loaders; else raise ``why``."""
     if not _a_trainer_asks(_TRAINERS):
         raise why
     if order not in _has_warned:
@@ -146,7 +146,7 @@ def unsaved_state(why: OptionError, order: EpochOrder) -> dict[str, Any]:
 
 
 def is_unsaved(state: Any, order: EpochOrder) -> bool:
-    """Return whether a state is from ``unsaved_state``; if so, set the next epoch's number from it."""
+    """Return whether ``state`` comes from ``unsaved_state``; if so, set the next epoch to its number."""
     if not isinstance(state, dict) or "unsaved" not in state:
         return False
     if state.get("batches"):
@@ -159,7 +159,7 @@ def is_unsaved(state: Any, order: EpochOrder) -> bool:
 
 
 def _is_received(order: EpochOrder) -> bool:
-    """Return whether all batches of an epoch were received, even without a request for its end."""
+    """Return whether all batches of the epoch were received, even if the iterator is not exhausted yet."""
     progress = order.progress
     if progress is None or progress.is_over:
         return True

@@ -23,7 +23,7 @@ from fastpipe.torch.patch_dataset import FastPatchDataset
 from fastpipe.volumes.blending import Blender, gaussian_weights
 from fastpipe.volumes.tensorstore import opened_by_tensorstore
 
-_PART, _LEAST_PART = 128, 16  # largest and smallest side, in voxels, of a part that is finished at once
+_PART, _LEAST_PART = 128, 16  # largest and smallest side, in voxels, of a part that is written in one call
 
 
 def stitch(
@@ -38,28 +38,30 @@ def stitch(
     """Blend predictions of overlapping patches into whole volumes.
 
     Overlapping predictions are averaged with weights.  Each part of the volume is written as soon as no
-    further patch can reach it, so memory does not depend on the volume's size.  Voxels without a patch
-    are 0.
+    further patch can overlap it.  The memory that this needs does not depend on the volume's size.  Voxels
+    that no patch covers are 0.
 
     Args:
         predictions: an iterable of tensors or arrays (N, *channels, *patch_size), one for each batch of
             patches, in the dataset's order.
         dataset: a dataset with ``sampling=Grid(…)`` or ``Positions(…)``.
-        out: the result, of shape (*channels, *volume): a path that ends in ``.zarr`` or ``.npy`` and does
-            not exist yet, or an array; a sequence of these if the dataset has several volumes.
-        weights: weights of a patch's voxels: ``"gaussian"`` is largest in the middle (sigma is an eighth of
-            each side, as in nnU-Net and MONAI), ``"constant"`` is uniform; or an array of the patch's size.
+        out: the output, of shape (*channels, *volume).  It is a NumPy array, or a path that ends in ``.zarr``
+            or ``.npy`` and does not exist yet.  For a dataset of several volumes, pass a sequence of outputs.
+        weights: the weight of each voxel in a patch.  ``"gaussian"`` is largest in the middle (sigma is an
+            eighth of each side, as in nnU-Net and MONAI), ``"constant"`` is the same for all voxels.  It may
+            also be an array of the patch's size.
         apply: a function that receives each blended part, float32 (*channels, …), and returns the part to
-            write, of the same last dimensions: ``lambda p: p.argmax(0).astype("uint8")`` turns scores into
-            labels.
-        max_bytes: bytes of memory for sums, besides a batch of predictions; more go to a file beside ``out``.
+            write, whose last dimensions must not change.  For example,
+            ``lambda p: p.argmax(0).astype("uint8")`` converts scores to labels.
+        max_bytes: number of bytes of memory for sums of predictions, in addition to a batch of predictions.
+            If sums need more, they are stored in a file next to ``out``.
 
     Returns:
         ``out``.
 
     Raises:
         FileExistsError: ``out`` exists already.
-        OptionError: predictions have another shape, or their number is not that of the patches.
+        OptionError: predictions have another shape, or there are more or fewer predictions than patches.
 
     >>> from fastpipe.sampling import Grid
     >>> volume = np.arange(6 * 6, dtype=np.float32).reshape(6, 6)
@@ -77,7 +79,7 @@ def stitch(
     try:
         for volume, (shape, target) in enumerate(zip(shapes, targets, strict=True)):
             _stitch_one(rows, shape, starts[volumes == volume], chosen, target, apply, max_bytes)
-        next(rows, None)  # raises an error if there are more
+        next(rows, None)  # raises an error if there are more predictions than patches
         for target in targets:
             target.finish()
     except BaseException:
@@ -138,10 +140,10 @@ def _stitch_one(
         box = (slice(at, at + size) for at, size in zip(start, sizes, strict=True))
         target.write((..., *box), made, made.shape[: made.ndim - dims])
 
-    # The first prediction defines the number of values for each voxel.
+    # The first prediction shows how many channels there are.
     firsts = [next(rows)] if len(starts) else []
     channels = math.prod(firsts[0].shape[: firsts[0].ndim - dims]) if firsts else 1
-    side = _PART  # of a part that is finished at once; shrinks until several parts fit into memory
+    side = _PART  # the side of a part that is written in one call; reduced until several parts fit in memory
     while side > _LEAST_PART and 16 * (channels + 1) * side**dims > max_bytes:
         side //= 2
     part = [min(side, max(1, size)) for size in shape]
@@ -152,12 +154,12 @@ def _stitch_one(
 
 
 def _rows(batches: Iterable[Any], count: int, dims: int) -> Iterator[npt.NDArray[np.float32]]:
-    """Yield the predictions, one by one; raise an error if there are fewer or more."""
+    """Yield the predictions of single patches; raise an error if there are not exactly ``count``."""
     taken = 0
     for batch in batches:
         if isinstance(batch, torch.Tensor):
             batch = batch.detach().cpu()
-            # NumPy has no bfloat16.
+            # Half precision is converted to float32, because NumPy has no bfloat16.
             batch = batch.float() if batch.is_floating_point() and batch.itemsize < 4 else batch.numpy()
         array = np.asarray(batch)
         if unheld(array, np.dtype(np.float32)).any():
@@ -219,7 +221,7 @@ class _Array:
         self.folder = tempfile.gettempdir()
 
     def begin(self, part: Sequence[int]) -> None:
-        """Fill the array with 0, for voxels without a patch."""
+        """Fill the array with 0, the value of voxels that no patch covers."""
         self._array[...] = 0
 
     def write(self, box: Any, part: npt.NDArray[Any], lead: tuple[int, ...]) -> None:
@@ -240,11 +242,11 @@ class _Array:
         """Do nothing: the array is complete."""
 
     def give_up(self) -> None:
-        """Do nothing: written parts stay, because the array is the script's."""
+        """Do nothing: written parts stay in the array, which belongs to the script."""
 
 
 class _File:
-    """An output file or folder that gets its final name when it is complete."""
+    """An output file or folder that is renamed to its final name when it is complete."""
 
     def __init__(self, path: str, shape: Sequence[int]) -> None:
         self._path, self._shape, self._part = path, tuple(shape), tuple(shape)
@@ -256,14 +258,14 @@ class _File:
         self._dtype = np.dtype(np.float32)
 
     def begin(self, part: Sequence[int]) -> None:
-        """Remove leftovers of another run, and prepare for parts of this shape."""
+        """Remove the files of an interrupted run, and prepare to write parts of shape ``part``."""
         self._part = tuple(part)
         with _Unfinished(self._out, VolumeError):
             remove_tree(self._partial)
         self._begun = True
 
     def write(self, box: Any, part: npt.NDArray[Any], lead: tuple[int, ...]) -> None:
-        """Write a part; the first one defines the volume's dtype and shape."""
+        """Write a part of the volume; the first part determines the dtype and the channels."""
         if self._store is None:
             self._store, self._dtype = self._made(lead, part.dtype), part.dtype
         if unheld(part, self._dtype).any():
@@ -314,7 +316,7 @@ class _File:
 
 
 class _Unfinished(GrowingFolder):
-    """The folder ``OUT.partial`` of an unfinished volume."""
+    """The folder that contains an unfinished volume; its name is ``out`` followed by ``.partial``."""
 
     def _check_own(self) -> None:
         if not set(os.listdir(self.folder)) <= {LOCK, "array", "array.npy"}:

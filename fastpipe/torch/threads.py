@@ -1,4 +1,4 @@
-"""The threads of a dataset in this process, and the torchvision transforms that may run in them."""
+"""The threads of a dataset in this process, and the torchvision transforms that may run in these threads."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from fastpipe.core.machine import default_threads
 from fastpipe.core.pool import Process, ThreadPool
 from fastpipe.images.steps import is_pristine
 
-_MANY = 8  # number of threads from which one less is hardly slower
-# Looked up here, so that a failure is an import error, not an error in a decoding thread.
+_MANY = 8  # with at least this many threads, one thread less costs almost no speed
+# OpenMP is looked up here, so that a failure is an import error, not an error in a decoding thread.
 _openmp = require_threadpoolctl("torch").ThreadpoolController().select(user_api="openmp")
 
 
 def do_without_helpers() -> None:
-    """Run this thread's torch operations without helper threads, whose cores the decoding threads occupy
-    already; torch's worker processes do the same."""
-    torch.get_num_threads()  # sets this thread's default now, which would otherwise happen later
-    # torch.set_num_threads would apply to all threads that start later; OpenMP's own setting applies
-    # to the calling thread only.
+    """Run this thread's torch operations without helper threads, as torch's worker processes do.  The
+    decoding threads already occupy the cores that helper threads would use."""
+    torch.get_num_threads()  # this call sets the thread's default now; otherwise torch would set it later
+    # torch.set_num_threads would also apply to all threads that start later.  OpenMP's own setting applies
+    # only to the calling thread.
     _openmp.limit(limits=1)
 
 
 def process_of(threads: int | str, name: str) -> Process:
-    """Return this process with a dataset's threads: none in a worker process with one thread; ``"auto"``
-    is the number of cores that this process may use, minus one from 8 on."""
+    """Return this process with a dataset's threads; a worker process with one thread gets no thread pool.
+    ``"auto"`` is the number of cores that this process may use, or one less from 8 cores on."""
     worker = get_worker_info()
     if threads == "auto":
         threads = default_threads(worker.num_workers if worker else 1)
         if threads >= _MANY and (worker is None or worker.num_workers == 1):
-            threads -= 1  # a core for the training's own thread
-    # One thread beside the idle process would only add a handover.
+            threads -= 1  # leaves a core for the training's own thread
+    # A pool of one thread would only add a handover, while the worker's main thread is idle.
     pool = None if worker and threads == 1 else ThreadPool(int(threads), name, do_without_helpers)
     return Process(pool) if worker is None else Process(pool, worker.num_workers, worker.id)
 
@@ -50,7 +50,8 @@ _native_lines: npt.NDArray[np.uint8] | None = None
 
 
 def start_noting(write: Callable[[int, str], None], lines: npt.NDArray[np.uint8]) -> None:
-    """In a worker, use this function to write notes from now on; native threads write to ``lines``."""
+    """In a worker, write notes with ``write`` from now on; native threads write theirs to ``lines``.  A note
+    tells the parent process what a thread is doing."""
     global _write, _native_lines
     _write, _native_lines = write, lines
 
@@ -61,7 +62,7 @@ def native_lines() -> npt.NDArray[np.uint8] | None:
 
 
 def note(about: Any) -> None:
-    """Note what this thread is about to do; do nothing outside of workers."""
+    """In a worker, write a note about the work that this thread begins now; elsewhere do nothing."""
     if _write is not None:
         _write(threading.get_ident(), str(about))
 
@@ -72,7 +73,7 @@ Transform = Callable[[Any], Any]
 
 
 def is_thread_safe(transforms: Sequence[Transform]) -> bool:
-    """Return whether `run_keyed` reproduces these transforms from any thread."""
+    """Return whether `run_keyed` gives the same results of these transforms in any thread."""
     return all(map(_is_safe, transforms))
 
 
@@ -85,19 +86,19 @@ def stock_note(is_promised: bool, stock: Sequence[Any]) -> str:
 
 
 def thread_safe_types() -> frozenset[type]:
-    """Return torchvision's types that draw only through torch with ``KeyedGenerator``, or not at all.
+    """Return torchvision's types whose random numbers ``KeyedGenerator`` controls, or that use none.
 
-    Excluded are ``RandomChoice`` and ``RandomOrder`` of the first generation (they draw from Python's
-    ``random``), ``Lambda`` and others that take a function, and transforms of batches.
+    Three kinds are excluded: v1's ``RandomChoice`` and ``RandomOrder``, which draw from Python's ``random``;
+    types that take a function, such as ``Lambda``; and transforms of batches.
     """
     return _known_types()[0]
 
 
 def _is_safe(transform: Any) -> bool:
-    # Otherwise there are no torchvision transforms in use.
+    # If torchvision.transforms is not loaded, the script uses none of its types.
     is_loaded = "torchvision.transforms" in sys.modules
     types, containers = _known_types() if is_loaded else ({torch.nn.Sequential}, {torch.nn.Sequential})
-    # Hooks and replaced methods are unknown code.
+    # A transform with hooks or replaced methods runs unknown code.
     if type(transform) not in types or not is_pristine(transform):
         return False
     if type(transform) in containers:
@@ -108,7 +109,7 @@ def _is_safe(transform: Any) -> bool:
 
 @cache
 def _known_types() -> tuple[frozenset[type], frozenset[type]]:
-    """Return the types, and those of them that contain other transforms."""
+    """Return all thread-safe types, and the subset whose objects contain other transforms."""
     from torchvision import transforms as v1
     from torchvision.transforms import v2
 
@@ -124,7 +125,7 @@ def _named(module: Any, names: str) -> frozenset[type]:
     return frozenset(getattr(module, name) for name in names.split() if hasattr(module, name))
 
 
-# In both generations of torchvision's transforms.
+# These names are in both generations of torchvision's transforms, v1 and v2.
 _SHARED = """
     AugMix AutoAugment CenterCrop ColorJitter ConvertImageDtype ElasticTransform FiveCrop
     GaussianBlur Grayscale LinearTransformation Normalize PILToTensor Pad RandAugment

@@ -1,4 +1,4 @@
-"""Support for trainers: ``EpochTimer`` for Lightning, and ``prepare`` for Accelerate."""
+"""Support for trainers: ``EpochTimer`` for Lightning, and ``prepare`` for Hugging Face Accelerate."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _REMEDY = "or use accelerator.prepare(loader), which makes a plain DataLoader of
 class _Prepared(FastLoader[_T_co]):
     """A loader with the attributes that Accelerate expects of its own loaders.
 
-    ``remainder`` is the number of samples of all ranks in an incomplete last step, which
-    ``gather_for_metrics`` keeps, or 0; -1 if such a step is dropped.  ``use_stateful_dataloader`` makes
-    ``save_state`` request the state.
+    ``remainder`` is the number of samples of all ranks in an incomplete last step; ``gather_for_metrics``
+    keeps only these samples.  It is 0 if the last step is complete, and -1 if incomplete steps are dropped.
+    ``use_stateful_dataloader`` makes ``save_state`` call ``state_dict``.
     """
 
     end_of_dataloader = False
@@ -49,10 +49,10 @@ class _Prepared(FastLoader[_T_co]):
         super().__init__(**arguments)
         batches = self.batch_sampler
         if batches is not None:
-            # Accelerate's function of that name would make a plain loader from the samplers that it finds.
+            # Accelerate's function ``skip_first_batches`` would make a plain DataLoader from these samplers.
             self.__dict__["batch_sampler"] = _ShownBatches(batches)
         if self.shard is not None and self.batch_sampler is not None:
-            self.batch_sampler.even_batches = True  # type: ignore[attr-defined]  # join_uneven_inputs() asks
+            self.batch_sampler.even_batches = True  # type: ignore[attr-defined]  # for join_uneven_inputs()
 
     @property
     def total_batch_size(self) -> int:
@@ -66,7 +66,7 @@ class _Prepared(FastLoader[_T_co]):
         return len(self.dataset)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[_T_co]:  # type: ignore[override]
-        """Yield the batches, each once it is known whether another one follows."""
+        """Yield the batches; request the next batch before yielding one, to set ``end_of_dataloader``."""
         self.end_of_dataloader, self.remainder = False, -1
         self.gradient_state._add_dataloader(self)
         try:
@@ -78,12 +78,12 @@ class _Prepared(FastLoader[_T_co]):
                 progress = self._order.progress
                 assert progress is not None, "a batch was asked for"
                 self.remainder = self._remainder(progress.point.position)
-                progress.hold()  # until the user gets the next batch, the state is that after this one
+                progress.hold()  # until the user gets the next batch, ``state_dict`` is that after this batch
                 following = _next(batches)
                 self.end_of_dataloader = following is _END
                 yield batch
                 batch = following
-        finally:  # also if the user's loop ends early
+        finally:  # runs also if the user's loop ends early
             self.gradient_state._remove_dataloader(self)
 
     @property
@@ -99,7 +99,8 @@ class _Prepared(FastLoader[_T_co]):
 
 
 class _ShownBatches(BatchSampler):
-    """The batch sampler that a prepared loader exposes: read-only, as its batches are more than indices."""
+    """The batch sampler that a prepared loader exposes.  It raises an error if it is iterated over, because
+    other loaders would miss the device, the seed and the augmentation."""
 
     def __init__(self, batches: Any) -> None:
         self._batches = batches
@@ -117,13 +118,13 @@ class _ShownBatches(BatchSampler):
         return len(self._batches)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_batches":  # while it is unpickled
+        if name == "_batches":  # the object is being unpickled
             raise AttributeError(name)
         return getattr(self._batches, name)
 
 
 class _Rest:
-    """A prepared loader without the first batches of its next epoch, or of the one that it resumes."""
+    """A prepared loader without the first batches of its next epoch, or of the epoch that it resumes."""
 
     def __init__(self, loader: _Prepared[Any], skipped: int) -> None:
         self._loader, self._skipped = loader, skipped
@@ -144,7 +145,7 @@ class _Rest:
 
 
 def _skip_first_batches(stock: Callable[..., Any], dataloader: Any, num_batches: int = 0) -> Any:
-    """Skip batches as the accelerator's own function does, also for prepared loaders."""
+    """Skip batches as the accelerator's own function ``stock`` does; handle prepared loaders as well."""
     if isinstance(dataloader, _Prepared):
         return _Rest(dataloader, operator.index(num_batches))
     return stock(dataloader, num_batches=num_batches)
@@ -158,24 +159,24 @@ def _next(batches: Iterator[Any]) -> Any:
 
 
 def prepare(accelerator: Any, loader: DataLoader[Any], *, seed: int | None = None) -> FastLoader[Any]:
-    """Make a :class:`fastpipe.FastLoader` work with an ``accelerate.Accelerator``.
+    """Make a :class:`fastpipe.FastLoader` that works with an ``accelerate.Accelerator``.
 
-    Call it instead of ``accelerator.prepare(loader)``.  Each process gets its part of each step, on
-    ``accelerator.device``, and ``accumulate``, ``gather_for_metrics``, ``save_state`` and
-    ``load_state`` work as with Accelerate's own loaders.  The saved state is exact, for any number of
-    processes: after ``load_state`` the loader continues after the batches that were received.  A call of
-    ``accelerator.skip_first_batches(loader, number)``, which counts from the epoch's start, is optional.
-    (This accelerator's ``skip_first_batches`` is replaced by one that knows prepared loaders.)
+    Call this function instead of ``accelerator.prepare(loader)``.  Each process gets its part of each step,
+    on ``accelerator.device``.  ``accumulate``, ``gather_for_metrics``, ``save_state`` and ``load_state``
+    work as with Accelerate's own loaders.  The saved state is exact, and works with any number of processes:
+    after ``load_state`` the loader continues after the batches that were received.  You need not call
+    ``accelerator.skip_first_batches(loader, number)``; if you do, ``number`` counts from the epoch's start.
+    (``prepare`` gives this accelerator a ``skip_first_batches`` that supports prepared loaders.)
 
     Args:
         accelerator: the script's ``Accelerator``.
-        loader: a ``FastLoader``, or a ``DataLoader``, from which
-            :func:`fastpipe.torch.accelerate` makes one.  It is not changed.
-        seed: as in ``FastLoader``.  Default: the loader's, or the dataset's.
+        loader: a ``FastLoader``, or a ``DataLoader``, which :func:`fastpipe.torch.accelerate` converts to a
+            ``FastLoader``.  The given loader is not changed.
+        seed: as in ``FastLoader``.  Default: the loader's seed, or the dataset's seed.
 
     Raises:
-        OptionError: with several processes, the loader shuffles without a seed or has a sampler of
-            its own; or the accelerator distributes batches in another way.
+        OptionError: with several processes, the loader shuffles without a seed or has the script's own
+            sampler; or the accelerator distributes batches in another way.
 
     >>> from accelerate import Accelerator
     >>> accelerator = Accelerator(cpu=True)
@@ -191,12 +192,12 @@ def prepare(accelerator: Any, loader: DataLoader[Any], *, seed: int | None = Non
         fast = loader if isinstance(loader, FastLoader) else accelerate(loader, seed=seed)
         seed = fast._effective_seed() if seed is None else seed
         if accelerator.num_processes > 1 and fast is not loader and fast.seed != seed:
-            fast = accelerate(loader, seed=seed)  # the dataset's seed, which then shuffles as well
+            fast = accelerate(loader, seed=seed)  # the seed is the dataset's, and now also defines the order
         loader = _Prepared(accelerator, **_arguments(fast, accelerator, seed))
     stock = getattr(accelerator, "skip_first_batches", None)
     if stock is not None and getattr(stock, "func", None) is not _skip_first_batches:
         accelerator.skip_first_batches = functools.partial(_skip_first_batches, stock)
-    # Accelerate only registers a loader that is prepared already.
+    # Accelerate only registers a loader that is already prepared.
     prepared: FastLoader[Any] = accelerator.prepare_data_loader(loader)
     return prepared
 
@@ -236,7 +237,7 @@ def _arguments(loader: FastLoader[Any], accelerator: Any, seed: int | None) -> d
     arguments = {name: getattr(loader, name) for name in names if hasattr(loader, name)} | {"seed": seed}
     if accelerator.device_placement and accelerator.device.type != "cpu":
         arguments["device"] = accelerator.device
-    sampling = sampling_of(loader, is_default(loader.sampler))  # the script's own sampler stays
+    sampling = sampling_of(loader, is_default(loader.sampler))  # a sampler of the script stays in use
     if accelerator.num_processes > 1:
         _check_sampling(sampling, seed)
         shard = BlockShard(accelerator.process_index, accelerator.num_processes)
@@ -250,7 +251,7 @@ def _arguments(loader: FastLoader[Any], accelerator: Any, seed: int | None) -> d
 
 
 def _check_sampling(sampling: dict[str, Any], seed: int | None) -> None:
-    """Raise an error if processes could not share an epoch."""
+    """Raise an error if several processes could not share the samples of an epoch."""
     sampler = sampling.get("sampler")
     if seed is None and (sampling.get("shuffle") or isinstance(sampler, RandomSampler)):
         raise OptionError(
@@ -267,33 +268,36 @@ def _check_sampling(sampling: dict[str, Any], seed: int | None) -> None:
         raise OptionError(f"with several processes prepare() deals out batches: give a batch_size, {_REMEDY}")
 
 
-# ``EpochTimer``: durations of Lightning's epochs and steps, and how much of them is waiting for data.
+# ``EpochTimer``: durations of Lightning's epochs and steps, and the time that they wait for data.
 
 _log = logging.getLogger("fastpipe.torch")
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
-_FETCH = ".train_dataloader_next"  # action that Lightning's fit loop reports to its profiler around a request
+_FETCH = ".train_dataloader_next"  # Lightning's fit loop reports each request to its profiler by this name
 _SHOWN = ("fastpipe/waiting", "fastpipe/images_per_second")
 
 
 class EpochTimer:
-    """A Lightning callback that times each epoch of ``trainer.fit`` and its share of waiting for data.
+    """A Lightning callback that measures each epoch of ``trainer.fit``, and how long it waits for data.
 
     Each epoch adds a line to the log ``fastpipe.torch`` (INFO), an entry to ``epochs``, and a point to the
-    trainer's loggers: ``fastpipe/epoch_seconds``, ``fastpipe/step_seconds``, ``fastpipe/waiting`` and
-    ``fastpipe/images_per_second``; the progress bar of a training in one process shows the last two.
+    trainer's loggers.  The loggers' metrics are ``fastpipe/epoch_seconds``, ``fastpipe/step_seconds``,
+    ``fastpipe/waiting`` and ``fastpipe/images_per_second``.  If the training has one process, the progress
+    bar shows the last two metrics.
 
-    It is a callback of ``lightning`` or ``pytorch_lightning``, whichever the script uses.
-    Waiting is the time in which Lightning's loop requests a batch from the loader.  It excludes everything
-    else between two steps: callbacks, checkpoints, validation, moving the batch.  If the device computes
-    asynchronously, as GPUs do, the wait includes the rest of the previous step.  Each rank times itself;
-    the log and the loggers get the first rank's times.
+    The callback works with ``lightning`` and with ``pytorch_lightning``.  The waiting time is the time that
+    Lightning's loop spends requesting batches from the loader.  It excludes everything else between two
+    steps: callbacks, checkpoints, validation, and moving the batch.  If the device computes asynchronously,
+    as GPUs do, the waiting time includes the rest of the previous step.  Each rank measures its own times.
+    The log and the loggers get the times of the first rank.
 
     Args:
-        warn_after: seconds; once an epoch, a warning reports how many batches but the first took longer.
-        warn_waiting: a fraction of an epoch, 0 to 1; a warning reports epochs that waited longer for data.
+        warn_after: seconds.  If the loop waits longer for batches other than the first, a warning at the end
+            of the epoch reports their number.
+        warn_waiting: a fraction from 0 to 1.  A warning reports each epoch that spends a larger fraction of
+            its time waiting for data.
 
     Attributes:
-        epochs: :class:`~fastpipe.tools.EpochTimes` of each epoch, oldest first; ``fit`` clears them.
+        epochs: :class:`~fastpipe.tools.EpochTimes` of each epoch, oldest first; each ``fit`` clears the list.
 
     Raises:
         OptionError: a limit has a value that cannot work.
@@ -303,13 +307,13 @@ class EpochTimer:
     >>> isinstance(timer, sys.modules["lightning.pytorch"].Callback)
     True
 
-    ``Trainer(callbacks=[timer])`` takes it.
+    Pass the timer to the trainer: ``Trainer(callbacks=[timer])``.
     """
 
     epochs: list[EpochTimes]
 
     def __new__(cls, *_: Any, **__: Any) -> EpochTimer:
-        """Make an object of a class that is also a callback of the script's Lightning."""
+        """Return an object of a class that is also a subclass of ``Callback`` of the script's Lightning."""
         own: Any = cls
         kind = own if hasattr(own, "on_train_start") else _with_callbacks(own, _loaded())
         made: EpochTimer = object.__new__(kind)
@@ -348,13 +352,13 @@ class EpochTimer:
     def teardown(self, *_: Any, **__: Any) -> None:
         self._stop_hearing()
 
-    on_exception = teardown  # Lightning does not call teardown then
+    on_exception = teardown  # after an exception Lightning does not call ``teardown``
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         self._begin(perf_counter())
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Begin a step, unless the request of its batch did."""
+        """Begin a step, unless the request of the step's batch has already begun it."""
         if self._step_began is None:
             self._step_began = perf_counter()
 
@@ -369,7 +373,7 @@ class EpochTimer:
         self._paused, self._pausing = self._paused + self._pausing, 0.0
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """Stop the clock if validation runs between steps."""
+        """Pause the measurement while validation runs between steps."""
         self._validation_began = perf_counter()
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
@@ -378,7 +382,7 @@ class EpochTimer:
         self._validation_began = None
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        if self._began is None:  # the epoch had no steps left
+        if self._began is None:  # a resumed epoch had no steps left
             return
         times = epoch_times(
             trainer.current_epoch, max(0.0, self._ended - self._began - self._paused), self._steps,
@@ -395,7 +399,7 @@ class EpochTimer:
         warning = self._limits.warning(times)
         if warning is not None:
             _log.warning("%s%s", rank, warning)
-        if not trainer.barebones:  # a barebones trainer logs nothing
+        if not trainer.barebones:  # a trainer with ``barebones=True`` logs nothing
             _log_scalars(trainer, pl_module, times)
 
     # ---- requests of the loop to the loader -----------------------------------------------------
@@ -406,7 +410,7 @@ class EpochTimer:
 
     def _on_ask(self) -> None:
         now = perf_counter()
-        if self._began is None:  # an epoch that is resumed after a restart has no start
+        if self._began is None:  # Lightning reports no start of an epoch that is resumed after a restart
             self._begin(now)
         self._asked = now
         if self._step_began is None:
@@ -435,16 +439,18 @@ def _log_scalars(trainer: Any, pl_module: Any, times: EpochTimes) -> None:
                 on_epoch=True, batch_size=1,
             )  # fmt: skip
         return
-    # Lightning would average these over ranks, which then wait for each other, and warns otherwise.
+    # ``pl_module.log`` would either average the values over all ranks, which makes ranks wait for each other,
+    # or print a warning.
     step = trainer.fit_loop.epoch_loop._batches_that_stepped - 1  # as Lightning counts at an epoch's end
-    for logger in trainer.loggers:  # those of other ranks do nothing
+    for logger in trainer.loggers:  # the loggers of other ranks do nothing
         logger.log_metrics({**times.scalars(), "epoch": trainer.current_epoch}, step=step)
 
 
 def _hear(profiler: Any, on_ask: Callable[[], None], on_got: Callable[[], None]) -> Callable[[], None]:
-    """Call two functions around each request of the fit loop to its loader; return a function to stop that.
+    """Call ``on_ask`` before and ``on_got`` after each request of the fit loop to its loader.
 
-    Lightning always reports requests to its profiler; no callback is as close to them.
+    Return a function that ends these calls.  Lightning always reports requests to its profiler.  No callback
+    of Lightning is called as directly before and after a request.
     """
     start, stop = profiler.start, profiler.stop
     is_heard = True
@@ -463,7 +469,7 @@ def _hear(profiler: Any, on_ask: Callable[[], None], on_got: Callable[[], None])
         nonlocal is_heard
         is_heard = False
         own = vars(profiler)
-        if own.get("start") is heard_start:  # else another timer has wrapped this one
+        if own.get("start") is heard_start:  # otherwise another timer has replaced this function
             del own["start"]
         if own.get("stop") is heard_stop:
             del own["stop"]
@@ -473,7 +479,7 @@ def _hear(profiler: Any, on_ask: Callable[[], None], on_got: Callable[[], None])
 
 
 def _loaded() -> tuple[type, ...]:
-    """Return the callback classes of the loaded Lightning, else of the installed one."""
+    """Return the ``Callback`` classes of the imported Lightning packages; import one if none is imported."""
     found = [sys.modules[name] for name in _PACKAGES if sys.modules.get(name)]
     for name in _PACKAGES:
         if not found:

@@ -1,4 +1,4 @@
-"""The exchange between worker processes and their parent: batch requests, and tensors in shared memory."""
+"""Communication between worker processes and their parent: batch requests, and tensors in shared memory."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ from fastpipe.core.lanes import Lane, LaneWriter, lanes_are_possible
 # ---- requests ----------------------------------------------------------------------------------------
 
 _FIRST_S, _LONGEST_S = 0.0001, 0.002
-_LOOK_S = 0.5  # interval of checks of the writer while the rest of a message is awaited
+_LOOK_S = 0.5  # while the rest of a message is missing, the writer is checked at this interval
 
 
 class UnfinishedMessageError(EOFError):
-    """The rest of a message will not come: its writer was killed, or is stuck."""
+    """The rest of a message will never arrive, because its writer was killed or is stuck."""
 
 
 class IndexQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # older versions are not generic
-    """A queue whose reader can look ahead, and does not wait for a writer that ended within a message."""
+    """A queue whose reader can look at waiting messages without removing them.  If a writer ends in the
+    middle of a message, the reader raises an error instead of waiting forever."""
 
     def __init__(self, context: Any) -> None:
         super().__init__(ctx=context)
@@ -48,7 +49,7 @@ class IndexQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # old
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
         global _current
-        if get_worker_info() is not None:  # the parent reads answers from one
+        if get_worker_info() is not None:  # the parent reads another queue, with the results
             _current = self
         if self._seen:
             return self._seen.popleft()
@@ -62,22 +63,23 @@ class IndexQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # old
     def watch_writers(
         self, is_hopeless: weakref.WeakMethod[Any], before_error: weakref.WeakMethod[Any]
     ) -> None:
-        """In the parent, make `get` raise an error if the rest of a message will not come."""
+        """In the parent, make `get` raise an error if ``is_hopeless(seconds)`` is true after ``seconds``
+        without the rest of a message.  Call ``before_error`` before any error of `get`."""
         self._before_error = before_error
         reader: Any = self._reader  # type: ignore[attr-defined]
         if hasattr(select, "poll"):
-            # By a weak reference: a reader that refers to itself would stay open until the next collection.
+            # A weak reference: a reader that refers to itself would stay open until garbage collection.
             reader._recv = partial(_receive, weakref.ref(reader), partial(_read_unless, is_hopeless))
 
     def release_of_killed(self) -> None:
-        """In the parent, after all writers were killed, release the lock that one of them may hold."""
+        """In the parent, after all workers were killed, release the write lock that a worker may hold."""
         lock: Any = self._wlock  # type: ignore[attr-defined]
         if lock is not None:
             lock.acquire(block=False)
             lock.release()
 
     def peek_requests(self) -> list[Any]:
-        """Return the queue's content without removing it."""
+        """Return the messages in the queue without removing them."""
         try:
             while not self.empty():
                 self._seen.append(super().get(False))
@@ -108,7 +110,8 @@ _current: IndexQueue | None = None  # the queue that this process reads
 
 
 def peek_requests(until: Callable[[], bool]) -> list[Any]:
-    """In a worker, wait until ``until()`` for the requests after the current one; elsewhere return none."""
+    """In a worker, wait for the next requests and return them; return an empty list once ``until()`` is true.
+    Outside of workers, return an empty list."""
     if _current is None:
         return []
     seconds = _FIRST_S
@@ -116,12 +119,13 @@ def peek_requests(until: Callable[[], bool]) -> list[Any]:
     while not (_current._seen or reader.poll(seconds)):
         if until():
             return []
-        seconds = min(2 * seconds, _LONGEST_S)  # small batches are not delayed
+        seconds = min(2 * seconds, _LONGEST_S)  # short enough that small batches are not delayed
     return _current.peek_requests()
 
 
 class _Flag:
-    """An event that is set once, without ``multiprocessing``'s lock, which a killed worker may hold."""
+    """An event that can be set once.  An event of ``multiprocessing`` has a lock, which a worker that is
+    killed could hold forever; this class has none."""
 
     def __init__(self, context: Any) -> None:
         self._semaphore = context.Semaphore(0)
@@ -153,11 +157,12 @@ class WorkerContext:
 
 NAMED_MEMORY = "/dev/shm"  # where torch creates shared memory
 
-# In the parent: the lanes of its workers.  In a worker: the lane to its parent.
+# A lane is memory that one worker writes and its parent reads (``fastpipe.core.lanes``).  The parent uses
+# ``_lanes``, the lanes of its workers, by number.  A worker uses ``_writer``, its own lane.
 _lanes: weakref.WeakValueDictionary[int, Lane] = weakref.WeakValueDictionary()
 _writer: LaneWriter | None = None
 
-_INLINE = 1 << 14  # bytes of a tensor that travels in the message itself
+_INLINE = 1 << 14  # a tensor of at most this many bytes is sent in the message itself
 
 
 def expect_from(lane: Lane) -> None:
@@ -165,7 +170,7 @@ def expect_from(lane: Lane) -> None:
 
 
 def send_through(writer: LaneWriter) -> None:
-    """In a worker, make batches in the lane's memory from now on."""
+    """In a worker, make and send batches in the lane's memory from now on."""
     global _writer
     _writer = writer
     ForkingPickler.register(torch.Tensor, _reduce)
@@ -176,22 +181,22 @@ def shared_flat(size: int) -> torch.Tensor:
     memory = None if _writer is None else _writer.take(size)
     if memory is not None:
         return torch.from_numpy(memory)
-    # The user holds all segments: use memory that torch can send, and that /dev/shm does not limit.
+    # All segments of the lane are in use: use memory that torch can send and that /dev/shm does not limit.
     storage: Any = torch.UntypedStorage
     storage = _unnamed(size) if lanes_are_possible() else storage._new_shared(size)
     return torch.empty(0, dtype=torch.uint8).set_(storage)
 
 
 def is_in_lane(tensor: torch.Tensor) -> bool:
-    """In a worker, return whether a tensor is in memory that the parent returns after its last use."""
+    """In a worker, return whether a tensor is in the memory of the worker's lane."""
     return _writer is not None and _writer.has(tensor.untyped_storage().data_ptr())
 
 
 def remove_names_of(pids: Sequence[int]) -> None:
-    """Remove the names in ``/dev/shm`` that this user's killed processes left, and so release the
+    """Remove the names in ``/dev/shm`` that this user's killed processes ``pids`` left.  This releases the
     memory."""
     strategy = torch.multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]
-    if not pids or strategy != "file_descriptor":  # with another strategy, names stay in use
+    if not pids or strategy != "file_descriptor":  # with another strategy, the names are still in use
         return
     beginnings = tuple(f"torch_{pid}_" for pid in pids)
     with contextlib.suppress(OSError):
@@ -204,7 +209,7 @@ def remove_names_of(pids: Sequence[int]) -> None:
 
 
 def room() -> tuple[int, int] | None:
-    """Return free and total bytes of torch's shared memory; None if it has no limit of its own."""
+    """Return free and total bytes of torch's shared memory; None if ``/dev/shm`` does not exist."""
     with contextlib.suppress(OSError):
         found = os.statvfs(NAMED_MEMORY)
         return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
@@ -230,11 +235,11 @@ def _reduce(tensor: torch.Tensor) -> Any:
     if segment is not None:
         return _receive_tensor, (_writer.number, segment, storage.nbytes(), tensor.dtype, *layout)
     if 0 < storage.nbytes() <= _INLINE and storage.nbytes() == tensor.nbytes:
-        # A descriptor and a connection for each would cost more, and may exceed the limits.
+        # A file descriptor and a connection for each small tensor would be slower, and may exceed limits.
         content = torch.empty(0, dtype=torch.uint8).set_(storage).numpy().tobytes()
         return _copied, (content, tensor.dtype, *layout)
     if not _is_shared(storage):
-        # An error here, in a queue's thread, would lose the batch, and its receiver would wait forever.
+        # An error in this thread of a queue would lose the batch, and the receiver would wait forever.
         unnamed = _unnamed(storage.nbytes())
         unnamed.copy_(storage)
         tensor = torch.empty(0, dtype=tensor.dtype).set_(unnamed, *layout)
@@ -249,7 +254,7 @@ def _copied(
 
 
 def _is_shared(storage: torch.UntypedStorage) -> bool:
-    """Share a storage as torch does, if there is room; return whether that succeeded."""
+    """Share a storage as torch does; return False if shared memory has no room for the storage."""
     space = room()
     if storage.nbytes() == 0 or storage.is_shared() or space is None:
         return True
@@ -257,7 +262,7 @@ def _is_shared(storage: torch.UntypedStorage) -> bool:
         return False
     try:
         storage.share_memory_()
-    except RuntimeError:  # another process was faster
+    except RuntimeError:  # another process took the room first
         return False
     return True
 
@@ -268,5 +273,6 @@ def _receive_tensor(
 ) -> torch.Tensor:  # fmt: skip
     storage = torch.from_numpy(_lanes[lane].receive(segment, size)).untyped_storage()
     tensor = torch.empty(0, dtype=dtype).set_(storage, offset, shape, stride)
-    # A part of a batch, such as a sample that was not collated: keeping it must not keep the batch.
+    # A part of a batch, such as a sample that was not collated, is copied, so that a script that keeps the
+    # part does not keep the memory of the whole batch.
     return tensor if tensor.nbytes == size else tensor.clone()

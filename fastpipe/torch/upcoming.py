@@ -1,4 +1,4 @@
-"""Upcoming indices, for prefetchers."""
+"""The indices that a loader will request next, for prefetchers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Int64Array = npt.NDArray[np.int64]
 
 
 class PeekedIndices(Iterator[Any]):
-    """A sampler's indices, which can be read before they are taken.  Thread-safe."""
+    """An iterator over a sampler's indices that can read indices before they are taken.  Thread-safe."""
 
     def __init__(self, sampler: Iterator[Any]) -> None:
         self._sampler = sampler
@@ -42,14 +42,15 @@ class PeekedIndices(Iterator[Any]):
             return found
 
     def upcoming(self) -> Iterator[Int64Array]:
-        """Yield indices as int64 (N,), from the next one to take."""
+        """Yield the sampler's items as int64 (N,), beginning with the next item to take."""
         at = self._taken
         while (found := self._at(at)) is not None:
             at, given = found
             yield integers(given if hasattr(given, "__len__") else [given])
 
     def _at(self, at: int) -> tuple[int, Any] | None:
-        """Return the item at a place, or the next one to take, and the place after it; None at the end."""
+        """Return ``at`` + 1 and the sampler's item number ``at``; None after the last item.  If this item was
+        taken already, use the next item to take, and its number, instead."""
         with self._lock:
             at = max(at, self._taken)
             if at - self._taken < len(self._seen):
@@ -58,7 +59,7 @@ class PeekedIndices(Iterator[Any]):
                 return None
             try:
                 given = next(self._sampler)
-            except BaseException as error:  # raised when the item is taken; includes a sampler's end
+            except BaseException as error:  # also StopIteration; ``__next__`` raises it later
                 self._error = DeferredError(error)
                 return None
             self._seen.append(given)
@@ -67,14 +68,15 @@ class PeekedIndices(Iterator[Any]):
 
 @dataclass(eq=False)
 class UpcomingIndices:
-    """The rest of an epoch, and the next one as far as it is known.
+    """The indices of the rest of an epoch and, if they are known, of the next epoch.
 
     Attributes:
-        ours: the epochs' batches, if they are a function of the epoch; the next epoch's are then known too.
-        now: how much of the order of all ranks was requested.
-        peeked: otherwise the sampler's indices; None if the sampler must not be called early.
-        by: seed and epoch that the epoch's samples are drawn with; None if unknown.
-        goes_on: the next epoch's samples are drawn with the same seed, and the next number.
+        ours: the batches of each epoch if they are a function of the epoch, else None.  If ``ours`` is given,
+            the next epoch's indices are known as well.
+        now: the position in the epoch's order of all ranks up to which batches were requested.
+        peeked: the sampler's indices if ``ours`` is None; None if the sampler must not be called early.
+        by: the seed and the epoch from which the samples' random numbers follow; None if unknown.
+        goes_on: whether the next epoch uses the same seed, and the next epoch number.
     """
 
     ours: EpochBatches | None
@@ -91,7 +93,7 @@ class UpcomingIndices:
         return (indices for _, indices in self.parts())
 
     def parts(self) -> Iterator[tuple[int, Int64Array]]:
-        """Yield the arrays of ``indices``, each with its number of epochs after this one."""
+        """Yield pairs: the number of epochs after the current epoch (0 or 1), and an array of indices."""
         if self.ours is not None:
             for later, start in ((0, self._start), (1, 0)):
                 for indices, _ in self.ours.indices(self.epoch + later, start):
@@ -100,7 +102,7 @@ class UpcomingIndices:
             yield from ((0, indices) for indices in self.peeked.upcoming())
 
     def drawn_by(self, later: int = 0) -> tuple[int, int] | None:
-        """Return seed and epoch that samples of a later epoch are drawn with; None if unknown."""
+        """Return seed and epoch for random numbers, ``later`` epochs after this epoch; None if unknown."""
         if self.by is None or (later and not self.goes_on):
             return None
         return self.by[0], self.by[1] + later
@@ -111,12 +113,12 @@ class UpcomingIndices:
         return 0 if self.ours is None else self.ours.count
 
     def whole(self, later: int) -> Int64Array:
-        """Return the order of all ranks in a later epoch: indices, int64 (N,)."""
+        """Return the indices of all ranks, int64 (N,), in the order of the epoch ``later`` epochs ahead."""
         assert self.ours is not None
         return self.ours.order(self.epoch + later)
 
     def tag(self) -> bytes:
-        """Return a digest of the order, the same in all epochs."""
+        """Return a digest of the settings that define the order: all epochs have the same digest."""
         ours = self.ours
         assert ours is not None
         option = None if ours.arrangement is None else ours.arrangement.option
@@ -124,10 +126,10 @@ class UpcomingIndices:
 
 
 class Prefetcher(Protocol):
-    """An object that prepares for upcoming requests."""
+    """An object that prepares data for the requests that will come."""
 
     def begin_epoch(self, upcoming: UpcomingIndices) -> None:
-        """Handle the beginning of an epoch with these indices."""
+        """Prepare for an epoch with these upcoming indices."""
 
     def requested(self, indices: Sequence[int]) -> None:
-        """Handle the request of a batch of these indices."""
+        """Note that a batch with these indices was requested."""

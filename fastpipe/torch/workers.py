@@ -1,4 +1,4 @@
-"""Worker processes: their start, the errors about their end, and the number that ``"auto"`` starts."""
+"""Worker processes: their initialisation, errors about workers that end, and ``num_workers="auto"``."""
 
 from __future__ import annotations
 
@@ -45,18 +45,19 @@ from fastpipe.torch.source import Source
 from fastpipe.torch.threads import start_noting
 from fastpipe.torch.transport import NAMED_MEMORY, expect_from, room, send_through
 
-if sys.platform != "win32":  # Windows has no lanes either
+if sys.platform != "win32":  # Windows has neither this module nor lanes
     import resource
 
 
-_STACK_S = 1.0
+_STACK_S = 1.0  # longest time to wait for the stack that a worker writes
 
 
 def lanes_for(workers: int, segments: int) -> list[Lane]:
-    """Return a lane for each worker; none if the system does not support them."""
+    """Return a lane (memory shared with the parent) for each worker; an empty list if the system does not
+    support lanes."""
     if not workers or not lanes_are_possible():
         return []
-    # Each segment takes two descriptors here, one for its mapping: use at most a quarter of the limit.
+    # Each segment takes two file descriptors in this process: use at most a quarter of the limit.
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8 // workers - 2
     lanes = [Lane(max(0, min(segments, most))) for _ in range(workers)]
     for lane in lanes:
@@ -65,10 +66,10 @@ def lanes_for(workers: int, segments: int) -> list[Lane]:
 
 
 class WorkerInit:
-    """The init function of each worker, which then calls the user's own.
+    """The init function of each worker, which then calls the user's own init function.
 
-    The worker ends with its parent, notes what it is doing, and writes its stacks for the parent when it
-    crashes or is requested to.
+    The function makes the worker end when its parent ends.  The worker also writes notes about its current
+    work, and its stacks if it crashes or if the parent requests them.
     """
 
     def __init__(self, function: Callable[[int], None] | None, lanes: Sequence[Lane]) -> None:
@@ -76,21 +77,22 @@ class WorkerInit:
         self.lanes = list(lanes)
         self._sent = 0
         self._is_forked = True
-        # The signal is tied to the thread that starts the worker, which may end before the loader.
+        # The signal that ends a worker is sent when the thread ends that has started the worker.  Only the
+        # main thread is sure to live as long as the loader.
         is_main = threading.current_thread() is threading.main_thread()
         self._parent = os.getpid() if is_main else None
 
     def __call__(self, worker_id: int) -> None:
         # A forked worker must not collect its parent's garbage: TensorFlow's functions, for example, crash if
         # they are freed in a process without TensorFlow's threads.  Freezing also keeps memory shared.  In a
-        # spawned worker, frozen objects would remain at the interpreter's exit, which some libraries report.
+        # spawned worker, frozen objects would remain at the interpreter's exit; some libraries report this.
         if self._is_forked:
             gc.freeze()
         worker = get_worker_info()
         if worker is not None and isinstance(worker.dataset, UsersDataset):
-            object.__setattr__(worker, "dataset", worker.dataset.dataset)  # the user's
+            object.__setattr__(worker, "dataset", worker.dataset.dataset)  # the user's own dataset
         if sys.platform == "linux" and not end_with_parent(self._parent):
-            end_with_pipe()  # a fork server is in between, or another thread has started this process
+            end_with_pipe()  # a fork server, or another thread than the main thread, started this process
         lane = self.lanes[worker_id] if worker_id < len(self.lanes) else None
         if lane is not None:
             self._use(lane)
@@ -98,8 +100,8 @@ class WorkerInit:
             self._function(worker_id)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Pickled for each worker in turn.  A worker gets its own lane only, because a fork server
-        # accepts at most 250 descriptors.
+        # This object is pickled once for each worker, in order.  Each worker gets only its own lane, because
+        # a fork server accepts at most 250 file descriptors.
         number, self._sent = self._sent, self._sent + 1
         own = [None] * number + self.lanes[number : number + 1]
         return {**self.__dict__, "lanes": own, "_is_forked": False}
@@ -111,27 +113,28 @@ class WorkerInit:
         writer = lane.writer()
         send_through(writer)
         start_noting(writer.note, writer.native_lines())
-        faulthandler.disable()  # the script's; torch has just replaced its handlers
+        faulthandler.disable()  # the one that the script enabled; torch has just replaced its handlers
         faulthandler.enable(writer.stack_fd, all_threads=True)
         faulthandler.register(stack_signal(), writer.stack_fd, all_threads=True)
 
 
 class WorkerCollate:
-    """A collate function in workers, with a clear error if a batch does not fit into shared memory."""
+    """A collate function for workers that raises a clear error if a batch does not fit into shared memory."""
 
     def __init__(self, function: Callable[[list[Any]], Any]) -> None:
         self._function = function
 
     def __call__(self, samples: Any) -> Any:
-        # torch's own puts tensors into shared memory, unless they are there already, like rows of a batch.
+        # torch's default_collate copies tensors into shared memory, unless they are rows of a whole batch,
+        # which is in shared memory already.
         if self._function is default_collate and samples and type(samples) is not BatchSamples:
-            # As a view; indexing would copy the sample, and reading it would detach it from the batch.
+            # ``peek`` returns a view: indexing would copy the sample and detach it from its batch.
             first = samples.peek() if hasattr(samples, "peek") else samples[0]
             needed = 0 if type(first) is BatchSample else bytes_of(first) * len(samples)
             if needed and (space := room()) is not None and needed > space[0]:
                 raise SharedMemoryError(_no_room(f"of {in_bytes(needed)} ", space))
         try:
-            # The memory has a name for a moment, which a killed worker would leave behind.
+            # torch's shared memory has a name for a moment.  A worker killed then would leave this name.
             with outliving_parent() if self._function is default_collate else nullcontext():
                 return collated(samples, self._function)
         except RuntimeError as error:
@@ -166,7 +169,7 @@ def named_in(error: BaseException, workers: Sequence[Any]) -> list[int]:
 def worker_error(
     head: str, found: Sequence[int], workers: Sequence[Any], lanes: Sequence[Lane], *, are_stuck: bool
 ) -> WorkerError:
-    """Return an error that names the workers, their samples, and the places in the code."""
+    """Return an error with the numbers of the workers ``found``, their last samples and their stacks."""
     about = (_about(number, workers[number], lanes[number] if lanes else None, are_stuck) for number in found)
     text = "\n".join([head.strip().rstrip(".") + ".", *about])
     return WorkerError(text, worker=found[0], pid=workers[found[0]].pid)
@@ -221,7 +224,8 @@ _STATES = {
 
 
 def _answers(pid: int) -> bool:
-    """Return whether a process handles the stack signal, which would kill a worker that is still starting."""
+    """Return whether a process handles the stack signal.  The signal would kill a worker that is still
+    starting, because it has no handler yet."""
     try:
         caught = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     except OSError:
@@ -230,7 +234,7 @@ def _answers(pid: int) -> bool:
 
 
 def _ask_for_stack(pid: int, state: str, lane: Lane) -> str:
-    """Make the worker write its stacks, which works even while C code runs."""
+    """Make a worker write its stacks, and return them.  This works even while the worker runs C code."""
     start = lane.stack_so_far()
     try:
         os.kill(pid, stack_signal())
@@ -250,17 +254,18 @@ def _ask_for_stack(pid: int, state: str, lane: Lane) -> str:
 
 # ---- num_workers="auto" ------------------------------------------------------------------------------
 
-_EACH_S = 0.3  # two measurements, and a process to start
-_ALL_S = 0.9
-# Sending a batch to another process costs about as much as this.
+_EACH_S = 0.3  # duration of each of the two measurements
+_ALL_S = 0.9  # time limit for both measurements and the start of a process
+# If a batch takes less time than this, workers do not help: sending a batch takes about as long.
 _WORTH_S = 0.002
-# The estimate for workers assumes that their number compensates for this, which it never does entirely.
+# Workers are chosen only if they are estimated to be faster by this factor: n workers never reach the
+# estimate, n times the speed of one worker.
 _MARGIN = 1.2
 
 _log = logging.getLogger("fastpipe")
 
 
-# Threads and processes of each worker; limits count both alike.
+# Number of threads and processes that each worker needs.  System limits count threads and processes together.
 _TASKS = 3
 
 
@@ -271,8 +276,8 @@ def choose_workers(
     context: Any = None,
     functions: Sequence[Callable[..., Any] | None] = (None, None),
 ) -> tuple[int, str]:
-    """Return how many worker processes make batches of a dataset fastest, and why; 0 if none can be
-    started.  Samples are made in a forked process, so that nothing of the dataset is opened here."""
+    """Return the number of worker processes with which batches are made fastest, and the reason; 0 if no
+    process can be started.  Speed is measured in a forked process, so that no files are opened here."""
     chosen, why = _chosen(dataset, source, batch_size, context, functions)
     _log.info("num_workers='auto' is %d: %s", chosen, why)
     return chosen, why
@@ -308,7 +313,7 @@ def _chosen(
     if not here:
         return 0, "a sample cannot be made, or the dataset not be sent, in another process"
     chosen, why = _judge(here, alone, cores, batch_size)
-    # Batches that each worker makes ahead, in torch's shared memory.
+    # Each worker makes two batches ahead, in torch's shared memory.
     needed, space = 2 * chosen * batch_size * int(nbytes), room()
     if source is None and functions[0] is None and space is not None and needed > space[0]:
         return 0, f"{why}; but their batches do not fit into /dev/shm"
@@ -316,7 +321,8 @@ def _chosen(
 
 
 def _judge(here: float, alone: float, cores: int, batch_size: int) -> tuple[int, str]:
-    """Choose by the samples per second made here and by one worker."""
+    """Return the number of workers and the reason, from the samples per second that this process makes with
+    threads (``here``) and that one worker makes (``alone``)."""
     there = alone * cores
     said = f"{here:,.0f} samples/s here, about {there:,.0f} in {cores} workers"
     if batch_size / here < _WORTH_S:
@@ -325,7 +331,7 @@ def _judge(here: float, alone: float, cores: int, batch_size: int) -> tuple[int,
 
 
 def _start_method(context: Any) -> str:
-    """Return how a context of multiprocessing starts processes, without fixing the default."""
+    """Return the name of the start method of ``context``, without setting multiprocessing's default."""
     if isinstance(context, str):
         return context
     found = (multiprocessing if context is None else context).get_start_method(allow_none=True)
@@ -333,10 +339,11 @@ def _start_method(context: Any) -> str:
 
 
 def _why_no_second_run() -> str:
-    """Return why a spawned process must not import the script, as it would; empty if it may."""
+    """Return why a spawned process, which imports the script, would run it a second time or fail; empty if
+    the script can be imported."""
     path = getattr(sys.modules["__main__"], "__file__", None)
     if path is None:
-        return ""  # nothing is imported, and `_sent` checks for missing objects
+        return ""  # no script is imported, and `_measure` checks that no object of the script is needed
     try:
         source = Path(path).read_text(errors="replace")
     except OSError as error:
@@ -347,7 +354,7 @@ def _why_no_second_run() -> str:
 
 
 def _have_room(tasks: int) -> bool:
-    """Return whether limits allow this many more processes; limits count threads as well."""
+    """Return whether system limits, which count threads as well as processes, allow this many more tasks."""
     is_over, threads = threading.Event(), list[threading.Thread]()
     try:
         for _ in range(tasks):
@@ -366,7 +373,8 @@ def _have_room(tasks: int) -> bool:
 def _measure(
     dataset: Any, source: Source | None, batch_size: int, length: int, sent: Sequence[Any] | None
 ) -> tuple[float, float, float]:
-    """Return samples per second, in batches here and one by one in one thread, and the bytes of a sample."""
+    """Return two speeds in samples per second, and the bytes of a sample.  The first speed is that of batches
+    made with threads, the second that of single samples made in one thread."""
     is_script = getattr(sys.modules["__main__"], "__file__", None) is not None
     if sent is not None and b"__main__" in bytes(ForkingPickler.dumps(sent)) and not is_script:
         raise OSError("a started process cannot have a class or function of a script without a file")
@@ -391,7 +399,7 @@ def _measure(
 
 
 def _rate(make: Callable[[int], int]) -> float:
-    made = make(0)  # opens files once
+    made = make(0)  # the first call, which opens files, is not timed
     first, made = made, 0
     start = perf_counter()
     while (taken := perf_counter() - start) < _EACH_S and made < (1 << 15):
@@ -400,7 +408,8 @@ def _rate(make: Callable[[int], int]) -> float:
 
 
 def _in_child(measure: Callable[[], tuple[float, float, float]]) -> tuple[float, float, float] | None:
-    """Return the result of ``measure`` in a forked process; zeros if it fails, None if it takes too long."""
+    """Return the result of ``measure``, called in a forked process; zeros if ``measure`` fails, and None if
+    it takes longer than ``_ALL_S``."""
     reading, writing = os.pipe()
     try:
         child = os.fork()
@@ -411,7 +420,7 @@ def _in_child(measure: Callable[[], tuple[float, float, float]]) -> tuple[float,
     if child == 0:
         found = 0.0, 0.0, 0.0
         with contextlib.suppress(BaseException):
-            gc.freeze()  # the parent's garbage must not be collected here, as in `WorkerInit`
+            gc.freeze()  # the child must not collect the parent's garbage, as in `WorkerInit`
             os.close(reading)
             torch.set_num_threads(1)  # as torch does in its workers
             found = measure()
@@ -428,4 +437,4 @@ def _in_child(measure: Callable[[], tuple[float, float, float]]) -> tuple[float,
         os.waitpid(child, 0)
     if answer is None:
         return None
-    return struct.unpack("ddd", answer) if answer else (0.0, 0.0, 0.0)  # zeros if it crashed
+    return struct.unpack("ddd", answer) if answer else (0.0, 0.0, 0.0)  # no answer: the child crashed

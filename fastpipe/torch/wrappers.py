@@ -1,4 +1,4 @@
-"""The datasets behind torch's ``Subset`` and ``ConcatDataset``, and the dataset of each sample."""
+"""The datasets inside torch's ``Subset`` and ``ConcatDataset``, and the innermost dataset of each sample."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from torch.utils.data import ConcatDataset, Subset
 
 Int64Array = npt.NDArray[np.int64]
 
-# An innermost dataset, the places of its samples among some indices, and their indices in it, int64 (N,).
+# An innermost dataset, the positions of its samples in a list of indices, and the samples' indices in the
+# innermost dataset.  Both arrays are int64 (N,).
 Located = tuple[Any, Int64Array, Int64Array]
 
 _LARGEST = np.iinfo(np.int64).max
 
 
 def ends_of(dataset: Any) -> list[Any]:
-    """Return the innermost datasets, in the order of the samples, with repetitions."""
+    """Return the innermost datasets in the order of their samples; a dataset may occur several times."""
     if type(dataset) is Subset:
         return ends_of(dataset.dataset)
     if type(dataset) is ConcatDataset:
@@ -29,7 +30,7 @@ def ends_of(dataset: Any) -> list[Any]:
 
 
 def _is_a(dataset: Any, module: str, name: str) -> bool:
-    """Return whether a dataset is of a class, without importing its module."""
+    """Return whether a dataset is an instance of a class, without importing the class's module."""
     kind = getattr(sys.modules.get(module), name, None)
     return kind is not None and isinstance(dataset, kind)
 
@@ -50,7 +51,7 @@ def is_folder(dataset: Any) -> bool:
 def integers(indices: Sequence[int] | Int64Array) -> Int64Array:
     """Return indices as int64 (N,)."""
     if isinstance(indices, np.ndarray) and indices.dtype == np.int64 and indices.ndim == 1:
-        return indices.copy()  # a sampler may write the next ones into the same array
+        return indices.copy()  # a sampler may write the next indices into the same array
     asked = np.asarray(indices)
     if asked.size and asked.dtype.kind not in "iu":
         asked = np.array([operator.index(index) for index in indices], object)
@@ -63,9 +64,9 @@ def integers(indices: Sequence[int] | Int64Array) -> Int64Array:
 
 
 def positions_of(indices: Sequence[int] | Int64Array, length: int) -> Int64Array:
-    """Return positions in a dataset of that length, from 0, as int64 (N,)."""
+    """Return the positions of ``indices`` in a dataset of this length, counted from 0, as int64 (N,)."""
     positions = integers(indices)
-    if (positions.view(np.uint64) < length).all():  # as uint64, negative ones are large
+    if (positions.view(np.uint64) < length).all():  # as uint64, negative indices are large
         return positions
     wrong = (positions < -length) | (positions >= length)
     if wrong.any():
@@ -74,16 +75,16 @@ def positions_of(indices: Sequence[int] | Int64Array, length: int) -> Int64Array
 
 
 def located(dataset: Any, indices: Int64Array) -> list[Located]:
-    """Return the innermost datasets of some samples; raise the errors of ``Subset`` and
-    ``ConcatDataset``."""
+    """Return the innermost datasets that contain some samples; raise the errors that ``Subset`` and
+    ``ConcatDataset`` raise."""
     if type(dataset) is Subset:
         chosen = dataset.indices
-        # A list may be changed at any time: to make an array of all of it for each batch would cost more.
+        # The script may change the list at any time.  Converting the whole list for each batch would be slow.
         return located(dataset.dataset, integers([chosen[index] for index in indices.tolist()]))
     if type(dataset) is not ConcatDataset:
         return [(dataset, np.arange(len(indices)), indices)] if len(indices) else []
     ends = np.array(dataset.cumulative_sizes)
-    if (indices < -ends[-1]).any():  # as in ConcatDataset
+    if (indices < -ends[-1]).any():  # ConcatDataset raises the same error
         raise ValueError("absolute value of index should not exceed dataset length")
     indices = np.where(indices < 0, indices + ends[-1], indices)
     if (indices >= ends[-1]).any():
@@ -105,7 +106,8 @@ def located(dataset: Any, indices: Int64Array) -> list[Located]:
 
 
 def indices_in(dataset: Any, base: Any, indices: Sequence[int] | Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Return the places among indices that belong to an innermost dataset, and its own indices, from 0."""
+    """Return where in ``indices`` the samples of ``base``, an innermost dataset, are, and the indices of
+    these samples in ``base``, from 0."""
     for end, places, local in located(dataset, integers(indices)):
         if end is base:
             return places, np.where(local < 0, local + len(base), local)
@@ -114,7 +116,8 @@ def indices_in(dataset: Any, base: Any, indices: Sequence[int] | Int64Array) -> 
 
 
 def numbers_of(dataset: Any, of: Callable[[Any], Int64Array]) -> Int64Array:
-    """Return a number for each sample, int64 (N,); ``of`` returns an innermost dataset's numbers, from 0."""
+    """Return a number for each sample, int64 (N,).  ``of`` returns the numbers of an innermost dataset's
+    samples, from 0; the numbers of the next concatenated dataset follow after the largest number."""
     if type(dataset) is Subset:
         return numbers_of(dataset.dataset, of)[integers(dataset.indices)]
     if type(dataset) is ConcatDataset:

@@ -1,1 +1,1 @@
-"""Patches of arrays that are larger than memory, in any supported storage format."""
+"""Read patches of arrays that are larger than memory, in any supported storage format."""

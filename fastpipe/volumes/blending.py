@@ -1,7 +1,7 @@
-"""Overlapping patches, blended into one array a part at a time, in bounded memory.
+"""Blend overlapping patches into one array, part by part, in bounded memory.
 
-The sums of a part are kept until the last patch that touches it has been added.  Sums that do not fit into
-memory are swapped to a file.
+The sums for a part of the array are kept until the last patch that overlaps with the part has been added.
+Sums that do not fit into memory are written to a temporary file.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from fastpipe.errors import OptionError
 Float32Array = npt.NDArray[np.float32]
 Int64Array = npt.NDArray[np.int64]
 
-_SIGMA = 0.125  # fraction of the patch's side, as in nnU-Net and MONAI
-_LEAST_WEIGHT = 1e-3  # fraction of the largest weight, so that no voxel has weight 0
+_SIGMA = 0.125  # standard deviation as a fraction of the patch's side, as in nnU-Net and MONAI
+_LEAST_WEIGHT = 1e-3  # the least weight, so that no voxel of a patch has the weight 0
 
 
 def gaussian_weights(patch: Sequence[int], sigma: float = _SIGMA) -> Float32Array:
-    """Return the weights of a patch's voxels, largest in the middle: float32, of its shape, at most 1.
+    """Return the weights of a patch's voxels, which are largest in the middle: float32, of the patch's shape.
 
-    A weight is the product along the dimensions of exp(-(x - c)² / 2 s²), with the middle c and ``sigma``
-    times the side as s, but at least 0.001, as in MONAI's ``compute_importance_map(mode="gaussian")``.
+    A weight is the product of exp(-(x - c)² / 2 s²) over the dimensions.  Here c is the middle of the patch
+    and s is ``sigma`` times the patch's side.  Weights are at most 1 and at least 0.001, as in MONAI's
+    ``compute_importance_map(mode="gaussian")``.
 
     >>> gaussian_weights((3,), 0.5).round(3)
     array([0.801, 1.   , 0.801], dtype=float32)
@@ -43,12 +44,13 @@ def gaussian_weights(patch: Sequence[int], sigma: float = _SIGMA) -> Float32Arra
 
 
 class Blender:
-    """A context manager that blends patches of one array; its file is removed at the end.
+    """A context manager that blends patches of one array, and removes its temporary file at the end.
 
-    ``starts``: int64 (N, D), the starts of all patches, possibly beyond the array.  ``weights``: float32, of
-    a patch's shape.  ``part``: the shape that is finished at once.  ``write`` is called with a place, int
-    (D,), and the blended part that starts there, float32 (*lead, …).  Sums of up to ``max_bytes``, or those
-    of one part, stay in memory; the others go to a file in ``folder``.
+    ``starts`` has the starts of all patches, which may lie beyond the array: int64 (N, D).  ``weights`` has
+    the shape of a patch: float32.  ``part`` is the shape of the parts in which the array is written.
+    ``write`` is called with the start of a part, int (D,), and the blended part, float32 (*lead, …).  Sums of
+    up to ``max_bytes`` bytes, and at least the sums of one part, stay in memory.  Further sums are written to
+    a file in ``folder``.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class Blender:
         self._nbytes = 0
         self._folder = folder
         self._file: Any = None
-        self._places: dict[tuple[int, ...], int] = {}  # places of sums in the file
+        self._places: dict[tuple[int, ...], int] = {}  # the offset of each part's sums in the file
         self._free: list[int] = []
         self._end = 0
 
@@ -84,7 +86,7 @@ class Blender:
             self._file.close()
 
     def _touched(self, start: Sequence[int]) -> list[tuple[int, int]]:
-        """Return, along each dimension, the first part that a patch touches, and the index after the last."""
+        """Return, for each dimension, the range (first, last + 1) of the parts that a patch overlaps."""
         found = []
         for at, side, size, step in zip(start, self._weights.shape, self._shape, self._part, strict=True):
             low, high = max(at, 0), min(at + side, size)
@@ -92,8 +94,10 @@ class Blender:
         return found
 
     def add(self, start: Sequence[int], values: Float32Array) -> None:
-        """Add a patch, float32 (*lead, *patch), with the same ``lead`` for all; write the parts that it
-        completes."""
+        """Add a patch, float32 (*lead, *patch), and write the parts that are complete with this patch.
+
+        ``lead`` must be equal for all patches.
+        """
         lead = values.shape[: values.ndim - len(self._shape)]
         if values.shape[len(lead) :] != self._weights.shape or self._lead not in (None, lead):
             wanted = (*(self._lead or ("…",)), *self._weights.shape)
@@ -129,7 +133,7 @@ class Blender:
         sums[(-1, *inside)] += weights
 
     def _sums_of(self, part: tuple[int, ...]) -> Float32Array:
-        """Return the sums of a part: of its values, and last of the weights."""
+        """Return the sums for a part: weighted sums of the values, and the sum of weights in the last row."""
         sums = self._sums.get(part)
         if sums is not None:
             self._sums.move_to_end(part)
@@ -156,7 +160,7 @@ class Blender:
             self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - closed on the way out
         if self._free:
             place = self._free.pop()
-        else:  # use the slot size of the largest
+        else:  # reserve the size of the largest part
             place = self._end
             self._end += sums.shape[0] * math.prod(self._part) * sums.itemsize
         self._file.seek(place)

@@ -1,4 +1,4 @@
-"""Arrays in Blosc2 files (.b2nd), in which nnU-Net keeps its cases; single blocks are decompressed."""
+"""Read arrays in Blosc2 files (.b2nd), the format of nnU-Net's cases, and decompress only single blocks."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from fastpipe.volumes.volume import (
 )
 
 _LEAST_UNIT = 1 << 17
-_LEAST_HEADER = 87  # bytes of a frame's header without layers
+_LEAST_HEADER = 87  # bytes of a frame's header that has no metadata layers
 _CODECS = {0: "blosclz", 1: "lz4", 2: "lz4hc", 4: "zlib", 5: "zstd"}
 _FUNCTIONS = ("blosc2_init", "b2nd_open", "b2nd_free", "b2nd_get_slice_cbuffer")
-# Layers of files that contain a recipe, or objects, instead of the elements of an array.
+# Metadata layers of files that contain a recipe or objects instead of the elements of an array.
 _MADE = {b"LazyArray", b"proxy-source", b"b2o", b"b2embed", b"listarray", b"vlarray", b"batcharray"}
 
 
@@ -48,7 +48,7 @@ class Blosc2Volume(Volume):
         array = _Header.of(path)
         _Handle(path)  # check now that c-blosc2 can open it
         self.shape, self.dtype = array.shape, array.dtype
-        # A few blocks at a time, all from one chunk.
+        # A unit consists of a few blocks of one chunk.
         unit = grown_unit(array.blocks, array.chunks, self.dtype.itemsize, _LEAST_UNIT)
         fits = all(chunk % side == 0 for chunk, side in zip(array.chunks, unit, strict=True))
         self.grid = UnitGrid(self.shape, unit if fits else array.chunks)
@@ -57,7 +57,7 @@ class Blosc2Volume(Volume):
         self.how = f"Blosc2, chunks of {chunk} in blocks of {sides_text(array.blocks)}"
 
     def open(self) -> UnitReader:
-        """Open a handle for each thread, as only one thread at a time may use it."""
+        """Open the file; each thread gets its own handle, because a handle is not thread-safe."""
         return _Reader(self)
 
     def state(self) -> tuple[str, str]:
@@ -87,7 +87,10 @@ class _Reader(UnitReader):
 
 
 class _Handle:
-    """An open array for one thread at a time.  (The handle of Python's blosc2 does not release the GIL.)"""
+    """An open array for one thread at a time.
+
+    This replaces the handle of the Python package blosc2, which does not release the GIL.
+    """
 
     def __init__(self, path: str) -> None:
         library, array = _library(), ctypes.c_void_p()
@@ -97,7 +100,7 @@ class _Handle:
         weakref.finalize(self, library.b2nd_free, array).atexit = False
 
     def is_read(self, box: Sequence[slice], unit: Sequence[int], out: UInt8Array) -> bool:
-        """Read a box into a unit's memory; return True on success."""
+        """Read ``box`` into ``out``, the memory of a unit; return True on success."""
         numbers = ctypes.c_int64 * len(unit)
         start, stop = numbers(*(side.start for side in box)), numbers(*(side.stop for side in box))
         memory, nbytes = ctypes.c_void_p(out.ctypes.data), ctypes.c_int64(len(out))
@@ -109,7 +112,7 @@ class _Handle:
 def _library() -> Any:
     """Load c-blosc2, which is part of the package blosc2."""
     folder = Path(require("blosc2", extra="volume").__file__).parent
-    # Releases before 3.7 have it beside their folder.
+    # Releases older than 3.7 have the library in lib64, next to the package's folder.
     for found in sorted([*folder.glob("lib*/libblosc2.*"), *folder.parent.glob("lib64/libblosc2.*")]):
         try:
             library = ctypes.CDLL(os.fspath(found))
@@ -125,17 +128,18 @@ def _library() -> Any:
 
 
 class _Header(NamedTuple):
-    shape: tuple[int, ...]  # of the array, of a chunk, of a block
-    chunks: tuple[int, ...]
-    blocks: tuple[int, ...]
-    dtype: np.dtype[Any]  # of the elements
+    shape: tuple[int, ...]  # shape of the array
+    chunks: tuple[int, ...]  # shape of a chunk
+    blocks: tuple[int, ...]  # shape of a block
+    dtype: np.dtype[Any]  # dtype of the elements
     codec: int  # number of the compressor
 
     @classmethod
     def of(cls, path: str) -> _Header:
         """Read the frame's header, which is in MessagePack (README_CFRAME_FORMAT.rst of c-blosc2).
 
-        ``blosc2.open`` is not used: releases before 4.14 run code that is stored in the file of a lazy array.
+        This does not use ``blosc2.open``, because releases older than 4.14 run code that the file of a lazy
+        array contains.
         """
         msgpack = require("msgpack", extra="volume")
         with (
@@ -147,7 +151,8 @@ class _Header(NamedTuple):
                 raise ValueError("it does not begin as one")
             size = int.from_bytes(begin[11:15], "big")
             frame = msgpack.unpackb(begin + file.read(max(0, size - len(begin))), raw=True)
-            # Layers: the size of their index, their names and offsets, then their contents in the same order.
+            # The layers are stored as the size of their index, a map of their names to offsets, and their
+            # contents in the order of the map.
             layers = dict(zip(frame[13][1], frame[13][2], strict=True))
             if made := sorted(layers.keys() & _MADE):
                 raise ValueError(f"it is a {made[0].decode()}, whose values are made when it is opened")
@@ -158,7 +163,7 @@ class _Header(NamedTuple):
             sides = (*found.chunks, *found.blocks)
             if not dims == len(shape) == len(chunks) == len(blocks) or min((*sides, 1)) < 1:
                 raise ValueError(f"it has chunks of {chunks} and blocks of {blocks}, and the shape {shape}")
-            # Blocks at the ends of a chunk, and chunks at the ends of an array, are stored in full size.
+            # The last blocks of a chunk and the last chunks of an array are stored in full size.
             ends = zip(found.chunks, found.blocks, strict=True)
             chunk = math.prod(-(-side // block) * block for side, block in ends) * frame[6]
             count = math.prod(-(-size // side) for size, side in zip(found.shape, found.chunks, strict=True))

@@ -1,4 +1,4 @@
-"""The amount decoded for patches of a volume, depending on their order and on the size of the memory."""
+"""Estimate how much is decoded for patches of a volume, for an order of patches and a memory size."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from fastpipe.volumes.places import PatchSpace, Places, UniformPatches
 from fastpipe.volumes.tours import Geometry, TourTrial, planned, tour_of
 from fastpipe.volumes.volume import Int64Array, UnitGrid
 
-_TRIED = 1024  # patches for planning a tour, in a part of the volume with the usual density
-_EPOCHS = 3  # epochs of these in which they are visited
-_OTHERS = 1 / 3  # fraction of a patch's bytes that must also be remembered for each further thread
-_MOST = 1e18  # patches after which everything has been touched
-_NEARLY_ALL = 1 - 1e-12  # probability of a unit that all patches touch
-_FINENESS = 4  # budgets tried for each doubling
+_TRIED = 1024  # number of patches for planning a tour, in a part of the volume
+_EPOCHS = 3  # number of epochs of other patches on which the tour is tried
+_OTHERS = 1 / 3  # memory that each further thread needs, as a fraction of the bytes decoded for one patch
+_MOST = 1e18  # after this many patches, each unit has been used
+_NEARLY_ALL = 1 - 1e-12  # the probability for a unit that all patches use
+_FINENESS = 4  # number of budgets that are tried for each doubling
 
 
 @dataclass(frozen=True)
 class Stored:
-    """An array and the units in which it is decoded."""
+    """The shape of an array and of the units in which the array is decoded."""
 
-    shape: tuple[int, ...]  # of the array
-    unit: tuple[int, ...]  # of a unit, with as many dimensions
+    shape: tuple[int, ...]  # shape of the array
+    unit: tuple[int, ...]  # shape of a unit, with as many dimensions as ``shape``
     itemsize: int  # bytes of an element
 
     @property
@@ -48,14 +48,15 @@ class Stored:
 
 @dataclass(frozen=True)
 class Tour:
-    fronts: int  # number of places at a time
-    amplification: float  # decoded bytes for each byte used
+    fronts: int  # number of parts of the tour, from which patches are taken in turn (see tours.py)
+    amplification: float  # decoded bytes for each used byte
 
 
 class PatchModel:
-    """The cost of patches of one size at uniformly random places, as many in an epoch as fill the volume.
+    """The cost of patches of one size at uniformly random places.
 
-    ``arrays`` are read at the same place, the volume first; their last dimensions are equal.
+    An epoch has as many patches as fill the volume.  ``arrays`` are the volume and its labels, which are read
+    at equal places and have equal last dimensions.
     """
 
     def __init__(self, arrays: Sequence[Stored], patch: Sequence[int], threads: int = 1) -> None:
@@ -75,7 +76,7 @@ class PatchModel:
         self.patch_nbytes = sum(map(self.nbytes_of, range(len(arrays))))
 
     def nbytes_of(self, number: int) -> int:
-        """Return the bytes of a patch in one of the arrays."""
+        """Return the bytes of a patch in array ``number``."""
         return math.prod(self._wholes[number]) * self.arrays[number].itemsize
 
     def _spatial(self, array: Stored) -> tuple[int, ...]:
@@ -90,7 +91,7 @@ class PatchModel:
         return sum(array.nbytes for array in self.arrays)
 
     def alone(self) -> float:
-        """Return the bytes decoded for one patch without memory, on average over all places."""
+        """Return the average bytes that are decoded for one patch if no units are in memory."""
         return sum(
             math.prod(
                 _touched(size, unit, side)
@@ -101,15 +102,15 @@ class PatchModel:
         )
 
     def uniform(self, budget: int) -> float:
-        """Return the decoded bytes for each byte used, with patches in uniformly random order.
+        """Return the decoded bytes for each used byte if patches come in uniformly random order.
 
-        A patch touches a unit with a probability ``q``.  The memory holds the units that one of the last
-        ``t`` patches touched, where ``t`` is as large as memory allows (Che's approximation of a cache that
-        evicts the least recently used)::
+        A patch uses a unit with a probability ``q``.  The memory holds the units that at least one of the
+        last ``t`` patches used.  ``t`` is as large as the memory allows (Che's approximation of a cache that
+        evicts the least recently used entry)::
 
             sum of 1 - (1 - q)^t  =  slots - sum of q / 2,      decoded for a patch:  sum of q (1 - q)^t
 
-        If all units fit into memory, it is the value for the first epoch.
+        If all units fit into memory, the result is the value for the first epoch.
         """
         share = min(1.0, budget / max(1, self.total_nbytes))
         decoded = 0.0
@@ -123,8 +124,10 @@ class PatchModel:
         return decoded / self.patch_nbytes
 
     def tour(self, budget: int, fronts: int | None = None) -> Tour:
-        """Return the tour that FastPatchDataset would plan, tried on some patches; ``fronts`` is the number
-        of places at a time."""
+        """Return the tour that ``FastPatchDataset`` would plan, with its cost on some patches.
+
+        If ``fronts`` is None, the number of fronts is planned, too.
+        """
         geometry, places = self._tried
         if fronts is None:
             count, stripes, _ = planned(geometry, places, budget)
@@ -132,7 +135,8 @@ class PatchModel:
             count, (stripes, _) = fronts, self._trial.best_stripes(budget / fronts)
         if budget >= self.total_nbytes:  # nothing is evicted in any order
             return Tour(count, self.uniform(budget))
-        # Other threads read at the same time; a part of their units cannot come from the patches before them.
+        # Other threads decode patches at the same time, and some of their units are not shared with the
+        # preceding patches.
         room = budget - (self.threads - 1) * _OTHERS * self.alone()
         times = []
         for seed, (epoch, trial) in enumerate(self._epochs):
@@ -142,12 +146,15 @@ class PatchModel:
         return Tour(count, statistics.median(times))
 
     def near(self, budget: int) -> float:
-        """Return the decoded bytes for each byte used, on a tour from one place."""
+        """Return the decoded bytes for each used byte on a tour with one front."""
         return self.tour(budget, 1).amplification
 
     def least_budget(self, limits: Sequence[float]) -> list[int | None]:
-        """Return for each limit the least memory, to a fifth, from which on a tour from one place decodes no
-        more for each byte used; None if only memory for everything suffices."""
+        """Return, for each limit, the least memory with which a tour with one front stays within the limit.
+
+        A limit is a number of decoded bytes for each used byte.  The memory is accurate to about a fifth.
+        The memory is None if only memory for all units is enough.
+        """
         geometry, _ = self._tried
         last = math.ceil(_FINENESS * math.log2(max(2.0, self.total_nbytes / geometry.unit_nbytes)))
 
@@ -157,7 +164,7 @@ class PatchModel:
         found: list[int | None] = []
         for limit in limits:
             enough = last
-            # Search downwards, as a tour may by chance need less memory than another.
+            # Search downwards, because the cost of a tour does not fall steadily with more memory.
             while enough and self.near(budget_of(enough - 1)) <= limit:
                 enough -= 1
             budget = budget_of(enough)
@@ -170,7 +177,7 @@ class PatchModel:
 
     @functools.cached_property
     def _epochs(self) -> list[tuple[Places, TourTrial]]:
-        """Return epochs of patches other than those for which a tour is planned."""
+        """Return epochs of random patches that differ from the patches for planning a tour."""
         geometry, places = self._tried
         count = len(places.volumes)
         patches = UniformPatches(geometry.space, count, False, _draw)
@@ -179,7 +186,10 @@ class PatchModel:
 
     @functools.cached_property
     def _tried(self) -> tuple[Geometry, Places]:
-        """Return patches in a part of the volume, as dense there as an epoch's are in the whole volume."""
+        """Return the geometry of a part of the volume, and random patches in the part.
+
+        The patches are as dense in the part as the patches of an epoch are in the whole volume.
+        """
         leading = max(range(len(self.arrays)), key=lambda number: self.arrays[number].decoded)
         array = self.arrays[leading]
         dims = len(self.patch)
@@ -188,14 +198,17 @@ class PatchModel:
         space = PatchSpace([shape], self.patch, ["the volume"], False)
         count = max(1, math.prod(shape) // math.prod(self.patch))
         places = UniformPatches(space, count, False, _draw).places(0, 0, np.arange(count))
-        # As FastPatchDataset plans: units of the other arrays at the same place are remembered, too.
+        # Like ``FastPatchDataset``, count the units of the other arrays at the place of a unit.
         more = sum(one.decoded for one in self.arrays) / max(1, array.decoded)
         nbytes = math.prod(lead) * math.prod(unit) * array.itemsize
         return Geometry(space, np.array([unit], np.int64), max(1, int(nbytes * more))), places
 
 
 def _part(shape: Sequence[int], patch: Sequence[int], count: int) -> tuple[int, ...]:
-    """Return the shape of a part of the volume for ``count`` patches, with its proportions if possible."""
+    """Return the shape of a part of the volume for ``count`` patches.
+
+    The part has the proportions of the volume if possible.
+    """
     sides = list(map(float, shape))
     while math.prod(sides) > count * math.prod(patch):
         large = [dim for dim in range(len(sides)) if sides[dim] > 2 * patch[dim]]
@@ -211,17 +224,17 @@ def _draw(seed: int, epoch: int, indices: Int64Array, count: int) -> npt.NDArray
 
 
 def _touched(size: int, unit: int, patch: int) -> float:
-    """Return the number of units that a patch touches along one dimension, on average over all places."""
+    """Return the average number of units that a patch overlaps along one dimension."""
     starts = np.arange(size - patch + 1)
     return float(((starts + patch - 1) // unit - starts // unit + 1).mean())
 
 
 def _touches(array: Stored, whole: Sequence[int]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return the probabilities with which a patch touches units, and the number of units with each."""
+    """Return the probabilities that a patch uses a unit, and the number of units with each probability."""
     q, times = np.ones(1), np.ones(1)
     for size, unit, side in zip(array.shape, array.unit, whole, strict=True):
         first = np.arange(0, size, unit)
-        # The number of places from which a unit is touched.
+        # The number of places at which a patch overlaps with the unit.
         places = np.minimum(first + unit - 1, size - side) - np.maximum(first - side + 1, 0) + 1
         values, counts = np.unique(places, return_counts=True)
         q = np.multiply.outer(q, values / (size - side + 1)).ravel()
@@ -230,13 +243,15 @@ def _touches(array: Stored, whole: Sequence[int]) -> tuple[npt.NDArray[np.float6
 
 
 def _decoded(q: npt.NDArray[np.float64], times: npt.NDArray[np.float64], slots: int) -> float:
-    """Return the units decoded for a patch with this many slots; half of the units of a patch occupy slots
-    while it is read."""
+    """Return the units that are decoded for a patch, with ``slots`` slots for units in memory.
+
+    On average, half of the patch's units occupy slots while the patch is read.
+    """
     touched = float((times * q).sum())
     earlier = slots - touched / 2
     if earlier <= 0:
         return touched
-    low, high = -math.log(_MOST), math.log(_MOST)  # of t
+    low, high = -math.log(_MOST), math.log(_MOST)  # bounds of log(t)
     for _ in range(100):
         middle = (low + high) / 2
         units = (times * -np.expm1(math.exp(middle) * np.log1p(-q))).sum()

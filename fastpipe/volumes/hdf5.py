@@ -1,4 +1,4 @@
-"""Datasets of HDF5 files as volumes."""
+"""Read datasets of HDF5 files as volumes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from fastpipe.volumes.volume import (
 
 
 def hdf5_volume(path: str, inside: str, tables: FileArrays | None = None) -> Volume:
-    """Open a dataset of an HDF5 file; ``inside`` may be empty if there is only one."""
+    """Open the dataset ``inside`` of an HDF5 file; ``inside`` may be empty if the file has one dataset."""
     status = os.stat(path)
     with opened(path) as file, library_errors(path):
         dataset = _dataset(file, inside, path)
@@ -58,7 +58,7 @@ def hdf5_volume(path: str, inside: str, tables: FileArrays | None = None) -> Vol
         chunks = dataset.chunks
         is_written = file.swmr_mode
         is_alone = is_alone and not (is_written or dataset.is_virtual or dataset.external)
-    # The status was taken before the file was opened, so that a later change is detected.
+    # ``status`` was taken before the file was opened, so that later changes are detected.
     if layout.kind == "contiguous" and layout.offsets[0] >= 0:
         how = "HDF5, contiguous and not compressed"
         return RawVolume(path, layout.shape, layout.dtype, int(layout.offsets[0]), False, how, status)
@@ -87,7 +87,11 @@ def _dataset(file: Any, inside: str, path: str) -> Any:
 
 
 class HDF5Volume(Volume):
-    """A dataset, read chunk by chunk; ``chunks`` is HDF5's chunk shape, None if it has none."""
+    """A dataset that is read chunk by chunk.
+
+    ``chunks`` is the dataset's chunk shape, or None.  ``is_alone`` is False if values of the dataset can
+    change without a change of the file.
+    """
 
     def __init__(
         self, path: str, layout: Layout, state: FileState, chunks: Sequence[int] | None, *,
@@ -96,7 +100,7 @@ class HDF5Volume(Volume):
         self._is_alone = is_alone
         self.name, self.path, self.layout = f"{path}{layout.name}", path, layout
         self.shape, self.dtype, self.opened = layout.shape, layout.dtype, state
-        self._fill = layout.fill  # unknown if h5py reads it
+        self._fill = layout.fill  # empty (unknown) if h5py reads the dataset
         if layout.kind == "h5py":
             unit = list(chunks or raw_unit(self.shape, self.dtype.itemsize))
             self.how = f"HDF5, through h5py one thread at a time, as {layout.why}"
@@ -120,15 +124,18 @@ class HDF5Volume(Volume):
         )  # fmt: skip
 
     def open(self) -> UnitReader:
-        # Datasets of other layouts are small or empty.
+        # Datasets of other layouts are small, were never written, or can only be read by the library.
         return _ChunkReader(self) if self.layout.kind == "chunked" else _LibraryReader(self)
 
     def stored_in(self, numbers: Int64Array) -> Int64Array:
-        """Return the same number for all units: one call reads many."""
+        """Return 0 for all units, so that one call reads many units."""
         return np.zeros_like(numbers)
 
     def state(self) -> tuple[str, str]:
-        """Return the file's state, and the dataset; unknown if its values can change without the file."""
+        """Return the state of the file and the dataset's name.
+
+        Both strings are empty if the dataset's values can change without a change of the file.
+        """
         if not self._is_alone:
             return "", ""
         return self.path, f"hdf5 2 {self.opened.state} {self.layout.name}"
@@ -156,7 +163,7 @@ class _ChunkReader(UnitReader):
         volume, layout = self._volume, self._volume.layout
         self.check()
         for place, (number, out) in enumerate(zip(numbers.tolist(), outs, strict=True)):
-            if layout.offsets[number] < 0:  # it was never written
+            if layout.offsets[number] < 0:  # the chunk was never written
                 out.reshape(-1, len(layout.fill))[:] = np.frombuffer(layout.fill, np.uint8)
                 continue
             try:
@@ -164,7 +171,7 @@ class _ChunkReader(UnitReader):
             except ChunkError as error:
                 self.check()
                 raise DamagedUnitError(str(error)) from None
-            except HDF5Error:  # the path leads to another file by now
+            except HDF5Error:  # the path leads to another file now
                 raise volume.opened.changed() from None
 
 
@@ -194,10 +201,10 @@ class _LibraryReader(UnitReader):
                 volume.put(part, out)
 
     def _opened(self) -> Any:
-        """Open the file in this process, and check its library's filters, which may differ here."""
+        """Open the file, and check that this process's HDF5 library has the filters of the dataset."""
         volume = self._volume
         file = open_library(volume.path)
-        self.check()  # the path may lead to another file by now
+        self.check()  # the path may lead to another file now
         with library_errors(volume.name):
             dataset = file[raw_name(volume.layout.name)]
             require_filters(dataset, volume.path)

@@ -45,22 +45,22 @@ from fastpipe.volumes.repack import (
 from fastpipe.volumes.units import budget_of
 from fastpipe.volumes.volume import Box, Int64Array, UnitGrid, Volume, aligned, grown_unit, sides_text
 
-SCHEMA = 1  # version of the JSON
+SCHEMA = 1  # version of the JSON output
 
 
-_SECONDS, _TRIED_SECONDS = 0.8, 0.25  # of a measurement: of the volume, and of a part in other chunks
-_LIMITS = (2.0, 1.2)  # decoded bytes for each byte used, for which the least memory is searched
-_LESS = 0.8  # of a tour's patches a second: an order that reaches this is good enough
-_TRIED_NBYTES = 24 << 20  # of the volume
+_SECONDS, _TRIED_SECONDS = 0.8, 0.25  # seconds for measuring the volume, and a part of it in other chunks
+_LIMITS = (2.0, 1.2)  # decoded bytes for each used byte, for which the least memory is searched
+_LESS = 0.8  # uniform order is good enough if it has this fraction of a tour's patches per second
+_TRIED_NBYTES = 24 << 20  # the most bytes of the part of the volume that is written in other chunks
 _LEAST_CHUNK, _LARGEST_CHUNK = 1 << 16, 16 << 20
 _MOST_FILES = 1_000_000
-_WORTH = 1.25  # ratio of patches a second
-_WORTH_UNIFORM = 2.0  # the same in uniform order, which a tour can replace without a copy
+_WORTH = 1.25  # ratio of patches per second from which on a copy is advised
+_WORTH_UNIFORM = 2.0  # this ratio for uniform order; it is larger, because a tour helps without a copy
 
 
 @dataclass(frozen=True)
 class Speed:
-    """The speed at which a number of threads decoded."""
+    """The speed of decoding units with a number of threads."""
 
     threads: int
     units: int
@@ -74,20 +74,20 @@ class Speed:
 
 @dataclass(frozen=True)
 class VolumeFacts:
-    """The facts about a volume, as in the JSON."""
+    """The facts about a volume, with the fields of the JSON output."""
 
-    name: str  # as the user wrote it
-    how: str  # how it is stored, in words
+    name: str  # the path from the user
+    how: str  # the storage format, in words
     shape: tuple[int, ...]
     dtype: str
-    chunk: tuple[int, ...]  # shape of what is stored together
-    unit: tuple[int, ...]  # shape of what is decoded at once
+    chunk: tuple[int, ...]  # shape of a chunk
+    unit: tuple[int, ...]  # shape of a unit, which is decoded as a whole
     unit_nbytes: int
     units: int  # number of units
     decoded: int  # bytes of the array
     stored: int | None  # bytes on disk; None if unknown
-    one: Speed | None  # by one thread; None for an array without elements
-    all: Speed | None  # by one thread for each core
+    one: Speed | None  # speed of one thread; None for an array without elements
+    all: Speed | None  # speed of one thread for each core
 
     @property
     def ratio(self) -> float | None:
@@ -98,55 +98,55 @@ class VolumeFacts:
 class Cost:
     """The cost of patches in some order."""
 
-    amplification: float  # decoded bytes for each byte used
-    one: float  # patches a second with one thread
-    all: float
+    amplification: float  # decoded bytes for each used byte
+    one: float  # patches per second with one thread
+    all: float  # patches per second with one thread for each core
 
 
 @dataclass(frozen=True)
 class Fit:
     threads: int
     thread_nbytes: int  # bytes that each thread uses while it decodes
-    remembered: int  # bytes for remembered units
+    remembered: int  # bytes for decoded units that are kept in memory
 
 
 @dataclass(frozen=True)
 class PatchFacts:
     patch: tuple[int, ...]
-    nbytes: int  # of a patch, in all arrays
-    epoch: int  # patches that together have the volume's size
+    nbytes: int  # bytes of a patch, in all arrays
+    epoch: int  # number of patches that together have the volume's size
     budget: int  # bytes of memory
     fit: Fit
     all_nbytes: int  # bytes of all units
-    keeps_all: bool
-    alone: Cost  # without memory of earlier patches
+    keeps_all: bool  # True if all units fit into memory
+    alone: Cost  # if no units are kept in memory
     uniform: Cost  # in uniformly random order
-    tour: Cost
-    fronts: int  # number of the tour's places at a time
-    least: float  # decoded bytes for each byte used in the first epoch, if all units are remembered
-    needed: dict[str, int | None]  # least bytes for a tour within each of ``_LIMITS``; None: memory for all
-    copying: float  # seconds of a thread to copy a patch from decoded units
+    tour: Cost  # on a tour, an order in which neighbouring patches follow each other (see tours.py)
+    fronts: int  # number of parts of the tour, from which patches are taken in turn
+    least: float  # decoded bytes for each used byte in the first epoch, if all units are kept in memory
+    needed: dict[str, int | None]  # least bytes for a tour within each of ``_LIMITS``; None for all units
+    copying: float  # seconds for a thread to copy a patch from decoded units
 
 
 @dataclass(frozen=True)
 class Rechunked:
-    """The volume as it is (codec ""), or as it would be with other chunks."""
+    """The volume with other chunks, or with its present chunks (codec "")."""
 
     chunk: tuple[int, ...]
-    chunks: int  # number of chunks; a copy has a file for each
+    chunks: int  # number of chunks; a copy has a file for each chunk
     codec: str
     level: int
     ratio: float  # decoded bytes for each stored byte
     unit: tuple[int, ...]
     alone: Cost
     uniform: Cost
-    tour: Cost  # a tour from one place
-    gain: float  # ratio of a tour's patches a second to the present ones
-    uniform_gain: float
+    tour: Cost  # on a tour with one front
+    gain: float  # patches per second on a tour, relative to the present chunks
+    uniform_gain: float  # patches per second in uniform order, relative to the present chunks
 
 
 def inspect_volume(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Inspect the volume and print the results; ``args`` as of ``fastpipe.tools.inspect``."""
+    """Inspect the volume and print the results; ``args`` has the arguments of ``fastpipe.tools.inspect``."""
     for name, is_given in (("batch-size", args.batch_size != 256), ("sample-dims", args.sample_dims != 1)):
         if is_given:
             raise OptionError(f"--{name} is for HDF5 files, not for volumes")
@@ -198,9 +198,10 @@ def _stored(volume: Volume) -> Stored:
 def decode_speed(
     volume: Volume, patch: Sequence[int] | None, threads: int, seconds: float, within: Box | None = None
 ) -> Speed:
-    """Read the units of patches at random places for some time; each thread reads at least a few.
+    """Measure the speed of decoding the units of random patches for ``seconds`` seconds.
 
-    A different number of threads reads at other places, which the system does not already have in memory.
+    Each thread decodes at least one group of units.  Each number of threads has its own random places, so
+    that the operating system has not cached the places in a previous measurement.
     """
     reader, groups, lock = volume.open(), _groups(volume, patch, within, threads), threading.Lock()
     begun = time.perf_counter()
@@ -227,7 +228,7 @@ def decode_speed(
 def _groups(
     volume: Volume, patch: Sequence[int] | None, within: Box | None, seed: int
 ) -> Iterator[Int64Array]:
-    """Yield groups of units that are stored together and needed together, without end."""
+    """Yield groups of units without end; the units of a group are stored together and used by one patch."""
     rng = np.random.default_rng(seed)
     while True:
         if patch is None:
@@ -255,7 +256,7 @@ def copy_seconds(volume: Volume, patch: Sequence[int]) -> float:
     clock = StageClock()
     box = _random_patch(volume, patch, np.random.default_rng(1))
     out = np.zeros([side.stop - side.start for side in box], volume.dtype)
-    out.fill(0)  # touch the pages once first, as reused memory has been
+    out.fill(0)  # write to all pages first, so that the copy causes no page faults, as in reused memory
     PatchReader(volume, clock, Counts()).read([side.start for side in box], out)
     return clock.totals().get("copy", 0.0)
 
@@ -310,10 +311,11 @@ def patch_facts(
 
 
 def fit_of(facts: Sequence[VolumeFacts], budget: int) -> Fit:
-    """Return the best use of a budget, with at least half of it for remembered units.
+    """Return the best division of a budget between threads and decoded units in memory.
 
-    A thread that decodes holds the stored bytes of a chunk and the decoded ones, estimated for a chunk of the
-    mean ratio.  The buffers of codecs and those of batches are not included.
+    At least half of the budget is for units, unless one thread needs more than half.  A decoding thread holds
+    the stored bytes and the decoded bytes of a chunk.  The stored bytes are estimated from the mean
+    compression ratio.  The buffers of codecs and of batches are not included.
     """
     each = 0
     for one in facts:
@@ -325,12 +327,12 @@ def fit_of(facts: Sequence[VolumeFacts], budget: int) -> Fit:
 
 
 def budget_for(remembered: int, thread_nbytes: int) -> int:
-    """Return the budget from which ``fit_of`` leaves this much for remembered units."""
+    """Return the budget from which ``fit_of`` leaves ``remembered`` bytes for units in memory."""
     return remembered + thread_nbytes * max(1, min(available_cpus(), remembered // max(1, thread_nbytes)))
 
 
 class Rates:
-    """The number of patches a second."""
+    """The number of patches per second, from the speeds of decoding and of copying."""
 
     def __init__(
         self, model: PatchModel, speeds: Sequence[tuple[Speed | None, Speed | None]], copying: float
@@ -339,7 +341,7 @@ class Rates:
 
     def cost(self, amplification: float) -> Cost:
         rates = []
-        for speeds in zip(*self._speeds, strict=True):  # of one thread, and of all
+        for speeds in zip(*self._speeds, strict=True):  # first with one thread, then with all threads
             seconds, threads = 0.0, 1
             for number, speed in enumerate(speeds):
                 if speed is not None:
@@ -353,10 +355,10 @@ def rechunked(
     volumes: Sequence[Volume], facts: Sequence[VolumeFacts], model: PatchModel, now: PatchFacts,
     layouts: Sequence[ZarrLayout],
 ) -> list[Rechunked]:  # fmt: skip
-    """Return the effects of other layouts of the first volume.
+    """Return the effects of other layouts of the first volume, after its present layout.
 
-    A part of it is written in each layout to a temporary folder and decoded, and also decoded in its present
-    layout, so that all are equally likely to be in the system's memory.
+    A part of the volume is written in each layout to a temporary folder and decoded.  The part is also
+    decoded in its present layout, so that the operating system has cached the data of all layouts equally.
     """
     if not layouts:
         return []
@@ -404,7 +406,10 @@ def _layouts(volume: Volume, patch: Sequence[int]) -> list[ZarrLayout]:
 
 
 def _speeds(volume: Volume, patch: Sequence[int], box: Box | None) -> tuple[Speed, Speed]:
-    """Return the decoding speeds of one thread and of all threads, for patches as far as they fit."""
+    """Return the decoding speeds of one thread and of all threads.
+
+    The units are those of random patches or, if patches do not fit into the volume, random units.
+    """
     spatial = volume.shape[len(volume.shape) - len(patch) :]
     fits = all(side <= size for side, size in zip(patch, spatial, strict=True))
     return _one_and_all(volume, patch if fits else None, _TRIED_SECONDS, box)
@@ -434,16 +439,18 @@ def command(path: str, one: Rechunked) -> str:
 
 
 def _candidates(volume: Volume, patch: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return chunk shapes: powers of two, up to the patch's sides and fractions of them; without those for
-    which a copy would have too many files for file systems."""
+    """Return chunk shapes to try: the patch's sides rounded down to powers of two, and fractions of them.
+
+    Shapes with too many files for file systems are left out.
+    """
     shape, itemsize = volume.shape, volume.dtype.itemsize
     lead, spatial = shape[: len(shape) - len(patch)], shape[len(shape) - len(patch) :]
-    # A dimension that patches span is not split.
+    # A dimension of the volume that patches span completely is not divided.
     base = [
         side if side == size else 1 << (side.bit_length() - 1)
         for side, size in zip(patch, spatial, strict=True)
     ]
-    # Every patch needs all leading dimensions.
+    # Every patch contains the leading dimensions completely.
     front = lead if math.prod((*lead, *base)) * itemsize <= _LARGEST_CHUNK else (1,) * len(lead)
     while math.prod((*front, *base)) * itemsize > _LARGEST_CHUNK:
         longest = int(np.argmax(base))
@@ -461,7 +468,7 @@ def _candidates(volume: Volume, patch: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def _middle(layout: ZarrLayout) -> Box:
-    """Return a box in the middle of the volume, of whole chunks of a layout."""
+    """Return a box in the middle of the volume whose sides are multiples of a layout's chunk."""
     sides = list(layout.chunk)
     while math.prod(sides) * layout.dtype.itemsize <= _TRIED_NBYTES // 2:
         dims = [dim for dim in range(len(sides)) if 2 * sides[dim] <= layout.shape[dim]]

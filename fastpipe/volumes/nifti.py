@@ -1,6 +1,7 @@
-"""NIfTI images: uncompressed files are read in parts; of compressed ones a copy is made once.
+"""Read NIfTI images: uncompressed files directly, and compressed files from an uncompressed copy.
 
-The format is defined in nifti1.h and nifti2.h of the NIfTI data format working group; nibabel reads them.
+The copy is made once.  nibabel reads the headers.  nifti1.h and nifti2.h of the NIfTI data format working
+group define the format.
 """
 
 from __future__ import annotations
@@ -39,14 +40,16 @@ from fastpipe.volumes.volume import (
 
 _PIECE = 1 << 22  # bytes decompressed at a time
 _MOST_RATIO = 1032  # largest ratio of decompressed to compressed bytes in deflate
-_UNUSED_S = 30 * 86400.0  # a copy that is unused for so long is removed
+_UNUSED_S = 30 * 86400.0  # a copy that is unused for this time is removed
 _LEFT = 1 << 28  # bytes of disk that stay free
-_SUFFIX, _LOCKS = ".raw", "locks"  # of copies; a file of which a byte is locked during a copy
+_SUFFIX, _LOCKS = ".raw", "locks"  # the suffix of copies, and the lock file for making copies
 
 
 def nifti_volume(path: str, *, may_write: bool) -> Volume:
-    """Open ``.nii``, ``.nii.gz``, or one of a pair, ``.hdr`` and ``.img``, with the values of
-    ``nibabel.load(path).dataobj``."""
+    """Open a ``.nii`` or ``.nii.gz`` file, or a file of a pair ``.hdr`` and ``.img``.
+
+    The volume has the values of ``nibabel.load(path).dataobj``.
+    """
     nibabel = require("nibabel", extra="volume")
     status = regular_status(path)  # taken before reading, so that a later change is detected
     headers, files = nibabel.spatialimages, nibabel.filebasedimages
@@ -86,7 +89,7 @@ def nifti_volume(path: str, *, may_write: bool) -> Volume:
 
 
 class ScaledVolume(WrappedVolume):
-    """A volume whose values are slope · element + inter, as an image's header defines."""
+    """A volume whose values are slope · element + inter; the image's header contains slope and inter."""
 
     def __init__(self, inner: Volume, slope: float, inter: float) -> None:
         super().__init__(inner)
@@ -95,7 +98,7 @@ class ScaledVolume(WrappedVolume):
         self.how = f"{inner.how}, scaled to {self.dtype}"
 
     def scaled(self, stored: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the values for elements, with nibabel's dtype."""
+        """Return the values of the elements ``stored``, with nibabel's dtype."""
         scale = require("nibabel.volumeutils", extra="volume").apply_read_scaling
         made: npt.NDArray[Any] = scale(stored, np.float64(self.slope), np.float64(self.inter))
         return made
@@ -122,7 +125,7 @@ class _ScaledReader(WrappedReader):
     def read(self, numbers: Int64Array, outs: Sequence[UInt8Array]) -> None:
         inner = self._volume.inner
         for number, out in zip(numbers, outs, strict=True):
-            # Elements beyond the array's ends are arbitrary, but must be numbers that can be scaled.
+            # Elements beyond the array's ends stay zeros here, because arbitrary bytes may not be scalable.
             stored = np.zeros(inner.unit_nbytes, np.uint8)
             self._reader.read(number[None], [stored])
             out.view(self._volume.dtype)[:] = self._volume.scaled(stored.view(inner.dtype))
@@ -144,7 +147,7 @@ def unpack(path: str, target: BinaryIO, nbytes: int) -> None:
                 if done >= nbytes + _PIECE:
                     return  # a small file can unpack to any size
                 is_over, data = stream.eof, stream.unconsumed_tail
-                if is_over:  # another member may follow, but not zeros after the last one
+                if is_over:  # another member of the gzip file may follow, or zeros after the last member
                     data = stream.unused_data.lstrip(b"\0")
                     stream = zlib.decompressobj(wbits=31) if data else stream
         if not is_over or done < nbytes:
@@ -154,11 +157,11 @@ def unpack(path: str, target: BinaryIO, nbytes: int) -> None:
 
 
 def converted_file(path: str, nbytes: int, fill: Callable[[BinaryIO], None]) -> tuple[str, os.stat_result]:
-    """Return the path of a copy that ``fill`` has written, and its state; a file with another state that is
-    there later is not the copy.
+    """Return the path and the state of an uncompressed copy of ``path``, which ``fill`` writes if necessary.
 
-    A copy belongs to one state of one file; a changed file gets a new copy.  Copies that have been unused for
-    thirty days are removed when another one is made.
+    A later file at this path is the copy only if its state is equal.  Each copy belongs to one state of one
+    file, so a changed file gets a new copy.  Making a copy removes copies that have been unused for thirty
+    days.
     """
     file = identify(path, b"converted 1")
     place = hashlib.sha256(os.fsencode(os.path.abspath(path))).hexdigest()[:16]
@@ -166,9 +169,9 @@ def converted_file(path: str, nbytes: int, fill: Callable[[BinaryIO], None]) -> 
     with PrivateFolder(user_cache_folder() / "converted") as folder:
         status = _found(folder, name, nbytes)
         if status is None:
-            # Only one process makes it: a second one would replace the copy that others have opened.
+            # Only one process makes the copy.  A second process would replace a copy that others have opened.
             with contextlib.closing(LockFile(folder.here(_LOCKS))) as lock:
-                with contextlib.suppress(OSError):  # without locks in the file system there is no waiting
+                with contextlib.suppress(OSError):  # the file system may not support locks
                     lock.take(int(place, 16) >> 1, waits=True)
                 status = _found(folder, name, nbytes)
                 if status is None:
@@ -186,7 +189,7 @@ def _found(folder: PrivateFolder, name: str, nbytes: int) -> os.stat_result | No
         return None
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(file.fileno())
-        with contextlib.suppress(OSError):  # mark it as used without a change of its content
+        with contextlib.suppress(OSError):  # set the access time, which marks the copy as used
             os.utime(file.fileno(), ns=(time.time_ns(), status.st_mtime_ns))
         return status if status.st_size >= nbytes else None
 
@@ -206,7 +209,7 @@ def _check_room(folder: PrivateFolder, path: str, nbytes: int) -> None:
 
 
 def _remove_old(folder: PrivateFolder, place: str) -> None:
-    """Remove copies of earlier states of a file, and copies that have not been used for long."""
+    """Remove copies of older states of a file, and copies that have been unused for a long time."""
     for name in folder.names():
         if name.endswith(_SUFFIX):
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""From an argument to the volume that it describes."""
+"""Open the volume that an argument names: a path, a URL, an array or a list of files."""
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ from fastpipe.volumes.volume import LARGEST_UNIT, NativeVolume, Volume, in_worth
 from fastpipe.volumes.zarr import METADATA, ZarrVolume, is_zarr, json_object, zarr_array
 from fastpipe.volumes.zarr_python import ZarrPythonVolume, zarr_in_zip
 
-_NUMBERS = "biufc"  # kinds of elements in NumPy's notation
+_NUMBERS = "biufc"  # the kinds of NumPy's dtypes that are numbers
 _NUMPY = b"\x93NUMPY"
-_ZIP = (b"PK\3\4", b"PK\5\6")  # of a file with members, and of an empty one
+_ZIP = (b"PK\3\4", b"PK\5\6")  # the first bytes of a ZIP file with members, and of an empty ZIP file
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _NIFTI_NAMES = (".nii", ".nii.gz", ".hdr.gz", ".hdr", ".img.gz", ".img")
 
 
 class UnsupportedFormatError(VolumeError):
-    """A file's format is not one of those that volumes are read from."""
+    """An error for a file whose format is not supported for volumes."""
 
 
 def open_volume(what: Any, place: str = "volume", *, may_write: bool = False) -> Volume:
     """Open a path or a URL, a NumPy array, or a list of TIFF files that are the slices of one volume.
 
-    If a file or folder holds several arrays, the name of one follows the path: ``"scan.h5/raw"``,
-    ``"scan.zarr/0"``.  ``place`` is the argument's name in messages.  With ``may_write`` the user's cache
-    keeps copies of files that can only be read sequentially, and the places of chunks.
+    If a file or folder contains several arrays, the array's name follows the path: ``"scan.h5/raw"``,
+    ``"scan.zarr/0"``.  ``place`` is the argument's name in messages.  With ``may_write``, fastpipe stores
+    data in the user's cache folder: copies of files that can only be read sequentially, and the places of
+    chunks.
     """
     if isinstance(what, np.ndarray):
         if what.dtype.kind not in _NUMBERS or not what.ndim:
@@ -55,7 +56,7 @@ def open_volume(what: Any, place: str = "volume", *, may_write: bool = False) ->
         if os.path.isdir(file):
             return finished(_folder(os.path.join(file, inside) if inside else file), place)
         return finished(_file(file, inside, may_write=may_write), place)
-    except (MemoryError, OverflowError) as error:  # caused by sizes in a header
+    except (MemoryError, OverflowError) as error:  # impossible sizes in a header cause these errors
         raise VolumeError(f"{path} claims to be larger than anything that can be read: {error}") from error
 
 
@@ -69,7 +70,7 @@ def _checked(volume: Volume, place: str) -> Volume:
 
 
 def finished(volume: Volume, place: str) -> Volume:
-    """Return the volume in units of a useful size, with elements in native byte order."""
+    """Return the volume with units of a useful size and elements in native byte order."""
     volume = in_worthwhile_units(_checked(volume, place))
     return volume if volume.dtype.isnative else NativeVolume(volume)
 

@@ -1,4 +1,4 @@
-"""The places of an epoch's patches, as functions of seed, epoch and index."""
+"""Compute the places of an epoch's patches from the seed, the epoch and the index."""
 
 from __future__ import annotations
 
@@ -16,19 +16,23 @@ from fastpipe.core.text import in_bytes
 from fastpipe.errors import OptionError
 from fastpipe.volumes.volume import Int64Array
 
-_LIST_NBYTES = 3 * 8  # of each number in a list of places, including temporary memory
-# From (seed, epoch, indices, count) to uniform numbers in [0, 1): float64 (N, count).
+_LIST_NBYTES = 3 * 8  # bytes of each number in a list of places, including temporary memory
+# A function of (seed, epoch, indices, count) that returns uniform random numbers in [0, 1): float64 (N,
+# count).
 Draw = Callable[[int, int, Int64Array, int], npt.NDArray[np.float64]]
 
 
 class Places(NamedTuple):
-    volumes: Int64Array  # int64 (N,): the number of each patch's volume
-    starts: Int64Array  # int64 (N, D): its start there; possibly below 0 with padding
+    volumes: Int64Array  # int64 (N,): the index of each patch's volume
+    starts: Int64Array  # int64 (N, D): each patch's start in its volume; with padding it may be negative
 
 
 class PatchSpace:
-    """The possible places of patches of one size in volumes: ``lows``, int64 (V, D), and ``counts`` of places
-    along each dimension."""
+    """The possible places of patches of one size in V volumes.
+
+    ``lows`` has the lowest start in each volume, and ``counts`` the number of starts along each dimension.
+    Both are int64 (V, D).
+    """
 
     def __init__(
         self, shapes: Sequence[Sequence[int]], patch: Sequence[int], names: Sequence[str], pads: bool
@@ -48,11 +52,11 @@ class PatchSpace:
 
 
 class PatchPlaces(Protocol):
-    count: int  # of an epoch
-    is_random: bool  # True if they differ between epochs
+    count: int  # number of patches in an epoch
+    is_random: bool  # True if the places differ between epochs
 
     def places(self, seed: int, epoch: int, indices: Int64Array) -> Places:
-        """Return the places of an epoch's patches; each row depends only on its own index."""
+        """Return the places of the patches ``indices``; each place depends only on its own index."""
 
 
 class FixedPatches:
@@ -71,7 +75,7 @@ class UniformPatches:
     def __init__(self, space: PatchSpace, count: int, by_size: bool, draw: Draw) -> None:
         self._space, self.count, self._draw = space, count, draw
         sizes = [math.prod(counts) if by_size else 1 for counts in space.counts.tolist()]
-        # Exact integers, as there may be more places than a float can distinguish.
+        # The sums are exact integers, because a float cannot distinguish so many places.
         ends = list(itertools.accumulate(sizes))
         self._ends = np.array([end / ends[-1] for end in ends])
 
@@ -84,10 +88,10 @@ class UniformPatches:
 
 
 class ForegroundPatches:
-    """Patches as in ``elsewhere``, some of them replaced by patches around a voxel of the foreground.
+    """The patches of ``elsewhere``, of which about ``fraction`` are moved to surround a foreground voxel.
 
-    ``voxels`` has for each volume the voxels of each label, as places in C order: int64 (M,).  ``draw``
-    returns other random numbers than those of ``elsewhere``.
+    ``voxels`` has, for each volume and each label, the flat indices of the label's voxels in C order: int64
+    (M,).  ``draw`` must return other random numbers than the random numbers for ``elsewhere``.
     """
 
     is_random = True
@@ -102,7 +106,7 @@ class ForegroundPatches:
     ) -> None:
         self._space, self._elsewhere, self.count = space, elsewhere, elsewhere.count
         self._fraction, self._draw = fraction, draw
-        # One array for all: a row for each label of each volume; each row ends where the next begins.
+        # One array contains the voxels of all labels of all volumes.  ``_ends`` has the ends of the labels.
         lists = [label for labels in voxels for label in labels]
         self._voxels = np.concatenate([np.zeros(0, np.int64), *lists])
         self._ends = np.cumsum([0, *(len(label) for label in lists)], dtype=np.int64)
@@ -131,7 +135,10 @@ class ForegroundPatches:
 
 
 def grid_places(space: PatchSpace, stride: int | Sequence[int] | None) -> Places:
-    """Return all patches at regular distances, by default side by side, in C order, volume after volume."""
+    """Return the places of all patches at regular distances, volume by volume, in C order.
+
+    If ``stride`` is None, the patches lie side by side.
+    """
     patch: list[int] = space.patch.tolist()
     stride = patch if stride is None else [stride] * len(patch) if isinstance(stride, int) else stride
     if len(stride) != len(patch):
@@ -165,7 +172,7 @@ def check_room(nbytes: int, what: str, remedy: str) -> None:
 
 
 def given_places(space: PatchSpace, array: Int64Array, pads: bool) -> Places:
-    """Return patches at given places: int64 (N, D), or (N, 1 + D) with the volume's number first."""
+    """Return the places in ``array``: int64 (N, D), or (N, 1 + D) with the volume's index first."""
     dims = len(space.patch)
     if array.shape[1] == dims and len(space.shapes) == 1:
         array = np.concatenate([np.zeros((len(array), 1), np.int64), array], axis=1)
@@ -181,7 +188,7 @@ def given_places(space: PatchSpace, array: Int64Array, pads: bool) -> Places:
         )
     shapes = space.shapes[volumes]
     outside = (starts < 0) | (starts > shapes - space.patch)
-    if pads:  # but a padding needs at least one element
+    if pads:  # a patch must contain at least one element of the volume along each dimension
         outside = (starts >= shapes) | (starts <= -space.patch)
     if outside.any():
         which = int(np.flatnonzero(outside.any(axis=1))[0])
@@ -194,7 +201,7 @@ def given_places(space: PatchSpace, array: Int64Array, pads: bool) -> Places:
 
 
 class KeyedIndex(int):
-    """A sample's number, with the seed and the epoch."""
+    """A sample's index that carries the seed and the epoch."""
 
     seed: int
     epoch: int
@@ -209,7 +216,10 @@ class KeyedIndex(int):
 
 
 def keys_of(indices: Sequence[int] | Int64Array) -> dict[tuple[int, int], Int64Array]:
-    """Return, by seed and epoch, the positions of the indices that carry these; empty if none does."""
+    """Return the positions in ``indices`` by the (seed, epoch) that the indices carry.
+
+    The result is empty if an index carries no seed and epoch.
+    """
     if isinstance(indices, np.ndarray):
         return {}
     found: dict[tuple[int, int], list[int]] = {}

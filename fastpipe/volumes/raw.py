@@ -1,4 +1,4 @@
-"""Uncompressed arrays, in memory or in a file, such as NumPy's format."""
+"""Uncompressed arrays in memory, and in files such as NumPy's ``.npy``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from fastpipe.volumes.volume import (
     swapped,
 )
 
-_RUN_NBYTES = 1 << 14  # bytes that are contiguous, and read by one call
+_RUN_NBYTES = 1 << 14  # contiguous bytes that make a read call worthwhile
 _UNIT_NBYTES = 1 << 19
 _MOST_HEADER = 10_000  # bytes; NumPy's limit
 
@@ -42,9 +42,10 @@ _MOST_HEADER = 10_000  # bytes; NumPy's limit
 class RawVolume(Volume):
     """An array whose elements are contiguous in a file, in C or in Fortran order.
 
-    ``status`` of the file was taken before anything else was read from it, so that a later change is
-    detected.  ``name`` is for messages.  ``source`` is the file of which this one is a copy, or the file
-    itself; ``copied`` is its state when it was copied.
+    ``status`` must be taken before anything else is read from the file, so that later changes are detected.
+    ``name`` is the file's name in messages.  If the file is an uncompressed copy, the attribute ``source`` is
+    the path of the original file, and ``copied`` is the original's state at the time of the copy.  Otherwise
+    ``source`` is ``path``, and ``copied`` is None.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class _RawReader(UnitReader):
             try:
                 descriptor = block.enter_context(lent(self._file, volume.path))
             except OSError as error:
-                # the copy is removed when a copy of another state is made
+                # If the original changes, a new copy is made and this copy is removed.
                 is_gone = isinstance(error, FileNotFoundError) and volume.path != volume.source
                 if error.errno == errno.ESTALE or is_gone:
                     raise volume.opened.changed() from None
@@ -120,7 +121,7 @@ class _RawReader(UnitReader):
         target = out.view(volume.dtype).reshape(volume.grid.unit)[tuple(inside)]
         if volume.is_fortran:  # reverse the dimensions
             shape, box, sizes, target = shape[::-1], box[::-1], sizes[::-1], target.T
-        # Read into memory without gaps first, if the target has gaps.
+        # If the target is not contiguous, read into temporary memory.
         packed = target if target.flags.c_contiguous else np.empty(sizes, volume.dtype)
         try:
             read_box(descriptor, volume.offset, shape, box, packed)
@@ -134,9 +135,9 @@ class _RawReader(UnitReader):
 def read_box(
     descriptor: int, offset: int, shape: Sequence[int], box: Sequence[slice], out: npt.NDArray[Any]
 ) -> None:
-    """Read a box of an array that is stored in a file in C order."""
+    """Read a box of an array that a file stores in C order from byte ``offset`` on."""
     itemsize, sizes = out.itemsize, [side.stop - side.start for side in box]
-    # Elements are contiguous from the last dimension that is not taken completely.
+    # The box's elements are contiguous in the file from the last dimension on that the box does not span.
     lead = len(shape)
     while lead > 1 and sizes[lead - 1] == shape[lead - 1]:
         lead -= 1
@@ -151,18 +152,21 @@ def read_box(
 
 
 def raw_unit(shape: Sequence[int], itemsize: int) -> list[int]:
-    """Return the unit of an array that is stored in C order: runs that are long enough for a call, and sides
-    that are as equal as these allow."""
+    """Return the unit of an array that is stored in C order.
+
+    The contiguous runs of a unit are long enough to make a read call worthwhile, and otherwise the sides are
+    as equal as possible.
+    """
     unit = [1] * len(shape)
     if not shape:
         return unit
-    # The last dimensions first, until a run is long enough.
+    # Extend the unit along the last dimensions until a run is long enough.
     for dim in reversed(range(len(shape))):
         inner = math.prod(unit[dim + 1 :]) * itemsize
         if inner >= _RUN_NBYTES:
             break
         unit[dim] = max(1, min(shape[dim], -(-_RUN_NBYTES // inner)))
-    # Then all dimensions before them equally.
+    # Then extend the unit along all dimensions equally.
     return grown_unit(unit, shape, itemsize, _UNIT_NBYTES, is_cut=True)
 
 
@@ -180,7 +184,7 @@ def npy_volume(path: str) -> RawVolume:
 
 
 def _npy_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Read shape, order and dtype of the array in a file, up to its first element."""
+    """Read the header of an array's file: return the shape, True for Fortran order, and the dtype."""
     version = np.lib.format.read_magic(file)
     if version == (1, 0):
         return np.lib.format.read_array_header_1_0(file)
@@ -188,7 +192,7 @@ def _npy_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
         return np.lib.format.read_array_header_2_0(file)
     if version != (3, 0):
         raise ValueError(f"version {version} of the format is not known")
-    # Version 3 is as version 2, but in UTF-8; NumPy has no public function for it.
+    # Version 3 differs from version 2 only in the encoding, UTF-8.  NumPy has no public function to read it.
     length = int.from_bytes(file.read(4), "little")
     if length > _MOST_HEADER:
         raise ValueError(f"its header has {length} bytes")
@@ -201,15 +205,16 @@ def _npy_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 
 class MemoryVolume(Volume, UnitReader):
-    """A NumPy array; patches are copied directly from it.
+    """A NumPy array, from which patches are copied directly.
 
-    Other processes receive a copy, but map the file of a ``numpy.memmap``, or of a view of one.
+    Other processes receive a copy of the array.  For a ``numpy.memmap`` or a view of a ``numpy.memmap``, they
+    map the file instead.
     """
 
     def __init__(self, array: npt.NDArray[Any], name: str) -> None:
         self._array, self.name = array, name
         self.shape, self.dtype = array.shape, array.dtype.newbyteorder("=")
-        # The units of a file with this array, for orders that visit neighbours together.
+        # An array in memory has no units.  This grid is for orders in which neighbouring patches are close.
         self.grid = UnitGrid(array.shape, [min(max(1, size), 64) for size in array.shape])
         self.how = "an array in memory"
 
@@ -224,8 +229,11 @@ class MemoryVolume(Volume, UnitReader):
         self.__dict__ |= state | {"_array": received(state["_array"])}
 
     def native_source(self) -> Any | None:
-        """Return its memory; None if the core does not support the dtype, or the strides are uneven, as of a
-        field in a packed structure."""
+        """Return a native source for the array's memory; None if the native core does not support the array.
+
+        The core does not support some dtypes, and strides that are not multiples of the element size.  A
+        field of a packed structure has such strides.
+        """
         array = np.asarray(self._array)
         if self.dtype.char in "gG" or any(step % array.itemsize for step in array.strides):
             return None
@@ -240,13 +248,15 @@ class MemoryVolume(Volume, UnitReader):
             self.put(self._array[self.grid.box(number)], out)
 
     def state(self) -> tuple[str, str]:
-        """Return an unknown state: the array can change at any time."""
+        """Return empty strings, because an array in memory can change at any time."""
         return "", ""
 
 
 def sendable(what: Any) -> Any:
-    """Return an array, or lists and tuples of arrays, in a form for another process: a mapped file becomes a
-    description with which it is mapped there."""
+    """Return an array, or lists and tuples of arrays, in a form that can be pickled for another process.
+
+    An array in a mapped file becomes a description, with which the other process maps the file.
+    """
     if isinstance(what, np.ndarray):
         return _MappedFile.of(what) or what
     return type(what)(map(sendable, what)) if type(what) in (list, tuple) else what
@@ -259,7 +269,8 @@ def received(what: Any) -> Any:
 
 
 class _MappedFile(NamedTuple):
-    """An array in a mapped file: the range of bytes that it spans, and the offset of its first element."""
+    """An array in a mapped file: the bytes from ``begin`` to ``end`` that the array spans, and the offset
+    ``first`` of the first element from ``begin``."""
 
     path: str
     begin: int
@@ -276,7 +287,7 @@ class _MappedFile(NamedTuple):
             whole = whole.base
         if not isinstance(whole, np.memmap) or not isinstance(whole.base, mmap.mmap) or not array.size:
             return None
-        if whole.filename is None or whole.mode == "c":  # changes in such a map exist only in this process
+        if whole.filename is None or whole.mode == "c":  # with mode "c", changes exist only in this process
             return None
         first = whole.offset + array.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
         spans = [step * (size - 1) for step, size in zip(array.strides, array.shape, strict=True)]

@@ -1,7 +1,7 @@
-"""Patches read one at a time in Python: those that the native core declines, and the padding of all.
+"""Read patches one at a time in Python, and define the padding of patches.
 
-The core reads whole batches.  Here a box is copied from units, which are decoded once as long as they are
-remembered.
+The native core reads whole batches.  This module reads the patches that the core does not support.  Each
+patch is copied from decoded units.  A unit, such as a chunk, is not decoded again while it is in memory.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from fastpipe.errors import OptionError, VolumeError
 from fastpipe.volumes.places import PatchPlaces, PatchSpace, Places
 from fastpipe.volumes.volume import DIMS, DamagedUnitError, Int64Array, UInt8Array, Volume, aligned
 
-_MOST_WAITS = 40  # of a twentieth of a second each, for a process that may be suspended
+_MOST_WAITS = 40  # waits of 1/20 second each for another process, which may be suspended
 
 
 class Counts:
-    """Counters of bytes decoded and used.  Thread-safe.
+    """Counters of decoded bytes and used bytes.  Thread-safe.
 
-    ``shared`` is a ``native.UnitMemory`` that counts for all processes; None counts only in this process.
+    ``shared`` is a ``native.UnitMemory``, which counts for all processes.  If ``shared`` is None, only this
+    process is counted.
     """
 
     def __init__(self, shared: Any = None) -> None:
@@ -38,7 +39,7 @@ class Counts:
         self._decoded = self._used = 0
 
     def add(self, decoded: int, used: int) -> None:
-        """Add bytes of decoded units, and bytes of patches without padding."""
+        """Add ``decoded`` bytes of units, and ``used`` bytes of patches without padding."""
         if self._shared is not None:
             self._shared.count(decoded, used)
             return
@@ -55,8 +56,9 @@ class Counts:
 class PatchReader:
     """A reader of boxes of one volume.  Thread-safe.
 
-    ``clock`` receives the durations of decoding with reading (``"decode"``) and copying (``"copy"``).
-    ``units`` is a ``native.UnitMemory`` for decoded units, or None.
+    ``clock`` receives the durations of reading and decoding (``"decode"``) and of copying (``"copy"``).
+    ``units`` is a ``native.UnitMemory`` for decoded units, or None, and ``first_key`` is the key of the
+    volume's first unit in ``units``.
     """
 
     def __init__(
@@ -72,7 +74,10 @@ class PatchReader:
             )
 
     def read(self, start: Sequence[int], out: npt.NDArray[Any]) -> None:
-        """Read the box that begins at ``start``, inside the volume, into ``out`` of the volume's dtype."""
+        """Read the box that begins at ``start`` into ``out``, an array of the volume's dtype.
+
+        The box must lie inside the volume.
+        """
         if not out.size:
             return
         self._counts.add(0, out.nbytes)
@@ -84,7 +89,7 @@ class PatchReader:
                 "there is not enough memory: free some, or make a copy with smaller chunks: fastpipe repack"
             ) from error
         except DamagedUnitError:
-            # The damaged chunk may be one that the box does not touch, in a unit of several chunks.
+            # A unit may consist of several chunks, and the box may not overlap with the damaged chunk.
             if self._finer is None:
                 if (finer := self._volume.finer) is None:
                     raise
@@ -108,7 +113,7 @@ class PatchReader:
         if self._units is None:
             self._read_alone(numbers, copy)
         else:
-            self._reader.check()  # also check the file if nothing is remembered
+            self._reader.check()  # all units may be in memory, so reads alone would not check the file
             self._read_remembered(numbers, copy)
             self._units.used(numbers + self._first_key)
 
@@ -131,7 +136,8 @@ class PatchReader:
             if len(still) < len(left):
                 left, waits = still, 0
                 continue
-            # Others are decoding all remaining units, have just done so, or there is no room.
+            # Other threads or processes are decoding all remaining units or have finished them, or the memory
+            # has no room.
             key = self._first_key + left[0]
             if units.are_there(np.array([key]))[0]:
                 continue
@@ -145,13 +151,13 @@ class PatchReader:
 
     @ranged("decode")
     def _decode(self, claims: dict[int, Any], copy: Callable[[int, Any], None]) -> None:
-        """Decode units into the slots claimed for them, chunk by chunk, and copy from there."""
+        """Decode units into the claimed slots of the memory, chunk by chunk, and copy from the slots."""
         try:
             for some in self._volume.together(np.array(list(claims))):
                 parts = [claims[number].memory for number in some.tolist()]
                 self._read_units(some, parts, copy)
                 lost = [number for number in some.tolist() if not claims.pop(number).publish()]
-                if lost:  # another process may have written there, too
+                if lost:  # another process may have written to the slots at the same time
                     self._read_alone(np.array(lost), copy)
         finally:
             for claim in claims.values():
@@ -159,7 +165,7 @@ class PatchReader:
 
     @ranged("decode")
     def _read_alone(self, numbers: Int64Array, copy: Callable[[int, Any], None]) -> None:
-        """Decode units into memory of this call, chunk by chunk."""
+        """Decode units into temporary memory, chunk by chunk, and copy from this memory."""
         for some in self._volume.together(numbers):
             self._read_units(some, aligned(self._volume.unit_nbytes, len(some)), copy)
 
@@ -186,8 +192,11 @@ class PatchReader:
 
 
 def padded_indices(start: int, size: int, length: int, mode: str) -> Int64Array:
-    """Return the elements of a dimension that make up a patch beyond its ends, as ``numpy.pad`` does; -1 for
-    a constant."""
+    """Return, for each element of a patch along one dimension, the index of the volume's element to copy.
+
+    The patch may extend beyond the dimension's ``length`` elements, where ``mode`` of ``numpy.pad`` selects
+    the elements.  The index is -1 where the constant is used.
+    """
     at = np.arange(start, start + size)
     if mode == "constant":
         return np.where((at < 0) | (at >= length), -1, at)
@@ -224,7 +233,7 @@ def checked_nan(nan: Any, dtype: np.dtype[Any]) -> Any:
 
 
 def check_held(value: float, dtype: np.dtype[Any], what: str) -> None:
-    """Reject a number that a dtype would store as a different one; floats may round."""
+    """Raise an error if ``dtype`` cannot hold ``value``; a float may be rounded."""
     if dtype.kind in "fc":
         is_lost = float(np.finfo(dtype).max) < abs(value) != np.inf
     else:
@@ -235,14 +244,17 @@ def check_held(value: float, dtype: np.dtype[Any], what: str) -> None:
 
 
 def filling(space: PatchSpace) -> int:
-    """Return the number of patches that together have the volumes' size."""
+    """Return the number of patches that together have as many voxels as the volumes."""
     voxels = sum(math.prod(shape) for shape in space.shapes.tolist())
     return int(max(1, voxels // math.prod(space.patch.tolist())))
 
 
 def checked_margin(margin: Any, patch_size: Sequence[int]) -> tuple[int, ...]:
-    """Return the voxels on each side, for each dimension; ``margin`` is one number for all, one for each, or
-    an object whose ``margin(patch_size)`` returns them."""
+    """Return the margin in voxels for each dimension.
+
+    ``margin`` is a number for all dimensions, a sequence with a number for each dimension, or an object whose
+    method ``margin(patch_size)`` returns the numbers.
+    """
     asks = getattr(margin, "margin", None)
     given = asks(tuple(patch_size)) if callable(asks) else margin
     try:
@@ -259,7 +271,7 @@ def checked_margin(margin: Any, patch_size: Sequence[int]) -> tuple[int, ...]:
 
 
 class WithMargin:
-    """Places of patches, moved to where their margins begin."""
+    """Places of patches with margins: each start is moved to the start of the margin."""
 
     def __init__(self, places: PatchPlaces, margin: Sequence[int]) -> None:
         self._places, self._margin = places, np.array(margin, np.int64)
@@ -273,9 +285,9 @@ class WithMargin:
 class Padding(NamedTuple):
     """The values beyond the ends of volumes."""
 
-    mode: str  # one of ``numpy.pad``; ``"error"`` for no padding
-    value: float = 0  # of the volume, with ``"constant"``
-    label: float = 0  # of the labels; masks have 0
+    mode: str  # a mode of ``numpy.pad``, or ``"error"`` for no padding
+    value: float = 0  # the constant for the volume, with the mode ``"constant"``
+    label: float = 0  # the constant for the labels; the constant for masks is 0
 
     @classmethod
     def of(cls, option: Any) -> Padding:
@@ -296,7 +308,7 @@ class Padding(NamedTuple):
             check_held(self.constant(role), dtype, f"the constant of padding= for {role}")
 
     def constant(self, role: str) -> float:
-        """Return the constant beyond an array's ends: of ``"volume"``, ``"labels"`` or ``"mask"``."""
+        """Return the constant for padding arrays of ``role``: ``"volume"``, ``"labels"`` or ``"mask"``."""
         return {"volume": self.value, "labels": self.label, "mask": 0}[role]
 
     @property
@@ -305,7 +317,7 @@ class Padding(NamedTuple):
 
 
 def _number(value: Any) -> float:
-    """Convert to a number exactly: integers stay integers."""
+    """Convert ``value`` to a number; an integer stays an integer, which keeps its exact value."""
     if isinstance(value, (str, bytes)):
         raise TypeError(value)
     try:
@@ -320,7 +332,8 @@ def read_patch(
 ) -> None:  # fmt: skip
     """Read a patch, with padding beyond the ends of its volume, into ``out``: (*lead, *patch).
 
-    It begins at ``start``, possibly below 0, along ``shape``'s dimensions after the ``lead`` first.
+    ``start`` and ``shape`` are the patch's start and the volume's shape along the dimensions after the first
+    ``lead`` dimensions.  The start may be negative.
     """
     front, sides = [0] * lead, list(zip(start, out.shape[lead:], shape, strict=True))
     if all(at >= 0 and at + side <= most for at, side, most in sides):
@@ -328,7 +341,7 @@ def read_patch(
         return
     indices = [padded_indices(at, side, most, padding.mode) for at, side, most in sides]
     needed = [np.unique(index[index >= 0]) for index in indices]
-    sizes = [len(some) for some in needed]  # never more than the patch has
+    sizes = [len(some) for some in needed]  # at most the sides of the patch
     box = np.empty((*out.shape[:lead], *sizes), out.dtype)
     for runs in itertools.product(*map(_runs, needed)):
         lows = [int(some[run.start]) for some, run in zip(needed, runs, strict=True)]
@@ -345,7 +358,10 @@ def read_patch(
 
 
 def _runs(indices: Int64Array) -> list[slice]:
-    """Return ascending numbers as slices of consecutive ones.  With ``"wrap"`` there may be two, at both ends
-    of a dimension; so nothing between them is read."""
+    """Return slices that select runs of consecutive numbers from ascending ``indices``.
+
+    With the padding ``"wrap"``, a dimension may have two runs, one at each end.  The elements between the two
+    runs are then not read.
+    """
     cuts = [0, *(np.flatnonzero(np.diff(indices) > 1) + 1).tolist(), len(indices)]
     return [slice(begin, end) for begin, end in itertools.pairwise(cuts)]

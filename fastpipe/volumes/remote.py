@@ -1,4 +1,4 @@
-"""Zarr arrays in stores and distant folders: their metadata, and which of their chunks exist."""
+"""Find the metadata and the existing chunks of Zarr arrays in object stores and network folders."""
 
 from __future__ import annotations
 
@@ -37,31 +37,33 @@ from fastpipe.volumes.zarr import METADATA, ZarrArray, ZarrVolume, is_zarr, pars
 
 _log = logging.getLogger("fastpipe.stage")
 
-_AT_A_TIME = 16  # volumes whose metadata are requested at a time
-_HURRIED = Retries(tries=2)  # few, if tensorstore may have a better way to access them
+_AT_A_TIME = 16  # number of volumes whose metadata are requested at a time
+_HURRIED = Retries(tries=2)  # few retries, if tensorstore may be able to read the arrays instead
 _WEB = ("http", "https")
-_OF_TENSORSTORE = ("s3://", "gs://", "http://", "https://", "file://", "memory://")  # which it reads alone
+_OF_TENSORSTORE = ("s3://", "gs://", "http://", "https://", "file://", "memory://")  # URLs for tensorstore
 _UNREADABLE = (
     "that goes with Zarr whose chunks are in no shards, and compressed by blosc, zstd, gzip, zlib or nothing"
 )
 
 
 class RemoteVolumes:
-    """A dataset's Zarr arrays whose chunks are objects in stores, or files in distant folders; ``stage``, if
-    given, receives local copies."""
+    """A dataset's Zarr arrays whose chunks are objects in stores, or files in network folders.
+
+    ``stage``, if given, is the local folder for copies of the chunks.
+    """
 
     def __init__(
         self, paths: Iterable[str], storage_options: Mapping[str, Any] | None, stage: Stage | None
     ) -> None:
         self._stage = stage
-        # True if an option was used that requires reading chunk by chunk.
+        # True if the user gave an option that requires reading chunk by chunk, which tensorstore cannot do.
         self._must = stage is not None or storage_options is not None
         if stage is not None:
-            StageFolder(stage).close()  # check now that it is usable
+            StageFolder(stage).close()  # check now that the stage is usable
         paths = list(dict.fromkeys(paths))
         stores: dict[tuple[str, str], ChunkStore] = {}
         asked = [self._asked(path, storage_options, stores) for path in paths]
-        policy = Retries() if self._must else _HURRIED  # number of requests for metadata
+        policy = Retries() if self._must else _HURRIED  # retries of requests for metadata
         with ThreadPoolExecutor(min(_AT_A_TIME, len(paths)) or 1, "fastpipe-volumes") as pool:
             found = list(pool.map(partial(_seen, policy), asked))
         self._found: dict[str, tuple[ZarrArray, RemoteChunks]] = {}
@@ -91,7 +93,7 @@ class RemoteVolumes:
 
     @property
     def is_shared(self) -> bool:
-        """True if processes share the objects that one of them has fetched."""
+        """True if all processes share fetched objects, through the stage."""
         return self._stage is not None
 
     def _asked(
@@ -116,7 +118,7 @@ class RemoteVolumes:
             return error
 
     def _refuse(self, path: str, why: Exception) -> None:
-        """Raise an error for an array that cannot be read here, if no other reader can."""
+        """Raise ``why``, the error for an unreadable array, unless tensorstore may read the array."""
         is_missing = isinstance(why, MissingDependencyError) and not path.startswith(_OF_TENSORSTORE)
         if self._must or is_missing:
             raise why
@@ -126,7 +128,7 @@ class RemoteVolumes:
 def remote_volumes(
     given: Iterable[Any], storage_options: Mapping[str, Any] | None, stage: Stage | None
 ) -> RemoteVolumes | None:
-    """Return the access to the chunks of remote volumes; None if all chunks are in local files."""
+    """Return the access to the remote volumes among ``given``; None if no volume is remote."""
     paths = [os.fspath(one) for one in given if isinstance(one, (str, os.PathLike))]
     urls = [path for path in paths if is_url(path)]
     first = paths[0] if paths else "an array"
@@ -136,7 +138,7 @@ def remote_volumes(
         )
     if not urls and stage is None:
         return None
-    # Beside URLs a path is local; without URLs it is a network folder or a mount.
+    # Without URLs, a stage means that the paths are network folders or mounts.  With URLs, paths are local.
     far = urls or [path for path in paths if is_zarr(path)]
     if not far:
         raise OptionError(
@@ -149,13 +151,16 @@ def remote_volumes(
 def _seen(
     policy: Retries, asked: tuple[ChunkStore, str] | Exception
 ) -> tuple[ChunkStore, str, ZarrArray, Listing] | Exception:
-    """Return an array below a prefix, and the objects there; an error if it cannot be read here."""
+    """Return the store, the prefix, the metadata and the objects of an array.
+
+    Return an error if this module cannot read the array.
+    """
     if isinstance(asked, Exception):
         return asked
     store, prefix = asked
     try:
         array = _array(RetryingStore(store.bare, policy), store.location, prefix)
-        UnitGrid(array.shape, array.chunk)  # raises if its units cannot be numbered
+        UnitGrid(array.shape, array.chunk)  # raises an error if the array has too many chunks
         _, listing = scan_store(
             store.asking, store.location.path(prefix), prefix, {"": 0}, extensions="", allow_empty=True
         )  # fmt: skip
@@ -194,12 +199,16 @@ def _array(store: Store, location: Location, prefix: str) -> ZarrArray:
 
 
 class ChunkStore:
-    """A store, and the chunks in it that a dataset needs; ``asking`` retries if that may help."""
+    """A store, and the chunks in the store that a dataset needs.
+
+    Each object has a *row*, which is its index in the list of all chunks of the dataset in this store.
+    ``bare`` is the store itself, and ``asking`` is the store with retries for failed requests.
+    """
 
     def __init__(self, bare: Store, location: Location, stage: Stage | None) -> None:
         self.bare, self.location, self._stage = bare, location, stage
         self.asking = RetryingStore(bare)
-        self.parts: list[Rows] = []  # of arrays, until all are registered
+        self.parts: list[Rows] = []  # the rows of each array, until ``complete`` joins them
         self._count = 0
         self._listing: Listing | None = None
         self._begin()
@@ -209,7 +218,7 @@ class ChunkStore:
         self._reader: ObjectReader | None = None
         self._pid = os.getpid()
         self._given_up: deque[_Reads] = deque()
-        self._living: Counter[int] = Counter()  # rows, with the number of running batches that need them
+        self._living: Counter[int] = Counter()  # for each row: how often running batches need the row
 
     def __getstate__(self) -> dict[str, Any]:
         own = ("_lock", "_reader", "_pid", "_given_up", "_living")
@@ -259,12 +268,12 @@ class ChunkStore:
         return self._reader
 
     def _be_here(self) -> None:
-        """Reinitialise in a forked child."""
+        """Reinitialise if this process is a forked child."""
         if self._pid != os.getpid():
             self._begin()
 
     def need(self, rows: Int64Array, needed: Needed) -> None:
-        """Announce that rows will be read, each as often as it is listed."""
+        """Announce that each row will be read as often as ``rows`` contains it."""
         reader = self.reader()
         self.settle()
         if len(rows):
@@ -274,7 +283,7 @@ class ChunkStore:
             reader.need(rows)
 
     def are_needed(self, rows: Int64Array) -> npt.NDArray[np.bool_]:
-        """Return which rows running batches already need: bool (N,)."""
+        """Return True for each row that running batches already need: bool (N,)."""
         self.settle()
         return np.array([self._living[row] > 0 for row in rows.tolist()], np.bool_)
 
@@ -284,7 +293,7 @@ class ChunkStore:
         while self._given_up:
             try:
                 reads = self._given_up.popleft()
-            except IndexError:  # another thread has taken the last
+            except IndexError:  # another thread has removed the last entry
                 return
             with self._lock:
                 self._living.subtract(reads.rows)
@@ -294,12 +303,12 @@ class ChunkStore:
                 self._reader.forgo(rows, were_needed=True)
 
     def give_up(self, reads: _Reads) -> None:
-        """Mark a batch as finished.  Callable from anywhere, also from the garbage collector."""
-        if reads.pid == self._pid == os.getpid():  # not in a child that has a copy of it
+        """Mark a batch as finished.  The garbage collector may call this method in any thread."""
+        if reads.pid == self._pid == os.getpid():  # not in a child process, which has only a copy
             self._given_up.append(reads)
 
     def are_here(self, rows: Int64Array) -> None:
-        """Announce that rows which an order may list need not be read this time."""
+        """Announce that ``rows`` of a prefetched order are in memory and will not be read this time."""
         if len(rows) and self._reader is not None and self._pid == os.getpid():
             self._reader.forgo(rows, were_needed=False)
 
@@ -315,7 +324,7 @@ class ChunkStore:
 
 
 class _Reads(NamedTuple):
-    """The rows that a batch reads in a process; those not read yet, and how often they will be."""
+    """The rows that a batch reads in process ``pid``; ``left`` counts the remaining reads of each row."""
 
     pid: int
     rows: list[int]
@@ -323,14 +332,14 @@ class _Reads(NamedTuple):
 
 
 class Needed:
-    """The rows that a batch will read.  When it is dropped, rows not read yet are released."""
+    """The rows that a batch will read.  Deleting the object releases the rows that were not read."""
 
     def __init__(self) -> None:
         self._reads: dict[ChunkStore, _Reads] = {}
         self._lock = threading.Lock()
 
     def add(self, store: ChunkStore, rows: list[int]) -> None:
-        """Add the rows of a store that will be read; call it once for each store."""
+        """Add the rows of a store that will be read; call this method once for each store."""
         reads = self._reads[store] = _Reads(os.getpid(), rows, Counter(rows))
         weakref.finalize(self, store.give_up, reads).atexit = False
 
@@ -342,7 +351,7 @@ class Needed:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Attribute the reads of this thread to this batch within the block."""
+        """Return a context in which reads of this thread belong to this batch."""
         before = _current.set(self)
         try:
             yield
@@ -350,11 +359,14 @@ class Needed:
             _current.reset(before)
 
 
-_current: ContextVar[Needed | None] = ContextVar("_current", default=None)  # the batch of a thread's reads
+_current: ContextVar[Needed | None] = ContextVar("_current", default=None)  # the batch that a thread reads
 
 
 class RemoteChunks:
-    """The chunks of an array, a ``core.types.ChunkObjects``; ``numbers`` are the existing ones, ascending."""
+    """The chunks of an array in a store, as a ``core.types.ChunkObjects``.
+
+    ``numbers`` has the numbers of the existing chunks in ascending order.
+    """
 
     def __init__(
         self, store: ChunkStore, prefix: str, array: ZarrArray, counts: Sequence[int], first: int,
@@ -376,7 +388,7 @@ class RemoteChunks:
         return np.where(self._numbers[places] == chunks, places + self._first, -1)
 
     def read(self, chunk: int) -> bytes | None:
-        """Return a chunk's object; None if it was never written."""
+        """Return the content of a chunk's object; None if the chunk was never written."""
         row = int(self.rows(np.array([chunk]))[0])
         if row < 0:
             return None
@@ -388,8 +400,8 @@ class RemoteChunks:
 
     @contextmanager
     def together(self, chunks: Sequence[int]) -> Iterator[None]:
-        """Fetch these chunks in parallel; all of them are read within the block."""
-        if _current.get() is not None or len(chunks) < 2:  # a batch has announced them already
+        """Return a context in which the caller reads each of ``chunks``; they are fetched in parallel."""
+        if _current.get() is not None or len(chunks) < 2:  # a batch has announced the chunks already
             yield
             return
         needed = Needed()

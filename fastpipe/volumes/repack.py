@@ -1,7 +1,7 @@
 """``fastpipe repack VOLUME OUT.zarr``: copy a volume to a Zarr array with other chunks.
 
-tensorstore writes the copy to a private folder beside OUT.  fastpipe's own reader reads each part back and
-compares it with the source.  OUT appears when everything is written.
+tensorstore writes the copy to a private folder next to OUT.  fastpipe's own reader reads each part back and
+compares the part with the source.  The folder gets the name OUT when the copy is complete.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ Array = npt.NDArray[Any]
 
 _LEVELS = {"blosc-zstd": (0, 9), "zstd": (1, 22), "none": (0, 0)}
 _LARGEST_CHUNK = 1 << 30  # Blosc's limit is 2 GiB
-_BLOCK_NBYTES = 1 << 17  # least size of a Blosc block: a reader decompresses one alone
+_BLOCK_NBYTES = 1 << 17  # the least bytes of a Blosc block, which a reader decompresses on its own
 _AUTO_NBYTES = 256 << 20
-TOGETHER_NBYTES = 8 << 20  # that a thread decodes at once, if units are no larger
-_WORTH_NBYTES = 16 << 20  # of a brick: larger ones only decode fewer units twice
-_MOST_FILES = 1 << 19  # in a folder whose bytes are counted
+TOGETHER_NBYTES = 8 << 20  # bytes that a thread decodes by one call, if units are not larger
+_WORTH_NBYTES = 16 << 20  # bytes of a brick from which on a larger brick is not preferred for its size
+_MOST_FILES = 1 << 19  # the most files in a folder whose bytes are counted
 _METADATA = ("zarr.json", ".zarray", ".zattrs", "attributes.json")
-_OWN_KEYS = {"dimensions", "blockSize", "dataType", "compression", "compressionType"}  # N5's own, not users'
-# A folder with such a suffix would be taken for another format.
+_OWN_KEYS = {"dimensions", "blockSize", "dataType", "compression", "compressionType"}  # keys that N5 defines
+# Programs would mistake a folder with one of these suffixes for another format.
 _OF_OTHERS = {
     ".b2nd", ".gz", ".h5", ".hdf", ".hdf5", ".he5", ".mrc", ".n5", ".nii", ".npy", ".npz", ".nrrd", ".raw",
     ".tif", ".tiff",
@@ -75,7 +75,7 @@ _OF_OTHERS = {
 
 
 def repack_volume(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Make the copy; ``args`` as of ``fastpipe.tools.repack``."""
+    """Write and verify the copy; ``args`` has the arguments of ``fastpipe.tools.repack``."""
     begun = time.monotonic()
     source, out = str(args.input), Path(args.output)
     volume = open_source(source)
@@ -163,8 +163,10 @@ def _exists_already(out: Path) -> OptionError:
 
 @contextlib.contextmanager
 def _new_folder(parent: Path) -> Iterator[str]:
-    """Create a private folder, and remove it at the end; the path leads to it even if others replace the
-    folder."""
+    """Create a private folder, and remove the folder at the end.
+
+    The yielded path leads to the folder even if another process moves or replaces it.
+    """
     made = tempfile.mkdtemp(prefix="fastpipe-repack-", dir=parent)
     try:
         with folder_below(parent, os.path.basename(made)) as folder:
@@ -211,7 +213,7 @@ def _check_copy(brick: Array, box: Box, copy: Volume, layout: ZarrLayout, pool: 
 
 
 def _are_same(one: Array, other: Array) -> bool:
-    bits = f"u{min(one.dtype.itemsize, 8)}"  # compare bits: NaN differ from each other
+    bits = f"u{min(one.dtype.itemsize, 8)}"  # compare bits, because a NaN is not equal to itself
     return np.array_equal(one.view(bits), other.view(bits))
 
 
@@ -238,18 +240,21 @@ class Codec(NamedTuple):
 
 
 class ZarrLayout(NamedTuple):
-    shape: tuple[int, ...]  # of the array
-    dtype: np.dtype[Any]  # of its elements as stored: little-endian
-    chunk: tuple[int, ...]  # of a chunk
-    codec: Codec  # of the chunks
-    fill: Any = 0  # an element; a chunk of only this value needs no file
+    shape: tuple[int, ...]  # shape of the array
+    dtype: np.dtype[Any]  # dtype of the stored elements, which are little-endian
+    chunk: tuple[int, ...]  # shape of a chunk
+    codec: Codec
+    fill: Any = 0  # the fill value; a chunk that contains only this value needs no file
 
     @classmethod
     def of(
         cls, shape: Sequence[int], dtype: np.dtype[Any], chunk: Sequence[int], codec: Codec, fill: bytes = b""
     ) -> ZarrLayout:
-        """Return a layout; ``chunk`` is along the last dimensions, ``fill`` the bytes of an element in
-        ``dtype``, or empty."""
+        """Return a layout for an array.
+
+        ``chunk`` is the chunk shape along the last dimensions.  ``fill`` has the bytes of the fill value in
+        ``dtype``; empty for 0.
+        """
         if dtype.name not in NUMBERS or dtype.names:
             raise OptionError(f"its elements are {dtype}, for which Zarr has no type")
         if not shape:
@@ -257,7 +262,7 @@ class ZarrLayout(NamedTuple):
         if len(chunk) > len(shape):
             raise OptionError(f"--chunks has {len(chunk)} numbers, and the volume {len(shape)} dimensions")
         whole = [1] * (len(shape) - len(chunk)) + list(chunk)
-        # A chunk longer than the volume would hold nothing more.
+        # A chunk need not be longer than the volume.
         whole = [min(side, max(size, 1)) for side, size in zip(whole, shape, strict=True)]
         if math.prod(whole) * dtype.itemsize > _LARGEST_CHUNK:
             raise OptionError(f"--chunks {','.join(map(str, whole))} makes chunks of more than 1 GiB")
@@ -270,7 +275,7 @@ class ZarrLayout(NamedTuple):
 
     @property
     def block(self) -> int:
-        """Bytes of a Blosc block: as many whole slabs of a chunk as are worth reading alone."""
+        """The bytes of a Blosc block: the smallest slab of a chunk that is worth reading on its own."""
         axis = next((dim for dim, side in enumerate(self.chunk) if side > 1), 0)
         side = self.chunk[axis]
         row = self.chunk_nbytes // side
@@ -292,13 +297,13 @@ class ZarrLayout(NamedTuple):
 
 
 class Notes(NamedTuple):
-    attributes: dict[str, Any]  # as JSON values
-    names: list[Any] | None = None  # of the dimensions, or None
+    attributes: dict[str, Any]  # the attributes as JSON values
+    names: list[Any] | None = None  # names of the dimensions; None if they have no names
     others: tuple[str, ...] = ()  # names of attributes that JSON cannot represent
 
     @classmethod
     def of(cls, path: str, volume: Volume) -> Notes:
-        """Return the notes of an array in a folder or in an HDF5 file; ``path`` as given by the user."""
+        """Return the attributes and dimension names of ``volume``; ``path`` is the path from the user."""
         file = _existing(path)
         if os.path.isfile(file):
             return _notes_in_hdf5(file, volume.name.removeprefix(file)) if is_hdf5(file) else cls({})
@@ -339,12 +344,12 @@ def _notes_in_hdf5(file: str, inside: str) -> Notes:
 def _json_in(path: str) -> dict[str, Any]:
     try:
         return json_object(path, read_file(path))
-    except OSError:  # a VolumeError is one
+    except OSError:  # this includes VolumeError
         return {}
 
 
 def create_array(array: Path, layout: ZarrLayout, threads: int, notes: Notes | None = None) -> Any:
-    """Create a Zarr array of version 3 in a new folder; return tensorstore's array for ``write_box``."""
+    """Create a Zarr array of version 3 in the new folder ``array``; return tensorstore's array object."""
     metadata = {
         "shape": layout.shape,
         "data_type": layout.dtype.name,
@@ -359,7 +364,7 @@ def create_array(array: Path, layout: ZarrLayout, threads: int, notes: Notes | N
         "context": {
             "data_copy_concurrency": {"limit": threads},
             "file_io_concurrency": {"limit": threads},
-            "file_io_sync": False,  # synced once, at the end
+            "file_io_sync": False,  # ``repack_volume`` syncs once at the end
         },
     }
     try:
@@ -372,7 +377,10 @@ def create_array(array: Path, layout: ZarrLayout, threads: int, notes: Notes | N
 
 
 def _add_notes(file: Path, notes: Notes, dims: int) -> None:
-    """Write notes unchanged: tensorstore supports no NaN, infinity, large integers or duplicate names."""
+    """Add ``notes`` to the metadata file.
+
+    tensorstore does not do this, as it rejects NaN, infinity, large integers and duplicate names.
+    """
     content = json.loads(file.read_bytes()) | {"attributes": notes.attributes}
     if notes.names is not None and len(notes.names) == dims:
         content["dimension_names"] = notes.names
@@ -381,7 +389,7 @@ def _add_notes(file: Path, notes: Notes, dims: int) -> None:
 
 
 def write_box(target: Any, box: Box, part: Array) -> None:
-    """Write a box of whole chunks.  Chunks of only the fill value get no file."""
+    """Write a box of whole chunks.  A chunk that contains only the fill value gets no file."""
     try:
         target[box].write(part).result()
     except FAILED as error:
@@ -395,7 +403,7 @@ def _reason(error: Exception, folder: str) -> str:
 
 
 def _in_json(element: Any) -> Any:
-    """Return a fill value as Zarr writes it: as text if JSON has no such number."""
+    """Return a fill value in Zarr's JSON form: a number, or text for NaN and infinity."""
     if element.dtype.kind == "c":
         return [_in_json(element.real), _in_json(element.imag)]
     plain = element.item()
@@ -403,35 +411,37 @@ def _in_json(element: Any) -> Any:
 
 
 def open_source(path: str) -> Volume:
-    """Open a volume that the user named; the copy of compressed NIfTI is kept, as ``FastPatchDataset`` keeps
-    it."""
+    """Open a volume that the user named.
+
+    Uncompressed copies of compressed NIfTI files stay in the user's cache, as with ``FastPatchDataset``.
+    """
     try:
         return open_volume(path, may_write=True)
     except UnsupportedFormatError as error:
-        # For a wrong file, as opposed to a forgotten option, the error lists all supported formats.
+        # For a file that is not HDF5 either, the error lists all supported formats.
         if not is_hdf5(path):
             raise VolumeError(f"{error}; it is not an HDF5 file either") from None
         raise
 
 
 def _existing(path: str) -> str:
-    """Return the file or folder in a path, without the name of an array in it."""
+    """Return the part of a path that exists: the file or folder without the name of an array in it."""
     while path and not is_url(path) and not os.path.lexists(path):
         path = os.path.dirname(path.rstrip("/"))
     return path
 
 
 def _state(path: str, volume: Volume) -> Any:
-    """Return a value that changes if the volume's file changes; nothing for remote volumes."""
+    """Return a value that changes if the volume changes; a constant if the state of the volume is unknown."""
     file = _existing(path)
     if not os.path.isfile(file):
         return volume.state()
-    status = os.stat(file)  # the original file: what is read may be a copy of it
+    status = os.stat(file)  # the original file, of which the volume may be a copy
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def stored_nbytes(path: str) -> int | None:
-    """Return a volume's bytes on disk; None if unknown, or if too many files would have to be counted."""
+    """Return a volume's bytes on disk; None if they are unknown, or if a folder has too many files."""
     file = _existing(path)
     if os.path.isdir(path):
         files = (os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)
@@ -447,18 +457,18 @@ def stored_nbytes(path: str) -> int | None:
 
 
 def chunk_of(volume: Volume) -> tuple[int, ...]:
-    """Return the shape of what is stored together: a chunk or, if only that is known, a unit."""
+    """Return the shape of a chunk of a volume; the shape of a unit if the chunks are unknown."""
     if isinstance(volume, (GroupedVolume, NativeVolume)):
         return chunk_of(volume.inner)
     return volume.chunks.unit if isinstance(volume, ZarrVolume) else volume.grid.unit
 
 
 class Bricks(NamedTuple):
-    """The plan of a copy: the shape of what is copied at once, and the number of threads."""
+    """The plan of a copy.  A *brick* is a box of the volume that is read, written and compared as a whole."""
 
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # shape of a brick
     threads: int
-    part: tuple[int, ...]  # shape of what a thread writes at once
+    part: tuple[int, ...]  # shape of the parts of a brick, each of which a thread writes by one call
 
     def boxes(self, shape: Sequence[int]) -> Iterator[Box]:
         """Yield the bricks of an array, in C order."""
@@ -478,11 +488,12 @@ def _cut(box: Box, shape: Sequence[int]) -> Iterator[Box]:
 
 
 def planned_bricks(volume: Volume, layout: ZarrLayout, threads: int, memory: int | None) -> Bricks:
-    """Find the bricks of whole chunks of the copy with which the least is decoded twice.
+    """Find the bricks with which the fewest bytes are decoded twice; a brick has whole chunks of the copy.
 
-    ``memory`` is the limit in bytes for everything; None uses a default, or the least necessary.
+    ``memory`` is the limit in bytes for all memory.  If ``memory`` is None, the limit is a default, or the
+    least possible limit if this is larger.
     """
-    # Each thread decodes a whole stored chunk, or compresses a part of the brick that is no larger.
+    # Each thread decodes a whole stored chunk, or compresses a part of the brick that is not larger.
     itemsize = layout.dtype.itemsize
     stored = math.prod(chunk_of(volume)) * itemsize
     most = max(stored, volume.unit_nbytes, layout.chunk_nbytes)
@@ -495,7 +506,7 @@ def planned_bricks(volume: Volume, layout: ZarrLayout, threads: int, memory: int
             f"{in_bytes(layout.chunk_nbytes)} take at least {in_bytes(least)}"
         )
     threads = max(1, min(threads, (memory - 2 * layout.chunk_nbytes) // (2 * most)))
-    # A brick of the volume, and the same one read back; at least one chunk fits.
+    # Memory holds a brick of the volume and the brick that is read back from the copy.
     room = (memory - threads * 2 * most) // 2
     growth = 1.34 if len(layout.shape) <= 3 else 2.0  # in many dimensions there are many combinations
     options = [
@@ -515,7 +526,7 @@ def planned_bricks(volume: Volume, layout: ZarrLayout, threads: int, memory: int
 
 
 def _multiples(most: int, growth: float) -> list[int]:
-    """Return numbers from 1 to ``most``, with growing distances."""
+    """Return numbers from 1 to ``most`` with increasing differences."""
     found = [1]
     while found[-1] < most:
         found.append(min(most, max(found[-1] + 1, int(found[-1] * growth))))
@@ -523,14 +534,14 @@ def _multiples(most: int, growth: float) -> list[int]:
 
 
 def _decoded(size: int, unit: int, side: int) -> float:
-    """Return the elements decoded for each one used, along a dimension split into bricks of this side."""
+    """Return the decoded elements for each used element, along a dimension with bricks of length ``side``."""
     begins = np.arange(0, max(size, 1), side)
     ends = np.minimum(begins + side, max(size, 1))
     return float((((ends - 1) // unit - begins // unit + 1) * unit).sum() / max(size, 1))
 
 
 def read_box(volume: Volume, reader: UnitReader, box: Box, dtype: np.dtype[Any], pool: Executor) -> Array:
-    """Read a box of a volume, each of its units once, with all threads of a pool."""
+    """Read a box of a volume with all threads of a pool; decode each unit once."""
     out = np.empty([side.stop - side.start for side in box], dtype)
 
     def read(some: Int64Array) -> None:
@@ -550,7 +561,7 @@ def read_box(volume: Volume, reader: UnitReader, box: Box, dtype: np.dtype[Any],
 
 
 def finish_all(futures: Sequence[Future[Any]]) -> list[Any]:
-    """Return the results of tasks in order; all tasks have ended when this returns or raises."""
+    """Return the results of tasks in order.  All tasks have ended when this function returns or raises."""
     try:
         return [future.result() for future in futures]
     finally:

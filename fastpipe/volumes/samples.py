@@ -1,4 +1,4 @@
-"""Patches as samples of a dataset: their description, the reading of a batch, and the same with NumPy."""
+"""Patches as samples of a dataset: plan the patches, read batches, and read patches without fastpipe."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ from fastpipe.volumes.zarr import ZarrVolume
 from fastpipe.volumes.zarr_python import ZarrPythonVolume
 
 # ----------------------------------------------------------------------------------------------------
-# Scripts without fastpipe slice what a library opens.  This is for comparison and for falling back.
+# Patches without fastpipe: the library of each format opens the arrays, and the patches are slices.  This is
+# for comparison, and is the fallback.
 
 
 def library_array(volume: Volume) -> Any:
@@ -99,7 +100,7 @@ def library_array(volume: Volume) -> Any:
 
 
 class _Sliced:
-    """A sliceable array that a function reads."""
+    """An object whose slices a function reads."""
 
     def __init__(self, read: Callable[[Any], Any]) -> None:
         self._read = read
@@ -109,7 +110,7 @@ class _Sliced:
 
 
 class SlicedPatches:
-    """Patches sliced from what the formats' own libraries open."""
+    """Patches that are slices of arrays, which the formats' own libraries open."""
 
     def __init__(
         self,
@@ -142,7 +143,7 @@ class SlicedPatches:
         role, array = self._roles[number], self._array(number, volume)
         sides = list(zip(start, self._size, role.spatial(volume), strict=True))
         ends = [(max(0, -at), max(0, at + size - most)) for at, size, most in sides]
-        if any(map(any, ends)):  # read all of it, as ``numpy.pad`` needs it
+        if any(map(any, ends)):  # ``numpy.pad`` needs the whole array
             array = self._padded(role, array[...], ends)
         box = [slice(max(0, at), max(0, at) + size) for at, size, _ in sides]
         patch = np.array(array[(*[slice(None)] * len(role.lead), *box)], role.dtype)
@@ -172,22 +173,22 @@ class SlicedPatches:
         return {**self.__dict__, "_open": (0, {})}
 
 
-# ---- The patches of volumes: the base of datasets for every framework -------------------------------
+# ---- The patches of volumes: the base class of the datasets for every framework ---------------------
 
-_MOST_DRAWN = 101  # random places for substitutes, if an epoch has fewer
-_MOST_EXPECTED = 1 << 23  # most uses of units in an epoch for listing them in advance
+_MOST_DRAWN = 101  # number of random places to choose substitutes from, if an epoch has fewer patches
+_MOST_EXPECTED = 1 << 23  # the most uses of units in an epoch that are listed in advance
 
-_PADDING = ("error", *PADDING_MODES)  # of fastpipe/native/patches.h
+_PADDING = ("error", *PADDING_MODES)  # in the order of fastpipe/native/patches.h
 _KEEP, _DECLINE, _REPLACE = 0, 1, 2  # policies for NaN
-_MOST_DESCRIBED = 4096  # volumes
-_MOST_OPEN = 256  # volumes
-_MOST_DECLINED = 8  # patches of one volume: after these, Python's threads read it from the start
+_MOST_DESCRIBED = 4096  # the most volumes that are described for the native core at a time
+_MOST_OPEN = 256  # the most volumes that are open in Python at a time
+_MOST_DECLINED = 8  # if the core fails for this many patches of a volume, only Python reads the volume
 
 _is_bad = partial(is_of_samples, damaged=DamagedUnitError)
 
 
 def _kind(role: Role, size: Sequence[int], padding: Padding, nan: str | float) -> Any:
-    """Return a role in the core's form; None if the core does not support its dtype."""
+    """Return a role in the native core's form; None if the core does not support its dtype."""
     dtype, constant, number = role.dtype, np.zeros((), role.dtype), np.zeros((), role.dtype)
     if padding.mode == "constant":
         constant[...] = padding.constant(role.name)
@@ -208,15 +209,14 @@ def _kind(role: Role, size: Sequence[int], padding: Padding, nan: str | float) -
 class Options(NamedTuple):
     """The options of a dataset from which a runtime is created."""
 
-    bad_samples: BadSamples  # as given
+    bad_samples: BadSamples
     threads: int | str
     padding: Padding
     nan: str | float
 
 
 class Runtime(ProcessRuntime[Options]):
-    """Threads, memory and open volumes of a dataset in one process; ``chunks`` are those of remote
-    volumes."""
+    """Threads, memory and open volumes of a dataset in one process; ``chunks`` are the remote chunks."""
 
     def __init__(
         self,
@@ -241,23 +241,24 @@ class Runtime(ProcessRuntime[Options]):
             _kind(role, size, options.padding, "keep" if number else options.nan)
             for number, role in enumerate(roles)
         ]
-        self._volumes: dict[tuple[int, int], Any] = {}  # the core's volumes, by role and number
-        self._declined: Counter[int] = Counter()  # patches, by volume number
+        self._volumes: dict[tuple[int, int], Any] = {}  # the core's volumes, by (role, volume)
+        self._declined: Counter[int] = Counter()  # by volume: the patches that the core failed to read
         self._lock = threading.Lock()
         self._open: OrderedDict[tuple[int, int], PatchReader] = OrderedDict()
 
     def expect(
         self, seed: int, epoch: int, uses: Callable[[], tuple[Callable[[int], Int64Array], bool]]
     ) -> None:
-        """Announce the patches of an epoch: units that none of them will use again are evicted first.
+        """Announce the patches of an epoch, so that units that no patch will use again are evicted first.
 
-        ``uses`` returns a function from a unit size to the units of that size, one entry for each use, int64
-        (N,); and True if they are in order of use: then those used last are evicted first.
+        ``uses`` returns two values.  The first is a function from a slot size to the units with this slot
+        size, with an entry for each use: int64 (N,).  The second is True if the entries are in order of use;
+        the unit whose next use is the latest is then evicted first.
         """
         what = zlib.crc32(f"{seed} {epoch}".encode()) + 1
         found: list[tuple[Callable[[int], Int64Array], bool]] = []
         for units, expected in self._expected.items():
-            # Only once if several epochs run in turns, which would otherwise announce theirs again and again.
+            # Announce each epoch once.  Epochs that run in turns would repeat their announcements.
             if (what == units.expected or what in expected) and not units.is_over:
                 continue
             expected.add(what)
@@ -266,8 +267,10 @@ class Runtime(ProcessRuntime[Options]):
             units.expect(what, of(units.slot_nbytes), is_in_order)
 
     def start(self, places: Places, rows: Int64Array, arrays: Sequence[npt.NDArray[Any]]) -> Started:
-        """Describe the work of reading patches into rows of the batch's memory, (M, *lead, *patch) for each
-        role."""
+        """Return the work that reads patches into ``rows`` of ``arrays``.
+
+        ``arrays`` has an array (M, *lead, *patch) for each role.
+        """
         statuses = np.zeros((len(arrays[0]), 8), np.uint8)
         if not len(rows):
             return Started(None, statuses, ())
@@ -275,11 +278,11 @@ class Runtime(ProcessRuntime[Options]):
         return Started(batch, statuses, self._tasks(places, rows, arrays, left) if left else ())
 
     def heard(self, places: Places, rows: Int64Array, started: Started) -> None:
-        """Handle the end of the core's part of a batch."""
+        """Record the times and failures of a batch whose part in the native core has finished."""
         for stage, nanoseconds in zip(("decode", "copy"), started.batch.times, strict=True):
             self.clock.add(stage, nanoseconds)
         self.counts.add(*started.batch.nbytes)
-        # After too many declined patches of a volume the core gets no more of it.
+        # If the core failed for too many patches of a volume, only Python reads the volume from now on.
         declined = places.volumes[started.statuses[rows, 0] == DECLINED].tolist()
         self._declined.update(declined)
         for number in set(declined):
@@ -289,11 +292,10 @@ class Runtime(ProcessRuntime[Options]):
     def _batch(
         self, places: Places, rows: Int64Array, arrays: Sequence[npt.NDArray[Any]], statuses: UInt8Array
     ) -> tuple[Any, list[tuple[int, int]]]:
-        """Describe a batch.
+        """Return a ``native.PatchBatch``, and the list of (patch, role) that Python must read.
 
-        ``rows`` are int64 (N,), ``arrays`` for each role the batch's memory (M, *lead, *patch), ``statuses``
-        uint8 (M, 8).  Return a ``native.PatchBatch``, or None if the core reads nothing of it; and the rest
-        for Python, as numbers of patches and roles.
+        The batch is None if the native core reads no patch.  ``rows`` is int64 (N,).  ``arrays`` has the
+        batch's memory (M, *lead, *patch) for each role.  ``statuses`` is uint8 (M, 8).
         """
         count = len(self._roles)
         volumes = [self._volume(role, volume) for volume in places.volumes.tolist() for role in range(count)]
@@ -305,14 +307,14 @@ class Runtime(ProcessRuntime[Options]):
         return native.patch_batch(self._kinds, outs, volumes, starts, rows, statuses), left
 
     def _volume(self, role: int, number: int) -> Any:
-        """Return the core's form of a volume; None if the core does not read it."""
-        with suppress(KeyError):  # no lookup before: another thread may clear all
+        """Return the native core's form of a volume; None if the core cannot read the volume."""
+        with suppress(KeyError):  # another thread may clear the dictionary between a test and the access
             return self._volumes[role, number]
         if len(self._volumes) >= _MOST_DESCRIBED:
             self._volumes.clear()
         volume, made = self._roles[role].volumes[number], None
         units, first = self._units[self._firsts[role] + number]
-        with suppress(ValueError):  # of sizes that the core does not support
+        with suppress(ValueError):  # the core does not support some sizes
             source = None if self._kinds[role] is None else volume.native_source()
             if source is not None:
                 shape, unit, itemsize = volume.shape, volume.grid.unit, volume.dtype.itemsize
@@ -321,7 +323,7 @@ class Runtime(ProcessRuntime[Options]):
         return made
 
     def read_alone(self, places: Places, row: int, arrays: Sequence[npt.NDArray[Any]]) -> None:
-        """Read one patch, and raise its error."""
+        """Read one patch in Python; raise the patch's error."""
         every = [(0, role) for role in range(len(self._roles))]
         for task in self._tasks(places, np.array([row]), arrays, every):
             task.run()
@@ -330,7 +332,7 @@ class Runtime(ProcessRuntime[Options]):
         self, places: Places, rows: Int64Array, arrays: Sequence[npt.NDArray[Any]],
         left: Sequence[tuple[int, int]],
     ) -> list[Task]:  # fmt: skip
-        """Return Python's tasks for some patches, given by their numbers and roles."""
+        """Return Python's tasks for the pairs (patch, role) in ``left``."""
         needed = None if self._chunks is None else self._chunks.need(places, self._units)
 
         def task(patch: int, role: int) -> Task:
@@ -366,14 +368,17 @@ class Runtime(ProcessRuntime[Options]):
         reader = PatchReader(self._roles[role].volumes[volume], self.clock, self.counts, units, first)
         with self._lock:
             self._open[role, volume] = reader
-            while len(self._open) > _MOST_OPEN:  # closed when the last task that uses it is done
+            while len(self._open) > _MOST_OPEN:  # a removed reader closes when no task uses it any more
                 self._open.popitem(last=False)
         return reader
 
 
 class PatchSamples(TouredSamples):
-    """Patches of volumes.  Changes of cache, nan, bad_samples and threads take effect from the next batch
-    on."""
+    """Patches of volumes.
+
+    Changes of the attributes ``cache``, ``nan``, ``bad_samples`` and ``threads`` take effect from the next
+    batch on.
+    """
 
     seed: int | None = None
 
@@ -417,7 +422,7 @@ class PatchSamples(TouredSamples):
         self._own_places = places_of(self.sampling, self._space, self._roles, self._padding.pads, kept)
         self._places: PatchPlaces = self._own_places
         cut_space = self._space
-        if any(self.margin):  # the margin may be beyond the volume at any place
+        if any(self.margin):  # a margin may extend beyond the volume, also without padding=
             self._places = WithMargin(self._own_places, self.margin)
             cut_space = PatchSpace(shapes, self._cut, titles, pads=True)
         names = tuple(role.name for role in self._roles)
@@ -432,38 +437,45 @@ class PatchSamples(TouredSamples):
         return self._places.count
 
     def __getstate__(self) -> dict[str, Any]:
-        # Threads and open files stay here; the copy creates its own when it needs them.
+        # A copy creates its own threads and open files on first use.
         return {**self.__dict__, "_runtime": None}
 
     @property
     def kinds(self) -> list[tuple[np.dtype[Any], tuple[int, ...]]]:
-        """Return the dtype and the shape of each of a sample's values."""
+        """Return the dtype and the shape of each value of a sample."""
         return [(role.dtype, (*role.lead, *self._cut)) for role in self._roles]
 
     def places(self, epoch: int = 0) -> tuple[Int64Array, Int64Array]:
-        """Return the places of an epoch's patches, for the dataset's seed, or 0: int64 (N,), the numbers of
-        their volumes; int64 (N, D), their starts there, without margins."""
+        """Return the places of an epoch's patches.
+
+        The first array has the indices of the patches' volumes: int64 (N,).  The second array has the starts
+        of the patches without margins: int64 (N, D).  A dataset without a seed uses seed 0.
+        """
         return self._own_places.places(self.seed or 0, epoch, np.arange(len(self)))
 
     def locality_groups(self, epoch: int = 0) -> Int64Array:
-        """Return the group of each sample: int64 (N,).  Patches of one group begin in the same unit, the
-        smallest part of a volume that is decoded on its own."""
+        """Return the group of each sample: int64 (N,).
+
+        Patches of a group begin in the same unit: a part of a volume, such as a chunk, decoded as a whole.
+        """
         return self._touring.groups(self._places.places(self.seed or 0, epoch, np.arange(len(self))))
 
     @property
     def amplification(self) -> float:
-        """Return the decoded bytes for each byte used so far, in all processes that share the memory."""
+        """Return the decoded bytes for each used byte up to now, in all processes that share the memory."""
         decoded, used = self._running().counts.nbytes
         return decoded / max(1, used)
 
     @property
     def downloaded(self) -> tuple[int, int]:
-        """Return the number of objects, and of bytes, that this process has fetched from stores."""
+        """Return the number of objects and the number of bytes that this process has fetched from stores."""
         return (0, 0) if self._remote is None else self._remote.downloaded
 
     def close(self) -> None:
-        """End the threads of this process, and release the stage and stores, as dropping the dataset does;
-        the next use starts them again."""
+        """End the threads of this process, and release the stage and the stores.
+
+        Deleting the dataset has the same effect.  The next use starts the threads again.
+        """
         runtime, self._runtime = self._runtime, None
         if self._remote is not None:
             self._remote.close()
@@ -472,17 +484,17 @@ class PatchSamples(TouredSamples):
 
     @property
     def plan(self) -> PatchPlan:
-        """Return a description of how each array is read; ``print`` it."""
+        """Return a description of how each array is read, for ``print``."""
         decoded, used = self._running().counts.nbytes
         return PatchPlan(self._roles, self._cut, self._remembered.note, decoded / used if used else None)
 
     @property
     def _beyond(self) -> Padding:
-        """The padding beyond the ends of volumes: margins may be there although patches are not."""
+        """The padding beyond the ends of volumes; without ``padding=``, margins are padded with zeros."""
         return self._padding if self._padding.pads or not any(self.margin) else Padding("constant")
 
     def _sliced(self) -> SlicedPatches:
-        """Return the same patches without fastpipe."""
+        """Return an object that reads the patches of this dataset without fastpipe."""
         return SlicedPatches(self._roles, self._places, self._beyond, self.nan, self._cut)
 
     def _tour_window(self) -> int:
@@ -499,11 +511,11 @@ class PatchSamples(TouredSamples):
 
     @property
     def _draws_samples(self) -> bool:
-        """True if each epoch draws its own samples."""
+        """True if each epoch has its own random patches."""
         return self._places.is_random
 
     def follow(self, batches: Callable[[], Iterator[Int64Array]], seed: int, epoch: int) -> None:
-        """Prefetch the remote chunks of an epoch; as in `BatchReader`."""
+        """Prefetch the remote chunks of an epoch, as specified in `BatchReader`."""
         if self._chunks is None:
             return
         self._chunks.expect_nothing()
@@ -515,13 +527,13 @@ class PatchSamples(TouredSamples):
         self, indices: Any, samples: Int64Array, key: Key | None, is_keyed: bool, runtime: Any,
         arrays: list[npt.NDArray[Any]], order: EpochOrder | None = None,
     ) -> Reading:  # fmt: skip
-        """Return the reading of a batch; as in `BatchReader`."""
+        """Return the settings for reading a batch, as specified in `BatchReader`."""
         places = self._places_of(indices, samples, key)
         found = list(keys_of(indices)) or ([(key.seed, key.epoch)] if key is not None and is_keyed else [])
         if len(found) == 1:
             self._expect_epoch(*found[0], order)
         batch = _Batch(self, samples, places, key, runtime, arrays)
-        # The indices are positions: those of the batch, followed by those of substitutes.
+        # The samples of the reading are positions in ``batch``, which appends the places of substitutes.
         return Reading(
             batch.start, batch.read_alone, np.arange(len(samples)),
             ReadPolicy(self.bad_samples.policy, runtime.log, _is_bad, batch.item),
@@ -529,7 +541,7 @@ class PatchSamples(TouredSamples):
         )  # fmt: skip
 
     def _places_of(self, indices: Sequence[int] | Int64Array, samples: Int64Array, key: Key | None) -> Places:
-        """Return the places of samples."""
+        """Return the places of the patches ``samples``."""
         if not self._places.is_random:
             return self._places.places(0, 0, samples)
         assert key is not None
@@ -543,7 +555,7 @@ class PatchSamples(TouredSamples):
         return Places(volumes, starts)
 
     def _expect_epoch(self, seed: int, epoch: int, order: EpochOrder | None) -> None:
-        """Announce to the memory the patches of an epoch, and the order in which they are read, if known."""
+        """Announce the patches of an epoch to the memory, with their order if ``order`` is known."""
         if self._remembered.keeps_all or len(self) * self._most_uses > _MOST_EXPECTED:
             return
 
@@ -555,7 +567,7 @@ class PatchSamples(TouredSamples):
         self._running().expect(seed, epoch, uses)
 
     def _running(self) -> Runtime:
-        """Return the threads, open volumes and memory of this process, created on first use."""
+        """Return this process's threads, open volumes and memory; create them on first use."""
         options = Options(self.bad_samples, self.threads, self._beyond, self.nan)
         if self._runtime is None or not self._runtime.fits(options):
             process = self._process(self.threads, "fastpipe-patch")
@@ -566,8 +578,10 @@ class PatchSamples(TouredSamples):
 def _followed(
     living: weakref.ref[PatchSamples], name: str, batches: Iterator[Int64Array], seed: int, epoch: int
 ) -> Iterator[Int64Array]:
-    """Yield the objects of a store that batches will need, as long as the samples exist; the generator must
-    not keep them alive."""
+    """Yield the rows of a store that each batch will need, until the ``PatchSamples`` is deleted.
+
+    The generator must not keep the ``PatchSamples`` alive.
+    """
     samples = living()
     foreseen = None if samples is None else samples._remembered.foreseen(samples._remembered.slots())
     del samples
@@ -585,7 +599,7 @@ def _followed(
 
 
 class _Batch:
-    """The places of a batch, and those drawn as substitutes for bad ones."""
+    """The places of a batch's patches, and of substitutes for unreadable patches."""
 
     def __init__(
         self,
@@ -598,24 +612,24 @@ class _Batch:
     ) -> None:
         self._dataset, self._samples, self._places, self._key = dataset, samples, places, key
         self._runtime, self._arrays = runtime, arrays
-        self._rows = list(range(len(samples)))  # the row of each place
+        self._rows = list(range(len(samples)))  # the row in the batch for each place
         self._started: tuple[Places, Int64Array, Started] | None = None
 
     def start(self, places: Int64Array, rows: Int64Array) -> Started:
-        """Return the work of reading patches into rows of the batch."""
+        """Return the work that reads the patches ``places`` into ``rows`` of the batch."""
         at = self._at(places)
         started = self._runtime.start(at, rows, self._arrays)
         self._started = at, rows, started
         return started
 
     def heard(self, _: Any) -> None:
-        """Handle the end of the core's part."""
+        """Record the results of the native core."""
         started, self._started = self._started, None
         if started is not None:
             self._runtime.heard(*started)
 
     def read_alone(self, place: int, row: int) -> None:
-        """Read one patch."""
+        """Read one patch in Python; raise the patch's error."""
         self._runtime.read_alone(self._at(np.array([place])), row, self._arrays)
 
     def _at(self, places: Int64Array) -> Places:
@@ -630,10 +644,13 @@ class _Batch:
         return Item(int(self._samples[self._rows[place]]), about)
 
     def substitute(self, row: int, attempt: int) -> int | None:
-        """Return a substitute: the ``attempt``-th of a sequence drawn from the key of the replaced patch."""
+        """Return a random substitute for a row; None if no substitute is left.
+
+        The key of ``row`` and ``attempt`` determine the substitute.
+        """
         key, places = self._key, self._dataset._places
         assert key is not None
-        # A random place is a valid substitute, however few patches an epoch has.
+        # Random places are valid substitutes, also if an epoch has fewer patches than substitutes.
         count = max(len(self._dataset), _MOST_DRAWN) if places.is_random else len(self._dataset)
         other = drawn_substitute(count, self._samples, key, row, attempt)
         if other is None:

@@ -1,4 +1,4 @@
-"""The places of a dataset's patches, by its sampling; labels and masks are read completely for it."""
+"""Find the places of a dataset's patches; labels and masks that the sampling needs are read completely."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from fastpipe.volumes.reader import Counts, PatchReader
 from fastpipe.volumes.sources import Role
 from fastpipe.volumes.volume import Int64Array, UnitGrid, Volume, grown_unit
 
-# ---- labels: some voxels of each, drawn from all in one pass, in any order --------------------
+# ---- labels: a random sample of each label's voxels, from one pass over the parts in any order ----
 
 UInt64Array = npt.NDArray[np.uint64]
 
-# Labels that are not whole numbers, as in soft segmentations, are separate classes up to this many.
+# Up to this many labels that are not whole numbers, as in soft segmentations, each label is its own class.
 _MOST_FRACTIONS = 1000
-_TOGETHER = math.nan  # the label of their common class; compared by identity
+_TOGETHER = math.nan  # with more such labels, the label of their common class, which is compared by identity
 
 _GOLDEN, _MIX_1, _MIX_2 = 0x9E37_79B9_7F4A_7C15, 0xBF58_476D_1CE4_E5B9, 0x94D0_49BB_1331_11EB
 
@@ -50,22 +50,22 @@ _GOLDEN, _MIX_1, _MIX_2 = 0x9E37_79B9_7F4A_7C15, 0xBF58_476D_1CE4_E5B9, 0x94D0_4
 class LabelVoxels(NamedTuple):
     """A sample of the voxels of each class of a volume."""
 
-    # (C,), ascending, as the volume's kind: int64, uint64 or float64.  NaN, at the end, is the class of all
-    # that are not whole numbers, if there are too many of them.
+    # (C,), ascending.  The dtype is int64, uint64 or float64, by the kind of the volume's dtype.  If too many
+    # labels are not whole numbers, NaN at the end stands for all of them.
     labels: npt.NDArray[Any]
-    ends: Int64Array  # int64 (C,): end of each class in ``voxels``, and start of the next
-    voxels: Int64Array  # int64 (M,): places of the voxels in the volume in C order
+    ends: Int64Array  # int64 (C,): the end of each class in ``voxels``, where the next class begins
+    voxels: Int64Array  # int64 (M,): flat indices of the voxels in the volume, in C order
 
     def each(self) -> list[Int64Array]:
         return np.split(self.voxels, self.ends)[:-1]
 
 
 class VoxelSketch:
-    """A sampler of voxels of each label: those whose places have the smallest hashes.  So the parts of a
-    volume may come in any order, and each set of voxels is equally likely.
+    """A sampler that keeps, for each label, the ``most`` voxels whose places have the smallest hashes.
 
-    ``labels`` are compared with the volume's values as NumPy compares numbers; None takes all above 0.  More
-    than 1,000 of these that are not whole numbers form one class together.
+    The result does not depend on the order of the parts, and each set of voxels is equally likely.  NumPy
+    compares ``labels`` with the volume's values.  None takes all values above 0; more than 1,000 of these
+    values that are not whole numbers form one common class.
     """
 
     def __init__(self, shape: Sequence[int], most: int, labels: Sequence[float] | None = None) -> None:
@@ -86,15 +86,15 @@ class VoxelSketch:
             self._keep(label, _hashes(places), places)
 
     def _classes_in(self, flat: npt.NDArray[Any]) -> Iterator[tuple[float, npt.NDArray[np.intp]]]:
-        """Yield the classes of some voxels, each with the indices of its voxels."""
+        """Yield the classes of the voxels in ``flat``, each with the indices of its voxels."""
         if self._labels is not None:
             for label in self._labels:
-                with np.errstate(over="ignore"):  # a small float may not represent the labels
+                with np.errstate(over="ignore"):  # a float type of few bits may not represent the label
                     inside = np.flatnonzero(flat == label)
                 if len(inside):
                     yield label, inside
             return
-        if flat.dtype.kind == "u" and flat.dtype.itemsize <= 2:  # much faster than sorting
+        if flat.dtype.kind == "u" and flat.dtype.itemsize <= 2:  # counting is much faster than sorting
             for label in np.flatnonzero(np.bincount(flat.astype(np.intp, copy=False))).tolist():
                 if label:
                     yield label, np.flatnonzero(flat == label)
@@ -116,7 +116,7 @@ class VoxelSketch:
     def _keep(self, label: float, hashes: UInt64Array, places: Int64Array) -> None:
         if label in self._kept:
             known, at = self._kept[label]
-            if len(known) == self._most:  # most later voxels are not among the smallest
+            if len(known) == self._most:  # most further hashes are not among the smallest
                 less = hashes < known.max()
                 hashes, places = hashes[less], places[less]
             hashes, places = np.concatenate([known, hashes]), np.concatenate([at, places])
@@ -141,14 +141,14 @@ class VoxelSketch:
 def _grouped(
     values: npt.NDArray[Any], places: npt.NDArray[np.intp]
 ) -> Iterator[tuple[float, npt.NDArray[np.intp]]]:
-    """Yield each of the sorted values with its places."""
+    """Yield each distinct value of the sorted ``values`` with its places."""
     if len(values):
         ends = np.flatnonzero(values[1:] != values[:-1]) + 1
         yield from zip(values[[0, *ends]].tolist(), np.split(places, ends), strict=True)
 
 
 def _hashes(places: Int64Array) -> UInt64Array:
-    """Return SplitMix64's finaliser of each place (D. Stafford's variant 13), which is one to one."""
+    """Hash each place with the finaliser of SplitMix64 (D. Stafford's variant 13), which is one to one."""
     values = places.astype(np.uint64)
     values += np.uint64(1)
     values *= np.uint64(_GOLDEN)
@@ -157,20 +157,24 @@ def _hashes(places: Int64Array) -> UInt64Array:
     return values ^ (values >> np.uint64(31))
 
 
-# ---- masks: patches that contain enough of the mask, by voxel counts of blocks ----------------
+# ---- masks: find patches that contain enough of the mask, from the mask's voxel counts in blocks ----
 
-# From (number, seed, epoch, indices, count) to [0, 1): float64 (N, count), different for each number.
+# A function of (number, seed, epoch, indices, count) that returns random numbers in [0, 1): float64 (N,
+# count).  The random numbers differ for each ``number``.
 Draws = Callable[[int, int, int, Int64Array, int], npt.NDArray[np.float64]]
 
 _MOST_BLOCKS = 1 << 22
-_MOST_SIDE = 4  # if the number of blocks allows it
+_MOST_SIDE = 4  # the longest side of a block, unless this makes too many blocks
 _MOST_CELLS, _CELLS_AT_ONCE = 1 << 18, 1 << 14
-_TRIED, _ROUNDS = 4096, 4  # patches tried when a dataset is created
-_DRAWS, _AT_ONCE = 4, 16  # rounds of attempts to find a patch, and attempts in each
+_TRIED, _ROUNDS = 4096, 4  # patches in each round, and rounds, that are tried when a dataset is created
+_DRAWS, _AT_ONCE = 4, 16  # rounds of attempts to find a patch, and the attempts in each round
 
 
 def _doubled(sides: Sequence[int], shape: Sequence[int], patch: Sequence[int], most: int) -> list[int]:
-    """Return the sides of boxes, doubled until few enough: first along the patch's most divided dimension."""
+    """Double the ``sides`` of the boxes that divide ``shape``, until there are at most ``most`` boxes.
+
+    The next side to double is the side along which a patch has the most boxes.
+    """
     found = list(sides)
     while math.prod(-(-size // side) for size, side in zip(shape, found, strict=True)) > most:
         dims = [dim for dim, size in enumerate(shape) if found[dim] < size]
@@ -179,12 +183,12 @@ def _doubled(sides: Sequence[int], shape: Sequence[int], patch: Sequence[int], m
 
 
 def block_sides(shape: Sequence[int], patch: Sequence[int]) -> list[int]:
-    """Return the sides of blocks: a quarter of a patch's, at most 4, but larger if there are too many."""
+    """Return the sides of blocks: a quarter of the patch's sides, at most 4, or more to have fewer blocks."""
     return _doubled([min(_MOST_SIDE, max(1, side // 4)) for side in patch], shape, patch, _MOST_BLOCKS)
 
 
 class BlockCounts:
-    """Counters of a mask's voxels that are not 0, block by block.  Parts may come in any order."""
+    """The number of a mask's nonzero voxels in each block.  Parts of the mask may be added in any order."""
 
     def __init__(self, shape: Sequence[int], patch: Sequence[int]) -> None:
         self.shape, self.sides = tuple(shape), block_sides(shape, patch)
@@ -204,10 +208,10 @@ class BlockCounts:
 
 
 class MaskDensity:
-    """Bounds for how much of a box is in a mask, from the counts of blocks.
+    """Bounds for the number of mask voxels in a box, from the counts of blocks.
 
-    A box contains all voxels of the blocks within it, and its share of blocks that are completely in the
-    mask.  It is unknown which voxels of other blocks at its surface it contains.
+    The number is exact for blocks that are completely inside the box or completely in the mask.  For other
+    blocks at the box's surface, only bounds are known.
     """
 
     def __init__(self, counts: Int64Array, sides: Sequence[int], shape: Sequence[int]) -> None:
@@ -220,7 +224,10 @@ class MaskDensity:
         self._full, self._others = _summed(counts, is_full), _summed(counts, ~is_full)
 
     def fractions(self, starts: Int64Array, patch: Int64Array) -> npt.NDArray[np.float64]:
-        """Return the least fraction of boxes in the mask, possibly beyond its ends: float64 (N,)."""
+        """Return a lower bound for the fraction of each box that is in the mask: float64 (N,).
+
+        Boxes may extend beyond the mask's ends.
+        """
         ends = np.clip(starts + patch, 0, self._shape)
         starts = np.clip(starts, 0, self._shape)
         lows = -(-starts // self._sides)
@@ -229,7 +236,10 @@ class MaskDensity:
         return np.asarray(voxels / math.prod(patch.tolist()), np.float64)
 
     def most(self, starts: Int64Array, size: Int64Array) -> npt.NDArray[np.float64]:
-        """Return the most voxels of boxes in the mask, possibly beyond its ends: float64 (N,)."""
+        """Return an upper bound for the number of mask voxels in each box: float64 (N,).
+
+        Boxes may extend beyond the mask's ends.
+        """
         ends = np.clip(starts + size, 0, self._shape)
         starts = np.clip(starts, 0, self._shape)
         lows, highs = starts // self._sides, -(-ends // self._sides)
@@ -238,18 +248,22 @@ class MaskDensity:
     def _voxels(
         self, starts: Int64Array, ends: Int64Array, lows: Int64Array, highs: Int64Array
     ) -> npt.NDArray[np.float64]:
-        """Return voxels of full blocks within boxes, and all of other blocks from ``lows`` to ``highs``."""
+        """Return the mask voxels in full blocks from ``starts`` to ``ends``, plus the mask voxels in other
+        blocks from ``lows`` to ``highs``."""
         total = np.zeros(len(starts))
         for corner in itertools.product((False, True), repeat=starts.shape[1]):
             is_end = np.array(corner)
             sign = -1.0 if (len(corner) - sum(corner)) % 2 else 1.0
             others = self._others[tuple(np.where(is_end, highs, lows).T)]
             total += sign * (others + self._full_before(np.where(is_end, ends, starts)))
-        counts: npt.NDArray[np.float64] = np.rint(total)  # they are integers
+        counts: npt.NDArray[np.float64] = np.rint(total)  # exact results are integers
         return counts
 
     def _full_before(self, at: Int64Array) -> npt.NDArray[np.float64]:
-        """Return the voxels of full blocks before corners; a cut block counts in proportion to its sides."""
+        """Return the voxels of full blocks from the origin to each corner in ``at``.
+
+        A block that is cut counts with the fraction inside.
+        """
         low = np.minimum(at // self._sides, self._blocks - 1)
         begins = low * self._sides
         part = (at - begins) / np.minimum(self._sides, self._shape - begins)
@@ -263,7 +277,7 @@ class MaskDensity:
 
 
 def _summed(counts: Int64Array, where: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
-    """Return the sums of the selected blocks before each corner."""
+    """Return the sum of the selected counts from the origin to each corner of the grid of blocks."""
     total = int(counts.sum())
     sums = np.where(where, counts, 0).astype(np.int32 if total <= np.iinfo(np.int32).max else np.int64)
     for dim in range(sums.ndim):
@@ -272,10 +286,11 @@ def _summed(counts: Int64Array, where: npt.NDArray[np.bool_]) -> npt.NDArray[Any
 
 
 class PatchCells:
-    """A sampler of patches near a mask; each place that can contain enough of it is equally likely.
+    """A sampler of patches near a mask.
 
-    Places are examined in cells, which are boxes of them; cells in which no place can have enough are
-    dropped.  If none remains, no patch has enough.
+    The possible places of patches are divided into cells, which are boxes of places.  Cells in which no patch
+    can contain enough of the mask are dropped.  All places of a volume in the remaining cells are equally
+    likely.  If no cell remains, no patch contains enough of the mask.
     """
 
     def __init__(
@@ -291,7 +306,7 @@ class PatchCells:
             begins = np.indices(tuple(grid.tolist())).reshape(len(patch), -1).T * side
             starts = np.array_split(space.lows[volume] + begins, 1 + len(begins) // _CELLS_AT_ONCE)
             held = np.concatenate([density.most(some, side + space.patch - 1) for some in starts])
-            # The box that contains all patches of a cell; slightly less is enough, as both are rounded.
+            # ``held`` is for the box that contains all patches of a cell.  The tolerance is for rounding.
             begins = begins[held >= wanted * (1 - 1e-9)]
             places = np.minimum(side, space.counts[volume] - begins).prod(axis=1, dtype=np.float64)
             volumes.append(np.full(len(begins), volume))
@@ -304,7 +319,7 @@ class PatchCells:
         self._ends = np.cumsum(np.concatenate(weights))
 
     def places(self, drawn: npt.NDArray[np.float64]) -> Places:
-        """Return the places of patches for numbers in [0, 1): float64 (N, 1 + D)."""
+        """Return the places of patches for random numbers in [0, 1): float64 (N, 1 + D)."""
         cells = np.searchsorted(self._ends[:-1], drawn[:, 0] * self._ends[-1], side="right")
         volumes, begins = self._volumes[cells], self._cells[cells]
         sides = np.minimum(self._sides[volumes], self._space.counts[volumes] - begins)
@@ -313,8 +328,10 @@ class PatchCells:
 
 
 class MaskedPatches:
-    """Patches with enough of a mask; others are replaced by patches near the mask, drawn with other random
-    numbers than those of ``base``."""
+    """Patches that contain at least the fraction ``least`` of mask voxels.
+
+    Patches of ``base`` with less of the mask are replaced by random patches near the mask.
+    """
 
     is_random = True
 
@@ -328,7 +345,7 @@ class MaskedPatches:
     ) -> None:
         self._base, self._cells, self._least = base, cells, least
         self._fractions, self._draws, self.count = fractions, draws, base.count
-        # Used if many attempts have failed.
+        # Find good patches as a fallback for samples for which all attempts fail.
         tried = np.arange(_TRIED)
         found = [
             self._near(_DRAWS + 1, 0, number, tried, 1) if cells.count else base.places(0, number, tried)
@@ -352,7 +369,7 @@ class MaskedPatches:
                 break
             again = self._near(number, seed, epoch, indices[left], _AT_ONCE)
             is_good = (self._fractions(again) >= self._least).reshape(-1, _AT_ONCE)
-            # The first good one, or any.
+            # Take the first good patch, or any patch if none is good.
             some = np.arange(len(left)) * _AT_ONCE + is_good.argmax(axis=1)
             volumes[left], starts[left] = again.volumes[some], again.starts[some]
             left = left[~is_good.any(axis=1)]
@@ -364,7 +381,7 @@ class MaskedPatches:
         return Places(volumes, starts)
 
     def _near(self, number: int, seed: int, epoch: int, indices: Int64Array, count: int) -> Places:
-        """Return ``count`` patches near the mask for each index, those of an index in a row."""
+        """Return ``count`` random patches near the mask for each index, grouped by index."""
         each = self._cells.numbers
         drawn = self._draws(number, seed, epoch, indices, count * each)
         return self._cells.places(drawn.reshape(-1, each))
@@ -374,20 +391,20 @@ class MaskedPatches:
 
 _log = logging.getLogger("fastpipe.patches")
 
-_PIECE_NBYTES = 1 << 24  # of a volume that a thread reads at a time
-# Replaces the state of a file if the identity of the object suffices.
+_PIECE_NBYTES = 1 << 24  # bytes of a volume that a thread reads at a time
+# The file state for volumes that have no file; the description of the volume is then the whole key.
 _NO_FILE = os.stat_result([0] * 19)
-_MOST_LOOKED_AT = 1 << 18  # voxels at a time
-_MOST_SHOWN = 10  # labels in a message
-# The start of a seed's numbers for places, far from those for the transforms of samples.  Attempts to find
-# a place near a mask use others, and so do patches around the foreground.
+_MOST_LOOKED_AT = 1 << 18  # the most voxels that are examined at a time
+_MOST_SHOWN = 10  # the most labels in a message
+# The offset of the numbers from which random numbers for places are derived.  The offset is far from the
+# numbers for the transforms of samples.  _FOREGROUND is the number for patches around the foreground.
 _PLACES, _FOREGROUND = 1 << 62, 1 << 20
 
 
 def label_voxels(
     role: Role, number: int, most: int, labels: Sequence[float] | None, kept: FileArrays | None
 ) -> LabelVoxels:
-    """Return a sample of the voxels of each label of a volume; of ``labels``, or of all above 0."""
+    """Return a random sample of the voxels of each label of a volume: of ``labels``, or of all above 0."""
     shape = role.spatial(number)
     sketch = VoxelSketch(shape, most, labels)
 
@@ -399,13 +416,13 @@ def label_voxels(
         _scan(role, number, look)
         return list(sketch.found())
 
-    # A table of another version, which searched labels differently, is ignored.
+    # The version in the key makes fastpipe ignore tables of versions that searched labels in another way.
     about = f"label voxels of version 3, {most} {labels} in {shape}"
     return LabelVoxels(*_kept(role.volumes[number], about, find, kept))
 
 
 def mask_density(role: Role, number: int, patch: Sequence[int], kept: FileArrays | None) -> MaskDensity:
-    """Return how much of a volume's patches is in its mask: where any channel is not 0."""
+    """Return the density of a volume's mask.  A voxel is in the mask if any of its channels is not 0."""
     blocks, axes = BlockCounts(role.spatial(number), patch), tuple(range(len(role.lead)))
 
     def look(part: npt.NDArray[Any], start: Sequence[int]) -> None:
@@ -436,8 +453,10 @@ def _kept(
 
 
 def _scan(role: Role, number: int, look: Callable[[npt.NDArray[Any], Sequence[int]], None]) -> None:
-    """Pass a whole volume to ``look``, box by box along the dimensions of patches, in bounded memory; threads
-    read it."""
+    """Pass a whole volume to ``look``, box by box, in bounded memory; threads read the boxes.
+
+    Boxes divide the dimensions along which patches are cut.
+    """
     volume, shape, lead = role.volumes[number], role.spatial(number), len(role.lead)
     what = f"the list of the {volume.grid.count:,} parts of {volume.name}, all of which are to be read,"
     check_room(8 * volume.grid.count, what, "use another sampling")
@@ -465,10 +484,10 @@ def _look(
     part: npt.NDArray[Any], start: Sequence[int], lead: int,
     look: Callable[[npt.NDArray[Any], Sequence[int]], None],
 ) -> None:  # fmt: skip
-    """Pass a box to ``look`` in small pieces: examining one costs many times its own memory."""
+    """Pass a box to ``look`` in small pieces, because ``look`` needs many times the memory of a piece."""
     shape = part.shape[lead:]
     sides, left = [], max(1, _MOST_LOOKED_AT // max(1, math.prod(part.shape[:lead])))
-    for dim, size in enumerate(shape):  # whole rows, as long as they are small enough
+    for dim, size in enumerate(shape):  # the pieces have whole rows if the rows are small enough
         sides.append(min(size, max(1, left // math.prod(shape[dim + 1 :]))))
         left = max(1, left // sides[-1])
     for begins in itertools.product(*map(range, [0] * len(shape), shape, sides)):
@@ -477,12 +496,12 @@ def _look(
 
 
 def drawn(number: int, seed: int, epoch: int, indices: Int64Array, count: int) -> npt.NDArray[np.float64]:
-    """Return random numbers for the places of patches, different from those for their transforms."""
+    """Return random numbers for the places of patches; transforms use other random numbers."""
     return uniforms(sample_seed(seed, number, _PLACES), epoch, indices, count)
 
 
 def _shares(space: PatchSpace, densities: Sequence[MaskDensity], places: Places) -> npt.NDArray[np.float64]:
-    """Return the least fraction of each patch in the mask of its volume: float64 (N,)."""
+    """Return a lower bound for the fraction of each patch that is in its volume's mask: float64 (N,)."""
     found = np.zeros(len(places.volumes))
     for volume in np.unique(places.volumes).tolist():
         rows = np.flatnonzero(places.volumes == volume)

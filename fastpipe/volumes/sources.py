@@ -1,4 +1,4 @@
-"""The arrays from which patches are cut: images, with labels and masks of the same places."""
+"""Find and open the arrays from which patches are cut: images with their labels and masks."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ from fastpipe.volumes.volume import DIMS, Volume, chunk_text, sides_text
 ROLES = ("volume", "labels", "mask")
 
 _HOW = "give a table, a list of tuples (volume, labels[, mask]), or lists of paths in the same order"
-# As in glob.  The characters of a bracket set do not matter, as glob has matched them already.
+# The wildcards of ``glob``.  This pattern accepts any bracket set, because ``glob`` matches its characters.
 _WILDCARDS = re.compile(r"(\*+|\?|\[!?[^/][^/\]]*\])")
 
 
 def matched_volumes(volume: Any, labels: Any = None, mask: Any = None) -> dict[str, list[Any]]:
-    """Return the volumes, their labels and their masks, as far as given: lists of equal length.
+    """Return lists of the volumes, the labels and the masks, which have equal lengths.
 
-    Each argument is a path, a pattern such as ``"cases/*/image.zarr"``, an array, or a sequence of these; or
-    ``volume`` is a table: a sequence of tuples (volume, labels[, mask]), or the path of a ``.csv`` file with
-    columns of these names.
+    Arguments that are None have no list in the result.  Each argument is a path, a pattern such as
+    ``"cases/*/image.zarr"``, an array, or a sequence of paths, patterns and arrays.  ``volume`` may instead
+    be a table, which is a sequence of tuples (volume, labels[, mask]) or the path of a ``.csv`` file.  The
+    columns of the file have the names ``volume``, ``labels`` and ``mask``.
 
-    Matches of a pattern are in natural order: ``case_2`` before ``case_10``.  A list keeps its order.  If
-    several arguments are patterns, matches belong together if their wildcards match the same text:
-    ``"images/*_0000.npy"`` and ``"labels/*.npy"``.
+    Matches of a pattern are in natural order: ``case_2`` comes before ``case_10``.  A list keeps its order.
+    If several arguments are patterns, such as ``"images/*_0000.npy"`` and ``"labels/*.npy"``, files belong
+    together if the wildcards match the same text.
     """
     if _is_table(volume):
         if labels is not None or mask is not None:
@@ -73,7 +74,7 @@ def _columns(table: Any) -> dict[str, list[Any]]:
 
 
 def _columns_of_file(path: str) -> dict[str, list[Any]]:
-    """Read the columns of a file; paths in it are relative to its folder."""
+    """Read the columns of a ``.csv`` file; paths in the file are relative to the file's folder."""
     with open(path, newline="", encoding="utf-8-sig", opener=open_file) as file:
         rows = list(csv.DictReader(file))
         names = list(rows[0]) if rows else []
@@ -142,7 +143,7 @@ def _is_pattern(given: Any) -> bool:
 
 
 def _is_inside_file(path: str | os.PathLike[str]) -> bool:
-    """Return True if a path names an array within a file, or within a folder that is one store."""
+    """Return True if a path names an array inside a file: the path does not exist, and a parent is a file."""
     path = os.fspath(path)
     if os.path.exists(path):
         return False
@@ -161,7 +162,10 @@ def _found(pattern: str | os.PathLike[str], name: str) -> list[str]:
 
 
 def _matched(patterns: dict[str, str], matches: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Return the matches of patterns, in the order of the first, combined by their wildcards' text."""
+    """Return the matches of several patterns, combined by the text that the wildcards match.
+
+    The order is that of the first pattern's matches.
+    """
     regexes = {name: _regex(pattern) for name, pattern in patterns.items()}
     counts = {name: regex.groups for name, regex in regexes.items()}
     if len(set(counts.values())) > 1:
@@ -187,7 +191,7 @@ def _matched(patterns: dict[str, str], matches: dict[str, list[str]]) -> dict[st
 
 
 def _regex(pattern: str) -> re.Pattern[str]:
-    """Return a regex with a group for each wildcard, except one that is the extension, as in ``x.*``."""
+    """Return a regex with a group for each wildcard; a wildcard for the extension (``x.*``) has no group."""
     parts = re.split(r"/+", pattern)
     text = ""
     for number, part in enumerate(parts):
@@ -205,19 +209,19 @@ def _regex(pattern: str) -> re.Pattern[str]:
 
 
 class Role(NamedTuple):
-    """One of the values of a sample, in all volumes."""
+    """A kind of array that contributes one value to each sample."""
 
     name: str  # ``"volume"``, ``"labels"`` or ``"mask"``
-    volumes: list[Volume]  # the arrays that contain it
+    volumes: list[Volume]  # the arrays of this role, one for each volume
     lead: tuple[int, ...]  # leading dimensions, such as channels, which patches contain completely
-    dtype: np.dtype[Any]  # of its elements
+    dtype: np.dtype[Any]  # the dtype of the arrays' elements
 
     def spatial(self, number: int) -> tuple[int, ...]:
         return self.volumes[number].shape[len(self.lead) :]
 
 
 class Given(NamedTuple):
-    """The volumes of a dataset, and the access to remote ones."""
+    """The arguments that name a dataset's volumes, and the options for remote volumes."""
 
     volume: Any
     labels: Any
@@ -227,7 +231,7 @@ class Given(NamedTuple):
 
 
 def opened_roles(given: Given, dims: int, *, may_write: bool) -> tuple[list[Role], RemoteVolumes | None]:
-    """Open the volumes of all roles; return them, and the access to chunks of remote ones."""
+    """Open the volumes of all roles; return the roles, and the access to the chunks of remote volumes."""
     columns = matched_volumes(*given[:3])
     remote = remote_volumes(itertools.chain(*columns.values()), given.storage_options, given.stage)
 
@@ -277,7 +281,7 @@ def _role(name: str, volumes: Sequence[Volume], dims: int) -> Role:
 
 
 class PatchPlan:
-    """A description of what a dataset of patches does with its volumes.  ``print`` it."""
+    """A description of how a dataset of patches reads its volumes, for ``print``."""
 
     def __init__(
         self, roles: Sequence[Role], patch_size: Sequence[int], remembered: str, amplification: float | None
@@ -294,7 +298,7 @@ class PatchPlan:
 def _line(role: Role, patch_size: Sequence[int]) -> str:
     first, count = role.volumes[0], len(role.volumes)
     names = [volume.name for volume in role.volumes]
-    is_natural = names == natural_sorted(set(names))  # arrays in memory all have the same name
+    is_natural = names == natural_sorted(set(names))  # all arrays in memory have equal names
     order = "natural order" if is_natural else "the given order"
     where = first.name if count == 1 else f"{count} volumes in {order}, from {first.name}"
     hows = list(dict.fromkeys(volume.how for volume in role.volumes))

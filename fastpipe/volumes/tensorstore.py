@@ -1,4 +1,4 @@
-"""Arrays that tensorstore reads: Zarr with any codecs, N5, and arrays in object stores."""
+"""Read arrays with tensorstore: Zarr with any codecs, N5, and arrays in object stores."""
 
 from __future__ import annotations
 
@@ -32,23 +32,27 @@ from fastpipe.volumes.volume import (
     grown_unit,
 )
 
-_PATIENCE_S = 5.0  # interval of checks for files on which a read never returns
-# Exceptions of tensorstore for the states with which its messages begin.
+_PATIENCE_S = 5.0  # seconds after which a waiting read checks for FIFOs, whose reads never return
+# The classes of tensorstore's errors.
 FAILED = (ValueError, LookupError, NotImplementedError, OSError, RuntimeError, TypeError)
-_LEAST_NBYTES = 1 << 18  # of a unit: smaller chunks are read several at a time
-# tensorstore's names for errors in stored bytes, with which its messages begin.
+_LEAST_NBYTES = 1 << 18  # the least bytes of a unit; a unit of small chunks has several chunks
+# The first words of tensorstore's messages about damaged bytes.
 _DAMAGED = ("DATA_LOSS", "INVALID_ARGUMENT", "FAILED_PRECONDITION", "OUT_OF_RANGE")
 _UNKNOWN = ("not supported", "Unexpected N5 chunk mode")  # in messages about bytes that may be intact
-SPEC = " [tensorstore_spec="  # the start of the repeated request in its messages
-# Formats with the semantics of their own libraries; for a URL tensorstore detects the format.
+SPEC = " [tensorstore_spec="  # where tensorstore's messages begin to repeat the request
+# The formats that tensorstore reads like the format's own library.  tensorstore detects the format of a URL.
 _DRIVERS = ("zarr", "zarr3", "n5", "neuroglancer_precomputed")
 
 
 class TensorStoreVolume(Volume):
-    """An array that tensorstore opens; ``why`` says why fastpipe does not read it, empty if it never does."""
+    """An array that tensorstore opens.
+
+    ``why`` says why fastpipe cannot read the array itself.  For formats that only tensorstore reads, it is
+    empty.
+    """
 
     def __init__(self, name: str, spec: dict[str, Any], why: str = "") -> None:
-        # A URL may contain a password or a signature, which stay in the spec only.
+        # A URL may contain a password or a signature, which must not get into messages.
         parts = urlsplit(name if is_url(name) else "")
         user = parts.netloc.rpartition("@")[0]
         self._secrets = [part for part in (user and f"{user}@", parts.query and f"?{parts.query}") if part]
@@ -64,14 +68,14 @@ class TensorStoreVolume(Volume):
             )
         self.shape = tuple(store.shape)
         self.dtype = np.dtype(store.dtype.numpy_dtype)
-        # None for formats without a fill value, and if it is optional.
+        # The fill value is None if the format has no fill value, or if the array does not set it.
         fill = store.fill_value if self.dtype.kind in "biufc" else None
         self._fill = b"" if fill is None else np.array(fill, self.dtype).tobytes()
         sides = store.chunk_layout.read_chunk.shape or [0] * len(self.shape)
         chunk = [side or min(max(1, size), 64) for side, size in zip(sides, self.shape, strict=True)]
         self._chunk = tuple(chunk)
         nbytes = math.prod(chunk) * self.dtype.itemsize
-        if nbytes > LARGEST_UNIT:  # tensorstore aborts the process if it cannot allocate one
+        if nbytes > LARGEST_UNIT:  # tensorstore aborts the process if it cannot allocate a chunk
             raise VolumeError(f"{self.name} has chunks of {in_bytes(nbytes)}, more than tensorstore decodes")
         self.grid = UnitGrid(self.shape, grown_unit(chunk, self.shape, self.dtype.itemsize, _LEAST_NBYTES))
         self.how = f"{driver} by tensorstore, chunks of {chunk_text(chunk, self.dtype)}"
@@ -109,12 +113,12 @@ class TensorStoreVolume(Volume):
         return _Reader(self)
 
     def stored_in(self, numbers: Int64Array) -> Int64Array:
-        """Return the same number for all units: they are read in parallel, as each may take long."""
+        """Return 0 for all units, so that one call reads many units in parallel; each unit may take long."""
         return np.zeros_like(numbers)
 
     def state(self) -> tuple[str, str]:
         store = self._spec["kvstore"]
-        if not isinstance(store, dict):  # the state of remote data is unknown
+        if not isinstance(store, dict):  # a URL, whose state is unknown
             return "", ""
         return store["path"], f"tensorstore {self._spec} {folder_state(store['path'])}"
 
@@ -132,14 +136,14 @@ class _Reader(UnitReader):
                 part = _result(read, _folder_of(self._volume._spec))
             except FAILED as error:
                 said = self._volume.without_secrets(str(error))
-                # Data that cannot be reached, or not by this user, is no reason to skip a sample.
+                # A network failure or a missing permission does not mean that the sample is damaged.
                 is_damaged = said.startswith(_DAMAGED) and not any(what in said for what in _UNKNOWN)
                 kind = DamagedUnitError if is_damaged else VolumeError
                 raise kind(f"{self._volume.name}, the part at {box_text(box)}: {said}") from None
             self._volume.put(part, out)
 
 
-_used_in: list[int] = []  # the process in which tensorstore has threads
+_used_in: list[int] = []  # the ID of the process in which tensorstore has threads
 
 
 def _opened(name: str, spec: dict[str, Any]) -> Any:
@@ -158,13 +162,13 @@ def _opened(name: str, spec: dict[str, Any]) -> Any:
 
 
 def opened_by_tensorstore(spec: dict[str, Any], **how: Any) -> Any:
-    """Open or create an array in a folder, or at a URL, with tensorstore; ``how`` as in ``tensorstore.open``.
+    """Open or create an array in a folder or at a URL with tensorstore.
 
-    The ``kvstore`` may be a URL as users write it, in which "%" and "#" in a key are literal, and may have
-    the path of any folder.
+    ``how`` has further arguments for ``tensorstore.open``.  The ``kvstore`` in ``spec`` may be a URL as users
+    write it: "%" and "#" in a key are literal.  The ``kvstore`` may also have the path of any folder.
     """
     tensorstore = require("tensorstore", extra="volume")
-    # fastpipe itself remembers decoded units.
+    # fastpipe keeps decoded units in its own memory.
     context = tensorstore.Context({"cache_pool": {"total_bytes_limit": 0}})
     kvstore, folder = spec["kvstore"], None
     if isinstance(kvstore, str):
@@ -172,14 +176,14 @@ def opened_by_tensorstore(spec: dict[str, Any], **how: Any) -> Any:
         if scheme.lower() not in ("http", "https"):
             kvstore = f"{scheme}://{quote(rest, safe='/:@')}"
     elif "\\" in kvstore["path"] or any("\udc80" <= one <= "\udcff" for one in kvstore["path"]):
-        # tensorstore turns a backslash into a slash, and does not accept bytes that are not UTF-8.
+        # tensorstore replaces a backslash by a slash, and rejects bytes that are not UTF-8.
         folder = os.open(kvstore["path"], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         kvstore = {**kvstore, "path": f"/proc/self/fd/{folder}/"}
     try:
         store = _result(
             tensorstore.open({**spec, "kvstore": kvstore}, context=context, **how), _folder_of(spec)
         )
-        # Arrays of some formats have another origin; a volume's is 0.
+        # Some formats have arrays whose origin is not 0, but the origin of a volume is 0.
         store = store[tensorstore.d[:].translate_to[0]]
     except BaseException:
         if folder is not None:
@@ -197,7 +201,10 @@ def _folder_of(spec: dict[str, Any]) -> str:
 
 
 def _result(future: Any, folder: str) -> Any:
-    """Wait for tensorstore's result.  A chunk that is a fifo would make it wait for a writer forever."""
+    """Wait for tensorstore's result; raise an error if a file in ``folder`` is a FIFO.
+
+    tensorstore would wait forever for a process that writes to the FIFO.
+    """
     if folder:
         with contextlib.suppress(TimeoutError):
             return future.result(timeout=_PATIENCE_S)
@@ -212,4 +219,4 @@ def _result(future: Any, folder: str) -> Any:
 
 
 class _StoreError(Exception):
-    """A message of tensorstore about an array that it cannot open; it may contain the URL."""
+    """An error with tensorstore's message about an array that cannot be opened; it may contain the URL."""

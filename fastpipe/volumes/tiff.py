@@ -1,6 +1,6 @@
-"""TIFF: files of many pages, and folders of files that are the slices of a volume.
+"""Read TIFF files of many pages, and folders of files that are the slices of a volume.
 
-tifffile locates strips and tiles, and undoes their compression.
+tifffile locates strips and tiles, and decodes them if the native core does not.
 """
 
 from __future__ import annotations
@@ -39,43 +39,43 @@ from fastpipe.volumes.volume import (
 
 _decoded: set[Any] = set()  # kinds of segments that this process has decoded
 
-# By TIFF's compression number, the filters of fastpipe/native/codecs.h that undo it.
+# TIFF's compression numbers, and the filters of fastpipe/native/codecs.h that undo each compression.
 _FILTERS: dict[int, list[tuple[int, int, int, int]]] = {
     1: [], 8: [(1, 1, 0, 0)], 32946: [(1, 1, 0, 0)], 50000: [(32015, 1, 0, 0)],
 }  # fmt: skip
 
 
 def is_tiff_name(name: str) -> bool:
-    """Return True if a name is that of a TIFF file; hidden files, which no pattern matches, are not."""
+    """Return True for the name of a TIFF file that is not hidden; patterns do not match hidden files."""
     return name.lower().endswith((".tif", ".tiff")) and not name.startswith(".")
 
 
 class _Page(NamedTuple):
     """The common properties of a volume's pages."""
 
-    shape: tuple[int, ...]  # (rows, columns), with samples last, or first if they are in planes
-    dtype: np.dtype[Any]  # as stored
+    shape: tuple[int, ...]  # (rows, columns), (rows, columns, samples), or (samples, rows, columns) if planar
+    dtype: np.dtype[Any]  # in the file's byte order if ``is_raw``, and otherwise in native byte order
     segment: tuple[int, ...]  # shape of a strip or tile
-    is_raw: bool  # the whole page is in the file uncompressed
-    is_planar: bool  # samples are in separate planes
+    is_raw: bool  # True if each whole page is uncompressed and contiguous
+    is_planar: bool  # True if samples are in separate planes
     compression: str
 
 
 class _Segments(NamedTuple):
-    """The places of a page's strips or tiles in its file: int64 (N,) each."""
+    """The places of a page's strips or tiles in its file."""
 
-    offsets: Int64Array
-    sizes: Int64Array
-    tables: bytes | None  # JPEG tables that the data need
+    offsets: Int64Array  # int64 (N,)
+    sizes: Int64Array  # int64 (N,); 0 for a strip or tile that was never written
+    tables: bytes | None  # JPEG tables for decoding the data
 
 
 class _Stored(NamedTuple):
-    """The way in which the native core decodes segments."""
+    """The properties of segments (strips or tiles) from which the native core decodes them."""
 
     filters: list[tuple[int, int, int, int]] | None  # None if tifffile must decode
-    dtype: np.dtype[Any]  # as stored
-    fill: bytes  # of an element in a segment that was never written
-    is_clipped: bool  # the last segments of a page end with it
+    dtype: np.dtype[Any]  # the stored dtype, with the file's byte order
+    fill: bytes  # the bytes of an element in a segment that was never written
+    is_clipped: bool  # True if the last segments of a page end at the page's end
 
     @classmethod
     def of(cls, page: Any) -> _Stored:
@@ -89,17 +89,17 @@ class _Stored(NamedTuple):
 class _Slice(NamedTuple):
     state: FileState
     segments: _Segments
-    keyframe: Any  # tifffile's page, which decodes
+    keyframe: Any  # tifffile's page object, which decodes segments
 
 
 def tiff_volume(path: str) -> Volume:
-    """Open the first series of images in a file, or the files of a folder as slices, in natural order."""
+    """Open the first series of images in a file, or the files of a folder in natural order as slices."""
     if os.path.isdir(path):
-        # The state of the folder itself: adding or removing a slice changes it.
+        # Adding or removing a slice changes the state of the folder.
         state = FileState.of(path)
         names = natural_sorted(filter(is_tiff_name, os.listdir(path)))
         return _slices(path, [os.path.join(path, name) for name in names], state, "natural order")
-    status = regular_status(path)  # taken before reading, so that a later change is detected
+    status = regular_status(path)  # taken before reading, so that later changes are detected
     if (raw := _raw(path, status)) is not None:
         return raw
     shape, page, segments, first = _series(path)
@@ -122,7 +122,7 @@ def _slices(name: str, files: list[str], state: FileState, order: str) -> TiffVo
 
 
 def _raw(path: str, status: os.stat_result) -> RawVolume | None:
-    """Open a file whose images are uncompressed and contiguous; return None for others."""
+    """Open a file whose images are uncompressed and contiguous; return None for any other file."""
     with _opened(path) as file:
         series = file.series[0]
         if not series.dataoffset or not all(_is_together(page) for page in series.pages):
@@ -133,13 +133,13 @@ def _raw(path: str, status: os.stat_result) -> RawVolume | None:
 
 
 def _series(path: str) -> tuple[tuple[int, ...], _Page, list[_Segments], Any]:
-    """Return a file's first series: its shape, its pages' properties and places, tifffile's first page."""
+    """Return the shape of a file's first series, its pages' properties and segments, and tifffile's page."""
     regular_status(path)
     with _opened(path) as file:
         series = file.series[0]
         first, pages = series.keyframe, series.pages
         shape = tuple(map(int, series.shape))
-        # tifffile considers pages equal although their strips differ.
+        # Check each page, because tifffile considers pages equal even if their strips differ.
         is_raw = first.is_final and all(one is None or _is_together(one) for one in pages)
         page = _page(first, file.byteorder, shape, len(pages), is_raw)
         if any(one is not None and _storage(one.keyframe) != _storage(first) for one in pages):
@@ -153,7 +153,7 @@ def _series(path: str) -> tuple[tuple[int, ...], _Page, list[_Segments], Any]:
 
 @contextmanager
 def _opened(path: str) -> Iterator[Any]:
-    """Open a file with tifffile, whose errors become fastpipe's within the block."""
+    """Open a file with tifffile; convert tifffile's errors within the block to fastpipe's errors."""
     tifffile = require("tifffile", extra="volume")
     with (
         as_volume_error(f"{path} cannot be read as TIFF"),
@@ -170,7 +170,10 @@ def _opened(path: str) -> Iterator[Any]:
 
 
 def _check_decodes(file: Any, keyframe: Any, pages: Sequence[_Segments]) -> None:
-    """Let tifffile decode one segment, to check that it can; a damaged one proves nothing about others."""
+    """Check that tifffile can decode a segment of this kind: try segments until one is decoded.
+
+    A damaged segment does not show that the kind is unsupported.
+    """
     coding = keyframe.compression, keyframe.predictor, keyframe.fillorder
     kind = *coding, keyframe.bitspersample, keyframe.dtype
     if kind in _decoded:
@@ -208,12 +211,12 @@ def _described(shape: Sequence[int], page: _Page) -> str:
 
 
 def _storage(keyframe: Any) -> tuple[Any, ...]:
-    """Return everything on which decoding a page's segments depends, as far as tifffile exposes it."""
+    """Return the properties on which decoding a page's segments depends, as far as tifffile exposes them."""
     return keyframe.hash, repr(keyframe.nodata), keyframe.is_jfif
 
 
 def _is_together(page: Any) -> bool:
-    """Return True if a page's strips or tiles all exist, and each begins where the previous one ends."""
+    """Return True if a page's strips or tiles all exist and are contiguous in the file."""
     if page is None or page is page.keyframe:
         return page is not None and (page.is_contiguous and page.dataoffsets[0] > 0)
     offsets, sizes = np.array(page.dataoffsets, np.int64), np.array(page.databytecounts, np.int64)
@@ -222,7 +225,7 @@ def _is_together(page: Any) -> bool:
 
 
 def _page(first: Any, order: Any, whole: tuple[int, ...], pages: int, is_raw: bool) -> _Page:
-    """Return the properties of the pages in a series of this shape and number of pages."""
+    """Return the properties of the pages of a series, which has the shape ``whole`` and ``pages`` pages."""
     if first.dtype is None or first.dtype.kind not in "biufc":
         raise ValueError(f"its elements are of {first.bitspersample} bits, in a format that NumPy has not")
     shape = tuple(map(int, first.shape))
@@ -250,7 +253,7 @@ def _page(first: Any, order: Any, whole: tuple[int, ...], pages: int, is_raw: bo
     elif shape != (rows, columns):
         raise ValueError(f"its images of {rows}×{columns} with {samples} samples have the shape {shape}")
     compression = str(getattr(first.compression, "name", first.compression)).lower()
-    # Decoded elements have native byte order.
+    # tifffile decodes elements to native byte order.
     return _Page(shape, dtype.newbyteorder("="), segment, False, is_planar, compression)
 
 
@@ -269,7 +272,10 @@ def _segments(page: Any, common: _Page, first: Any) -> _Segments:
 
 
 class TiffVolume(Volume):
-    """Pages of one file, or of several files, whose segments are located when they are read."""
+    """A volume of the pages of one file, or of several files with one page each.
+
+    Segments of several files are located when a file is first read.
+    """
 
     def __init__(
         self, name: str, files: Sequence[str], shape: Sequence[int], page: _Page,
@@ -289,7 +295,10 @@ class TiffVolume(Volume):
         self.how = f"TIFF, {many}{'not compressed' if page.is_raw else parts}"
 
     def native_source(self) -> Any | None:
-        """Return the places of its strips or tiles; None for several files, or if tifffile must decode."""
+        """Return a native source with the places of strips or tiles.
+
+        Return None if the volume has several files, or if tifffile must decode the segments.
+        """
         stored, segments = self.stored, self.segments
         if stored is None or stored.filters is None or segments is None or self.page.is_raw:
             return None
@@ -318,7 +327,7 @@ class _Reader(UnitReader):
     def __init__(self, volume: TiffVolume) -> None:
         self._volume, self._lock = volume, threading.Lock()
         self._found: dict[int, _Slice] = {}
-        # tifffile's pages by compression settings, which may differ between files of a folder.
+        # tifffile's page objects by compression settings, which may differ between the files of a folder.
         self._keyframes: dict[Any, Any] = {}
         volume.opened.check()
         with _opened(volume.files[0]) as file:
@@ -349,7 +358,7 @@ class _Reader(UnitReader):
                 os.close(descriptor)
 
     def _slice(self, page: int, path: str) -> _Slice:
-        """Return the properties of a page; those of a separate file are determined on its first read."""
+        """Return the properties of a page; a page in a separate file is examined on its first read."""
         volume = self._volume
         if volume.segments is not None:
             return _Slice(volume.opened, volume.segments[page], self._keyframe)
@@ -384,7 +393,7 @@ class _Reader(UnitReader):
         size = int(segments.sizes[at])
         stored = read_bytes(descriptor, int(segments.offsets[at]), size) if size else None
         data, _, shape = _decode(found.keyframe, stored, at, segments)
-        if data is None:  # it was never written
+        if data is None:  # the segment was never written
             unit[...] = found.keyframe.nodata
             return
         made = data.reshape(data.shape[1:])  # (rows, columns, samples)

@@ -1,10 +1,11 @@
-"""Orders that visit neighbouring patches soon after each other, from several places at a time.
+"""Plan orders in which neighbouring patches follow each other soon, so that few units are decoded twice.
 
-Patches of a volume are grouped in *stripes*, boxes that span the volume along one dimension.  Within a stripe
-they are ordered along that dimension, forward in one stripe and backward in the next: a tour through the
-volume.  Most units that a patch needs were then decoded for the patches before it.  The tour of all volumes,
-in random order, is cut into as many parts as the window has *fronts*, and the epoch takes a patch from each
-in turn; so the patches of a batch come from different places.
+Patches of a volume are grouped in *stripes*, which are boxes that span the volume along one dimension.
+Within a stripe, patches are ordered along this dimension, forward in one stripe and backward in the next
+stripe.  The resulting order is a *tour* through the volume.  Most units that a patch needs were decoded for
+the preceding patches of the tour.  The tours of all volumes are joined in random order and cut into equal
+parts, which are called *fronts*.  The epoch takes one patch from each front in turn, so that the patches of a
+batch come from different places.  The number of fronts is the shuffle window.
 """
 
 from __future__ import annotations
@@ -27,18 +28,20 @@ from fastpipe.volumes.sources import Role
 from fastpipe.volumes.volume import Int64Array
 
 _FRONTS = (1, 2, 4, 8, 16, 32, 64)
-_TRIED = 256  # patches on which stripes are tried
-_LEAST_OF_FRONT = 24  # least number of these from each place: the first patches are not typical
-_WORTH = 1.25  # decoded bytes for each byte used: the limit for a wider window
-_LITTLE = 1.15  # factor of the limit if patches are so far apart that little can be saved
+_TRIED = 256  # number of patches for trying stripes
+_LEAST_OF_FRONT = 24  # the least patches from each front, because the first patches are not typical
+_WORTH = 1.25  # the most decoded bytes for each used byte that a wider window may cause
+_LITTLE = 1.15  # if one front already decodes more, a wider window may decode this factor more than one front
 _ENDLESS = 1 << 62
-_PLANNED_BY = 1 << 16  # patches of an epoch for which a tour is planned
+_PLANNED_BY = 1 << 16  # the most patches of an epoch from which a tour is planned
 
 
 def unit_visits(
     shape: Sequence[int], unit: Sequence[int], patch: Sequence[int], starts: Int64Array
 ) -> npt.NDArray[np.int32]:
-    """Return for each unit of a volume the number of patches that touch it: int32, of the grid's shape.
+    """Return, for each unit of a volume, the number of patches that overlap with the unit.
+
+    The result is int32 and has the shape of the grid of units.
 
     >>> unit_visits((6,), (2,), (3,), np.array([[0], [3]]))
     array([1, 2, 1], dtype=int32)
@@ -47,7 +50,8 @@ def unit_visits(
     lows = np.maximum(starts, 0) // sides
     highs = (np.minimum(starts + np.array(patch, np.int64), sizes) - 1) // sides + 1
     counts = -(-sizes // sides)
-    # Along each dimension add 1 at a patch's begin and subtract 1 after its end, then sum up.
+    # Along each dimension, add 1 at the start of each patch and subtract 1 after its end.  The cumulative
+    # sums are the numbers of patches.
     steps = np.zeros(counts + 1, np.int32)
     for corner in itertools.product((False, True), repeat=len(counts)):
         at = np.where(np.array(corner), highs, lows)
@@ -59,17 +63,19 @@ def unit_visits(
 
 
 class UnitArray(NamedTuple):
-    """An array of a volume, or one of several in a row, that is read in units."""
+    """An array of a volume that is read in units, or the part of an array at one index of the leading
+    dimensions."""
 
-    volume: int  # number of the volume
-    first: int  # number of its first unit
-    shape: Sequence[int]  # of the array and of a unit, along the D dimensions of patches
-    unit: Sequence[int]
+    volume: int  # index of the volume
+    first: int  # number of the array's first unit
+    shape: Sequence[int]  # shape of the array along the D dimensions of patches
+    unit: Sequence[int]  # shape of a unit along the D dimensions of patches
 
 
 def units_used(arrays: Sequence[UnitArray], places: Places, patch: Sequence[int]) -> Int64Array:
-    """Return the numbers of the units that patches, possibly beyond their volumes' ends, touch, in a row:
-    int64 (M,).
+    """Return the numbers of the units that patches overlap, in the order of the patches: int64 (M,).
+
+    Patches may extend beyond the ends of their volumes.
 
     >>> from fastpipe.volumes.places import Places
     >>> array = UnitArray(volume=0, first=10, shape=(6,), unit=(2,))
@@ -77,7 +83,7 @@ def units_used(arrays: Sequence[UnitArray], places: Places, patch: Sequence[int]
     [11, 12, 10, 11]
     """
     counts_of = Counter(array.volume for array in arrays)
-    # A row for each array of a patch; rows without units if its volume has fewer arrays than others.
+    # Each patch has a row for each array; a row is empty if the patch's volume has fewer arrays than others.
     rows, dims = (len(places.volumes), max(counts_of.values(), default=0)), len(patch)
     firsts, (lows, counts, steps) = np.zeros(rows, np.int64), np.zeros((3, *rows, dims), np.int64)
     columns: Counter[int] = Counter()
@@ -97,23 +103,23 @@ def units_used(arrays: Sequence[UnitArray], places: Places, patch: Sequence[int]
 
 
 class Stripes(NamedTuple):
-    axis: int  # the dimension along a stripe
-    widths: tuple[int, ...]  # of a stripe along each dimension, in units; meaningless along ``axis``
+    axis: int  # the dimension along which a stripe spans the volume
+    widths: tuple[int, ...]  # widths of a stripe in units; the width along ``axis`` has no meaning
 
 
 class Geometry(NamedTuple):
-    """The properties of volumes that determine the best order of visits."""
+    """The properties of volumes that determine the best order of patches."""
 
     space: PatchSpace  # the possible places of patches
-    units: Int64Array  # int64 (V, D): for each volume the shape of a unit
-    unit_nbytes: int  # of the largest unit, in all arrays that are read at the same place
+    units: Int64Array  # int64 (V, D): the shape of each volume's units
+    unit_nbytes: int  # bytes of the largest unit, including the other arrays of its volume at its place
 
 
 def tour_of(geometry: Geometry, places: Places, stripes: Stripes, *, seed: int, epoch: int) -> Int64Array:
     """Return the position of each patch in a tour through all volumes: int64 (N,), a permutation.
 
-    It differs between epochs: in the order of volumes, in the origin of stripes, and in the end at which each
-    volume is entered.
+    Tours of different epochs differ in the order of volumes, in the origin of the stripes, and in the end of
+    each volume at which the tour starts.
     """
     space, volumes = geometry.space, places.volumes
     count, dims = len(space.shapes), len(space.patch)
@@ -124,11 +130,12 @@ def tour_of(geometry: Geometry, places: Places, stripes: Stripes, *, seed: int, 
     shifts = (words[count * (1 + dims) :] >> np.uint64(33)).astype(np.int64).reshape(count, dims)
     at = places.starts - space.lows[volumes]
     widths = np.array(stripes.widths, np.int64)
-    # A stripe begins with a unit, which otherwise two stripes would decode.
+    # A stripe begins at the start of a unit.  If stripes cut units, two stripes would decode the same unit.
     units = geometry.units[volumes]
     cells = (at // units + (shifts % widths)[volumes]) // widths
     cells = np.where(is_from_end[volumes], -cells, cells)
-    # Forward or backward along each dimension, by the parity of the stripe along those before it.
+    # The direction along each dimension depends on the parity of the stripe's index along the dimensions that
+    # precede it in the keys.
     before = np.zeros(len(volumes), np.int64)
     keys = [turn[volumes]]
     for dim in [dim for dim in range(dims) if dim != stripes.axis]:
@@ -146,8 +153,11 @@ def tour_of(geometry: Geometry, places: Places, stripes: Stripes, *, seed: int, 
 def planned(
     geometry: Geometry, places: Places, room: float, fronts: int | None = None
 ) -> tuple[int, Stripes, float]:
-    """Plan the best tour by trying some patches of an epoch: with ``fronts`` parts, or the largest number of
-    parts with which not much more is decoded than is used."""
+    """Plan the best tour by trying some patches of an epoch.
+
+    Return the number of fronts, the stripes and the decoded bytes for each used byte.  If ``fronts`` is None,
+    take the largest number of fronts for which the decoded bytes exceed the used bytes only a little.
+    """
     if not len(places.volumes):
         return fronts or 1, Stripes(0, (1,) * len(geometry.space.patch)), 1.0
     trial = TourTrial(geometry, places)
@@ -168,13 +178,13 @@ def planned(
 class TriedOrder(NamedTuple):
     """The units of patches in the order of the patches."""
 
-    units: Int64Array  # int64 (M,): numbers of units from 0 to K - 1, patch by patch
-    ends: Int64Array  # int64 (N,): the end of each patch's units
-    visits: Int64Array  # int64 (K,): number of the epoch's patches that touch each unit
+    units: Int64Array  # int64 (M,): numbers from 0 to K - 1 of the units, in the order of the patches
+    ends: Int64Array  # int64 (N,): the index in ``units`` after each patch's last unit
+    visits: Int64Array  # int64 (K,): the number of the epoch's patches that overlap with each unit
 
 
 class TourTrial:
-    """A trial of orders on the patches of an epoch, at least one patch."""
+    """A trial of orders on the patches of an epoch, which must have at least one patch."""
 
     def __init__(self, geometry: Geometry, places: Places) -> None:
         self._geometry, self._places = geometry, places
@@ -195,11 +205,11 @@ class TourTrial:
 
     @functools.cached_property
     def tours(self) -> list[tuple[Stripes, TriedOrder]]:
-        """Return the beginnings of all different tours from one place; few if there are few patches."""
+        """Return the first patches of all different tours with one front; few patches have few tours."""
         space, units = self._geometry.space, self._geometry.units
         cells = (-(-space.counts // units)).max(axis=0).tolist()
         found: dict[bytes, tuple[Stripes, TriedOrder]] = {}
-        # In units, up to all; the distances grow.
+        # The widths are powers of two, and the number of units along the dimension.
         widths = [sorted({*(1 << power for power in range((cell - 1).bit_length())), cell}) for cell in cells]
         for axis in range(len(cells)):
             for some in itertools.product(*widths[:axis], [1], *widths[axis + 1 :]):
@@ -210,8 +220,10 @@ class TourTrial:
         return list(found.values())
 
     def best_stripes(self, room: float) -> tuple[Stripes, float]:
-        """Return the stripes with which a tour decodes the least with this much room, and the decoded bytes
-        for each byte used."""
+        """Return the stripes of the tour that decodes the least, and its decoded bytes for each used byte.
+
+        ``room`` is the memory in bytes.
+        """
         stripes, least = self.tours[0][0], math.inf
         for one, order in self.tours:
             times = self.amplification(order, room, least)
@@ -223,9 +235,12 @@ class TourTrial:
         return self.order_of(self._beginning(stripes, fronts))
 
     def amplification(self, order: TriedOrder, room: float, limit: float = math.inf) -> float:
-        """Return the decoded bytes for each byte of patches in an order, if units that are not needed again
-        are evicted first, then the least recently used.  Above ``limit`` the count may stop early, at a value
-        of at least ``limit``."""
+        """Return the decoded bytes for each byte of the patches in ``order``.
+
+        The memory of ``room`` bytes first evicts units that no later patch needs, and then the least recently
+        used units.  If the result exceeds ``limit``, the method may stop early and return a lower value that
+        is at least ``limit``.
+        """
         geometry = self._geometry
         held = max(1, int(room // max(1, geometry.unit_nbytes)))
         used: int = len(order.ends) * math.prod(geometry.space.patch.tolist())
@@ -256,11 +271,12 @@ class TourTrial:
 
 
 class Touring:
-    """The planner of tours through a dataset's volumes.  Can be pickled."""
+    """The planner of tours through a dataset's volumes.  Picklable."""
 
     def __init__(self, roles: Sequence[Role], space: PatchSpace, places: PatchPlaces, room: int) -> None:
         self._places, self._room = places, room
-        # The array that is most expensive to read twice decides; other arrays have other units.
+        # Arrays may have different units.  The tour follows the units of the largest array, whose units are
+        # the most expensive to decode twice.
         leading = max(roles, key=lambda role: sum(volume.nbytes for volume in role.volumes))
         dims = len(space.patch)
         units = np.array([volume.grid.unit[len(leading.lead) :] for volume in leading.volumes], np.int64)
@@ -271,10 +287,13 @@ class Touring:
         self._planned: dict[int | None, tuple[int, Stripes, float]] = {}
 
     def planned(self, window: int | None) -> tuple[int, Stripes, float]:
-        """Return the plan for ``window`` places at a time, or as many as possible: their number, the stripes,
-        and the decoded bytes for each byte used."""
+        """Return the plan for ``window`` fronts, or for as many fronts as possible if ``window`` is None.
+
+        The plan has the number of fronts, the stripes and the decoded bytes for each used byte.
+        """
         if window not in self._planned:
-            # For patches of another seed: an order depends on the budget only through this plan.
+            # The plan uses the patches of seed 0 and epoch 0.  An order depends on the budget only through
+            # this plan.
             some = self._places.places(0, 0, np.arange(min(self._places.count, _PLANNED_BY)))
             found = planned(self._geometry, some, self._room, window)
             self._planned[window] = self._planned[found[0]] = found
@@ -292,7 +311,7 @@ class Touring:
         return f"{self._places.count} patches of {shapes:08x}, {self.planned(window)[1]!r}"
 
     def groups(self, places: Places) -> Int64Array:
-        """Return the unit in which each patch begins, numbered across all volumes: int64 (N,)."""
+        """Return the unit in which each patch begins: int64 (N,).  Units are numbered across all volumes."""
         space, units = self._geometry.space, self._geometry.units
         counts = -(-space.shapes // units)
         firsts = np.concatenate([[0], np.cumsum(counts.prod(axis=1))])

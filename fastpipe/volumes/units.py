@@ -1,7 +1,8 @@
-"""The memory for decoded units (chunks, or independently decodable parts of them), and what to prefetch.
+"""Keep decoded units in memory, and find the remote chunks to prefetch.
 
-One budget covers all arrays, threads and processes.  For remote arrays, the chunks that patches will need and
-that the memory does not hold are prefetched.
+A unit is a chunk, or a part of a chunk that can be decoded on its own.  One memory budget covers all arrays,
+threads and processes.  For remote arrays, fastpipe prefetches the chunks that patches will need, unless their
+units are in memory.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from fastpipe.volumes.tours import UnitArray, units_used
 from fastpipe.volumes.volume import GroupedVolume, Int64Array, NativeVolume, UnitGrid, Volume
 from fastpipe.volumes.zarr import ZarrVolume
 
-Units = Sequence[tuple[Any, int]]  # for each array its ``native.UnitMemory`` or None, and its first key
+Units = Sequence[tuple[Any, int]]  # each array's ``native.UnitMemory`` or None, and the first unit's key
 
 _log = logging.getLogger("fastpipe.cache")
-_SHARE = 4  # "auto" takes this fraction of the free memory
-_ASSUMED = 1 << 30  # bytes, for an order that must be the same on any machine
-_MOST_SIZES = 4  # of slots, if each size of units has its own slots
-_MOST_WASTE = 1.25  # how much larger than a unit its slot may otherwise be
+_SHARE = 4  # "auto" takes the free memory divided by this number
+_ASSUMED = 1 << 30  # budget in bytes for planning an order, because the order must be equal on all machines
+_MOST_SIZES = 4  # up to this many unit sizes, each size has its own slots
+_MOST_WASTE = 1.25  # with more unit sizes, the largest ratio of a slot's size to a unit's size
 
 
 def budget_of(cache: Cache) -> int:
@@ -50,24 +51,27 @@ def budget_of(cache: Cache) -> int:
 
 
 def planned_room(cache: Cache) -> int:
-    """Return the bytes for which an order is planned, regardless of the free memory: the same anywhere."""
+    """Return the memory budget in bytes for planning an order.
+
+    The budget does not depend on the free memory, so all machines plan the same order.
+    """
     return 0 if cache.where == "off" else _ASSUMED if cache.max_bytes == "auto" else int(cache.max_bytes)
 
 
 class _Class(NamedTuple):
-    slot_nbytes: int  # of each slot
-    keys: int  # number of keys
-    slots: int  # number of remembered units
+    slot_nbytes: int  # bytes of each slot, which holds one unit
+    keys: int  # number of units that use slots of this size
+    slots: int  # number of units that are kept in memory
 
 
 class Remembered:
-    """The memory for the units of some arrays.  Created in the parent of the processes that share it."""
+    """The memory for decoded units, created in the parent process of the processes that share the memory."""
 
     def __init__(self, roles: Sequence[Role], budget: int, *, is_fixed: bool = True) -> None:
         self._arrays = [(role, number) for role in roles for number in range(len(role.volumes))]
         volumes = [role.volumes[number] for role, number in self._arrays]
         keys: dict[int, int] = {}
-        # For each array: its slot size, and the number of its first unit among those of that size.
+        # For each array: its slot size, and the key of its first unit among all units with this slot size.
         self._firsts: list[tuple[int, int]] = []
         sizes = _slot_sizes([volume.unit_nbytes for volume in volumes if volume.array is None])
         for volume in volumes:
@@ -93,7 +97,7 @@ class Remembered:
             self.note = f"remembered in memory that threads and processes share, {some}"
 
     def most_uses(self, patch: Sequence[int]) -> int:
-        """Return the most units that a patch of this size can use, in all arrays of a volume."""
+        """Return the most units that one patch of this size can use, in all arrays of a volume."""
         found: dict[int, int] = {}
         for role, number in self._arrays:
             volume, lead = role.volumes[number], len(role.lead)
@@ -105,7 +109,10 @@ class Remembered:
         return max(found.values(), default=0)
 
     def uses(self, places: Places, patch: Sequence[int]) -> Callable[[int], Int64Array]:
-        """Return a function from a unit size to the numbers of used units, patch by patch: int64 (N,)."""
+        """Return a function from a slot size to the keys of the units that patches use: int64 (N,).
+
+        The keys are in the order of the patches.
+        """
 
         def of(size: int) -> Int64Array:
             arrays = []
@@ -121,18 +128,19 @@ class Remembered:
         return of
 
     def foreseen(self, units: Units) -> Foreseen:
-        """Return a simulation of what a coming order must decode, with units as of ``slots``."""
+        """Return a simulation that predicts which units an order must decode; ``slots`` returns ``units``."""
         rooms = {one.slot_nbytes: (one.keys, one.slots) for one in self._classes}
         return Foreseen(units, [size for size, _ in self._firsts], rooms)
 
     def slots(self, workers: int = 0) -> list[tuple[Any, int]]:
-        """Return for each array the ``native.UnitMemory`` of its units in this process, or None, and the
-        number there of its first.  ``workers`` is the number of processes that make batches, with this one,
-        or 0."""
+        """Return, for each array, this process's ``native.UnitMemory`` or None, and the first unit's key.
+
+        ``workers`` is the number of worker processes that make batches, including this process, or 0.
+        """
         made: dict[int, Any] = {}
         for one in self._classes:
             memory = self._memories.get(one.slot_nbytes)
-            # If workers and ranks cannot share it, each has its part.
+            # If the worker processes and ranks cannot share memory, each gets its own part of the budget.
             if memory is None and (own := one.slots // (max(1, workers) * local_ranks())):
                 memory = _memory(one._replace(slots=own))
             made[one.slot_nbytes] = _mapped(memory)
@@ -140,17 +148,18 @@ class Remembered:
 
 
 def _slot_sizes(sizes: Iterable[int]) -> dict[int, int]:
-    """Return the slot size for each of these unit sizes.
+    """Return the slot size for each unit size in ``sizes``.
 
-    Each slot size has its part of the budget.  If there are many unit sizes, as of files of many shapes,
-    units share slots that are up to a quarter larger: otherwise a volume's part would be too small to help.
+    Each slot size gets a part of the budget.  Files of many shapes have many unit sizes, and the part for
+    each size would be too small to help.  Units of similar sizes then share slots that are up to a quarter
+    larger than the units.
     """
     aligned = {size: slot_nbytes(size) for size in sizes}
     if len(set(aligned.values())) <= _MOST_SIZES:
         return aligned
     found: dict[int, int] = {}
     slot = 0
-    for size in sorted(aligned, reverse=True):  # the largest first, so that they fit exactly
+    for size in sorted(aligned, reverse=True):  # from the largest size, which fits its slot exactly
         if not slot or slot > _MOST_WASTE * aligned[size]:
             slot = aligned[size]
         found[size] = slot
@@ -158,12 +167,12 @@ def _slot_sizes(sizes: Iterable[int]) -> dict[int, int]:
 
 
 def _job(volumes: Sequence[Volume], budget: int) -> str:
-    """Return a name that the ranks of a job on this machine have in common, to share memory; or ""."""
+    """Return a name under which the ranks of a job on this machine share memory; empty for a single rank."""
     if local_ranks() == 1:
         return ""
     names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
     launch = [os.environ.get(name, "") for name in names]
-    # With the files' states: after a file is rewritten, its earlier units must not be used.
+    # The name contains the files' states, because units of a rewritten file must not be used.
     found = [
         (one.name, one.state()[1], one.shape, one.dtype.str, one.grid.unit)
         for one in volumes
@@ -201,9 +210,10 @@ def _mapped(memory: UnitFile | None) -> Any:
 
 
 class Foreseen:
-    """A simulation of the memory: it visits units in order of use, and evicts the least recently used.
+    """A simulation of the memory, which uses units in an order and evicts the least recently used units.
 
-    The real eviction is better, and includes all processes: this decides only what is worth prefetching.
+    The simulation only decides which chunks to prefetch.  The real memory evicts units by a better rule, and
+    serves all processes.
     """
 
     def __init__(self, units: Units, sizes: Sequence[int], rooms: Mapping[int, tuple[int, int]]) -> None:
@@ -215,7 +225,7 @@ class Foreseen:
                 self._kept[size] = OrderedDict.fromkeys(np.flatnonzero(are_there).tolist())
 
     def missed(self, array: int, numbers: Int64Array) -> Int64Array:
-        """Return which of the next units will not be in memory, in a row: int64 (N,)."""
+        """Simulate the use of the units ``numbers``; return the units that are not in memory: int64 (N,)."""
         slots, first = self._units[array]
         if slots is None:
             return numbers
@@ -232,26 +242,26 @@ class Foreseen:
 
 
 class _Array(NamedTuple):
-    number: int  # of the array, among those of all roles
-    volume: int  # number of the volume
-    lead: int  # dimensions before those along which patches are cut
-    units: UnitGrid  # what is decoded and remembered at once
-    chunks: UnitGrid  # what is fetched at once
-    objects: RemoteChunks  # the objects of chunks
+    number: int  # index of the array among the arrays of all roles
+    volume: int  # index of the volume
+    lead: int  # number of leading dimensions, which patches contain completely
+    units: UnitGrid  # the units, which are decoded and kept in memory
+    chunks: UnitGrid  # the chunks, which are fetched
+    objects: RemoteChunks  # the objects that contain the chunks
 
     def touched(self, places: Places, patch: Int64Array) -> Int64Array:
-        """Return the numbers of the units that patches touch, patch by patch."""
+        """Return the numbers of the units that overlap with patches, in the order of the patches."""
         starts = places.starts[places.volumes == self.volume]
         shape = np.array(self.units.shape, np.int64)
         low, high = np.zeros((len(starts), len(shape)), np.int64), np.tile(shape, (len(starts), 1))
-        # For padding beyond the ends, the nearest element inside.
+        # A patch completely beyond an end needs the nearest element inside for its padding.
         low[:, self.lead :] = np.clip(starts, 0, shape[self.lead :] - 1)
         high[:, self.lead :] = np.clip(starts + patch, 1, shape[self.lead :])
         numbers, are_there = self.units.touched_by_each(low, np.maximum(high, low + 1))
         return numbers[are_there]
 
     def rows(self, numbers: Int64Array) -> Int64Array:
-        """Return the existing objects of units."""
+        """Return the rows of the existing objects that contain the units ``numbers``."""
         if self.units.unit != self.chunks.unit and self.units.unit:
             unit = np.array(self.units.unit, np.int64)
             starts = np.stack(np.unravel_index(numbers, self.units.counts), axis=-1) * unit
@@ -268,7 +278,7 @@ class PatchChunks:
     def __init__(self, arrays: Sequence[_Array], patch: Sequence[int]) -> None:
         self._arrays, self._patch = arrays, np.array(patch, np.int64)
         self.stores: list[ChunkStore] = list(dict.fromkeys(one.objects.store for one in arrays))
-        # Rows that an order has announced for batches that have not started.
+        # Rows that a prefetched order contains, for batches that have not started.
         self._expected: dict[tuple[int, bytes], Int64Array] = {}
 
     @classmethod
@@ -288,7 +298,7 @@ class PatchChunks:
         return self.__dict__ | {"_expected": {}}
 
     def need(self, places: Places, units: Units) -> Needed:
-        """Announce that patches will be read; units in memory are not fetched."""
+        """Announce that patches will be read.  Chunks whose units are in memory are not fetched."""
         needed = Needed()
         rows: dict[ChunkStore, list[Int64Array]] = {store: [] for store in self.stores}
         for one in self._arrays:
@@ -310,7 +320,7 @@ class PatchChunks:
         return needed
 
     def foreseen(self, store: ChunkStore, places: Places, foreseen: Foreseen) -> Int64Array:
-        """Return the objects of a store that must be fetched for the patches of a batch."""
+        """Return the rows of the objects in ``store`` that must be fetched for the patches of a batch."""
         parts = [np.zeros(0, np.int64)]
         for one in self._arrays:
             if one.objects.store is store:
@@ -318,7 +328,7 @@ class PatchChunks:
         return np.concatenate(parts)
 
     def expect(self, store: ChunkStore, places: Places, rows: Int64Array) -> None:
-        """Record that an order has these rows for a batch."""
+        """Record that a prefetched order contains ``rows`` for the batch of patches at ``places``."""
         if len(rows):
             self._expected[self.stores.index(store), _name(places)] = rows
 
@@ -327,5 +337,5 @@ class PatchChunks:
 
 
 def _name(places: Places) -> bytes:
-    """Return a key that identifies a batch: its first patch."""
+    """Return a key that identifies a batch by its first patch."""
     return places.volumes[:1].tobytes() + places.starts[:1].tobytes()

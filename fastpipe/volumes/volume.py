@@ -1,6 +1,7 @@
-"""A volume: an array in any storage that is read in units.
+"""Volumes: arrays in any storage, which are read in units.
 
-A *unit* is what is decoded and remembered at once: a chunk, or the smallest independently decodable part.
+A *unit* is the part of an array that is decoded and kept in memory as a whole.  It is a chunk, a group of
+chunks, or a part of a chunk that can be decoded on its own.
 """
 
 from __future__ import annotations
@@ -29,24 +30,24 @@ Box = tuple[slice, ...]
 Int64Array = npt.NDArray[np.int64]
 UInt8Array = npt.NDArray[np.uint8]
 
-DIMS = 5  # most dimensions of an array
-LARGEST_UNIT = 1 << 32  # bytes decoded at once
-_ALIGNMENT = 16  # of memory into which units are read
-_MOST = (1 << 63) - 1  # units, and elements along a dimension
-_LEAST_NBYTES = 1 << 17  # bytes: remembering a smaller unit costs more than decoding it
+DIMS = 5  # the most dimensions of an array
+LARGEST_UNIT = 1 << 32  # the most bytes of a unit
+_ALIGNMENT = 16  # bytes to which the memory for a unit is aligned
+_MOST = (1 << 63) - 1  # the most units, and the most elements along a dimension
+_LEAST_NBYTES = 1 << 17  # the least bytes of a unit; keeping a smaller unit costs more than decoding it again
 
-# Parsers raise these for unexpected bytes.  Not among them: a package that cannot be imported, lack of memory
-# or descriptors, and files that must not be opened.
+# The errors that parsers raise for unexpected bytes.  The list excludes errors about packages that cannot be
+# imported, about a lack of memory or descriptors, and about files that must not be opened.
 UNREADABLE: tuple[type[Exception], ...] = (
     ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, RuntimeError, SyntaxError,
     TypeError, ValueError, lzma.LZMAError, struct.error, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
-_OF_CONTENT = (None, errno.EINVAL)  # an offset beyond any file, or an error of a library's own
-_MOST_TEXT = 300  # characters of a library's message, which may repeat a whole header
+_OF_CONTENT = (None, errno.EINVAL)  # errno of a library's own error, and of an offset beyond any file
+_MOST_TEXT = 300  # the most characters of a library's message, which may repeat a whole header
 
 
 class UnitGrid:
-    """An array divided into units of one shape; those at its ends extend beyond it.
+    """An array divided into units of one shape.  The last units may extend beyond the array's ends.
 
     >>> grid = UnitGrid((10, 10), (4, 8))
     >>> grid.touched((slice(3, 5), slice(0, 4)))
@@ -61,7 +62,7 @@ class UnitGrid:
             raise OverflowError(f"its shape is {self.shape}, of {self.count:,} parts")
 
     def touched(self, box: Sequence[slice]) -> Int64Array:
-        """Return the numbers of the units that a non-empty box touches, in C order: int64 (N,)."""
+        """Return the numbers of the units that overlap with a non-empty box, in C order: int64 (N,)."""
         numbers = np.zeros(1, np.int64)
         for side, unit, count in zip(box, self.unit, self.counts, strict=True):
             along = np.arange(side.start // unit, (side.stop - 1) // unit + 1)
@@ -71,8 +72,10 @@ class UnitGrid:
     def touched_by_each(
         self, starts: Int64Array, stops: Int64Array
     ) -> tuple[Int64Array, npt.NDArray[np.bool_]]:
-        """Return the units that each of several boxes, from ``starts`` to ``stops``, touches: their numbers,
-        int64 (N, K); and which of these are valid, bool (N, K).
+        """Return the units that overlap with each of the boxes from ``starts`` to ``stops``.
+
+        The first array has the numbers of the units: int64 (N, K).  The second array is True where a number
+        is valid: bool (N, K).
 
         >>> starts, stops = np.array([[0], [2]]), np.array([[1], [9]])
         >>> numbers, are_there = UnitGrid((10,), (4,)).touched_by_each(starts, stops)
@@ -113,13 +116,13 @@ def sides_text(shape: Sequence[int]) -> str:
 
 
 def chunk_text(chunk: Sequence[int], dtype: np.dtype[Any], codec: str = "") -> str:
-    """Return a description of what is stored together: ``"64×128×128 (1 MiB; zstd)"``."""
+    """Return a description of a chunk: ``"64×128×128 (1 MiB; zstd)"``."""
     nbytes = in_bytes(math.prod(chunk) * dtype.itemsize)
     return f"{sides_text(chunk)} ({nbytes}; {codec})" if codec else f"{sides_text(chunk)} ({nbytes})"
 
 
 def box_within(box: Sequence[slice], outer: Sequence[slice]) -> Box:
-    """Return a box in the coordinates of a box that contains it."""
+    """Return ``box`` in the coordinates of ``outer``, which contains ``box``."""
     return tuple(
         slice(side.start - whole.start, side.stop - whole.start)
         for side, whole in zip(box, outer, strict=True)
@@ -136,7 +139,10 @@ class FileState(NamedTuple):
         return cls(name, chunks.FileState.of(found, is_written=is_written))
 
     def check(self, where: int | str | None = None) -> None:
-        """Raise an error if the file, given by a descriptor, a path or its name, has changed."""
+        """Raise an error if the file at ``where`` has changed.
+
+        ``where`` is a descriptor or a path, or None for the path in ``name``.
+        """
         if not self.state.fits(os.stat(self.name if where is None else where)):
             raise self.changed()
 
@@ -145,7 +151,7 @@ class FileState(NamedTuple):
 
 
 def folder_state(path: str) -> str:
-    """Describe all files in a folder and below: their number, their bytes, and the latest change."""
+    """Return the number, the bytes and the latest change of all files in a folder and its subfolders."""
     count, nbytes, latest, folders = 0, 0, 0, [path]
     while folders:
         for entry in os.scandir(folders.pop()):
@@ -159,7 +165,7 @@ def folder_state(path: str) -> str:
 
 
 class DamagedUnitError(VolumeError):
-    """A part of a volume is damaged; others may be intact."""
+    """An error for a damaged part of a volume whose other parts may be intact."""
 
 
 class UnitReader(ABC):
@@ -167,25 +173,28 @@ class UnitReader(ABC):
 
     @abstractmethod
     def read(self, numbers: Int64Array, outs: Sequence[UInt8Array]) -> None:
-        """Read units into memory: for each uint8 (M,), C-contiguous and aligned to 16, its elements in C
-        order.
+        """Read the units ``numbers`` into ``outs``, which has one array for each unit.
 
-        Elements beyond the array's ends are arbitrary.  A ``DamagedUnitError`` names the chunk and its place.
+        Each array is uint8 (M,), C-contiguous, aligned to 16 bytes, and receives the unit's elements in C
+        order.  Elements beyond the array's ends are arbitrary.  A ``DamagedUnitError`` contains the chunk and
+        its place.
         """
 
     def check(self) -> None:  # noqa: B027 - most have nothing to check
-        """Raise a ``VolumeError`` if units read before may no longer match the volume.  Files of single
-        chunks, as in a folder, are not checked."""
+        """Raise a ``VolumeError`` if the volume has changed and units in memory may be outdated.
+
+        If each chunk is a file in a folder, the files are not checked.
+        """
 
 
 class Volume(ABC):
-    """An array in any storage.  It can be sent to other processes, which open it for themselves."""
+    """An array in any storage.  Picklable: another process opens the storage again."""
 
-    name: str  # for messages: a path, and a name within it
+    name: str  # the name in messages: a path, and the name of the array in the file or folder
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     grid: UnitGrid
-    how: str  # how it is stored, in words
+    how: str  # the storage format, in words
     _fill = b""
 
     @property
@@ -198,7 +207,7 @@ class Volume(ABC):
 
     @property
     def array(self) -> npt.NDArray[Any] | None:
-        """The array if it is in memory; None if it is read."""
+        """The array, if the volume is an array in memory; otherwise None."""
         return None
 
     @property
@@ -208,29 +217,37 @@ class Volume(ABC):
 
     @property
     def finer(self) -> Volume | None:
-        """The same volume in smaller units, if a unit consists of several stored separately: a damaged one
-        then does not affect the others.  Otherwise None."""
+        """The volume with smaller units, if a unit consists of parts that are stored separately.
+
+        With smaller units, a damaged part does not make its neighbours unreadable.  None if a unit has no
+        such parts.
+        """
         return None
 
     def native_source(self) -> Any | None:
-        """Return a ``native.VolumeSource`` with the places of its bytes; None if only ``open`` reads it."""
+        """Return a ``native.VolumeSource`` for reads in the native core; None if only ``open`` can read."""
         return None
 
     @abstractmethod
     def open(self) -> UnitReader:
-        """Open it in this process."""
+        """Open the volume in this process."""
 
     def stored_in(self, numbers: Int64Array) -> Int64Array:
-        """Return the number of the chunk that contains each unit; read the units of one chunk together."""
+        """Return the number of each unit's chunk.  One call should read the units of one chunk."""
         return numbers
 
     @abstractmethod
     def state(self) -> tuple[str, str]:
-        """Return a file or folder of it, and a description of it and its state, as a key for stored data
-        about it; empty if the state cannot be known."""
+        """Return a path of the volume and a description of the volume's state.
+
+        Both serve as a key for cached data about the volume.  Both are empty if the state is unknown.
+        """
 
     def together(self, numbers: Int64Array, most_nbytes: float = math.inf) -> list[Int64Array]:
-        """Return units in groups that are best read by one call: those of one chunk, up to so many bytes."""
+        """Split the units ``numbers`` into groups of units of one chunk, up to ``most_nbytes`` bytes each.
+
+        One call of ``UnitReader.read`` should read one group.
+        """
         chunks = self.stored_in(numbers)
         order = np.argsort(chunks, kind="stable")
         groups = np.split(numbers[order], np.flatnonzero(np.diff(chunks[order])) + 1)
@@ -238,13 +255,13 @@ class Volume(ABC):
         return [group[at : at + most] for group in groups for at in range(0, len(group), most)]
 
     def put(self, part: npt.NDArray[Any], out: UInt8Array) -> None:
-        """Copy a unit's elements, as far as they are in the array, into memory of the whole unit."""
+        """Copy ``part``, a unit's elements within the array, into ``out``, the memory of the whole unit."""
         unit = out.view(self.dtype).reshape(self.grid.unit)
         unit[tuple(map(slice, part.shape))] = part
 
 
 def aligned(nbytes: int, count: int) -> list[UInt8Array]:
-    """Return memory for ``count`` units: each uint8 (nbytes,), aligned as ``UnitReader.read`` requires."""
+    """Return memory for ``count`` units as ``UnitReader.read`` requires: aligned, uint8 (nbytes,) each."""
     step = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
     memory = np.empty(step * count + _ALIGNMENT, np.uint8)
     skipped = -memory.__array_interface__["data"][0] % _ALIGNMENT
@@ -261,8 +278,10 @@ def in_worthwhile_units(volume: Volume) -> Volume:
 def grown_unit(
     unit: Sequence[int], shape: Sequence[int], itemsize: int, least: int, *, is_cut: bool = False
 ) -> list[int]:
-    """Return a unit that consists of whole smaller ones, with sides as equal as possible; with ``is_cut`` no
-    side exceeds the array's."""
+    """Return a unit of at least ``least`` bytes that consists of whole smaller units of the shape ``unit``.
+
+    The sides are as equal as possible.  With ``is_cut``, no side is longer than the array ``shape``.
+    """
     grown, ends = list(unit), shape
     if not is_cut:
         ends = [-(-size // side) * side for size, side in zip(shape, unit, strict=True)]
@@ -276,7 +295,7 @@ def grown_unit(
 
 
 class WrappedVolume(Volume):
-    """A volume that wraps another one and processes its units."""
+    """A volume that processes the units of another volume, ``inner``."""
 
     def __init__(self, inner: Volume, unit: Sequence[int] | None = None) -> None:
         self.inner = inner
@@ -301,7 +320,7 @@ class WrappedReader(UnitReader):
 
 
 class GroupedVolume(WrappedVolume):
-    """A volume in larger units: whole multiples of the inner volume's."""
+    """A volume with larger units, which consist of whole units of the inner volume."""
 
     @property
     def finer(self) -> Volume:
@@ -361,17 +380,16 @@ class _NativeReader(WrappedReader):
 
 
 def swapped(source: Any, dtype: np.dtype[Any]) -> Any:
-    """Return a native source whose elements, or parts of complex ones, have swapped bytes."""
+    """Return a native source that swaps the bytes of each number; a complex element has two numbers."""
     return source.swap(dtype.itemsize // 2 if dtype.kind == "c" else dtype.itemsize)
 
 
 @contextmanager
 def as_volume_error(what: str, *others: type[Exception]) -> Iterator[None]:
-    """Convert errors about a file's content within the block, ``UNREADABLE`` and ``others``, to a
-    VolumeError.
+    """Convert errors about a file's content to a ``VolumeError``.
 
-    ``what`` begins the message: ``"x.tif cannot be read as TIFF"``.  Errors that are not about the file's
-    content are raised unchanged.
+    These errors have the classes in ``UNREADABLE`` and ``others``.  The message begins with ``what``, such as
+    ``"x.tif cannot be read as TIFF"``.  Errors that are not about the file's content stay unchanged.
     """
     try:
         yield

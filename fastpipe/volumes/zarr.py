@@ -1,7 +1,8 @@
-"""Zarr arrays in local folders and in object stores, read without another library.
+"""Read Zarr arrays in local folders and in object stores without another library.
 
-From a chunk's file that Blosc compressed, the native core reads and decompresses only the blocks that a patch
-needs.  An object is fetched and decoded completely, as decoding costs less than fetching.
+If Blosc has compressed a chunk's file, the native core reads and decompresses only the blocks that a patch
+needs.  A chunk in an object store is fetched and decoded completely, because fetching costs more than
+decoding.
 """
 
 from __future__ import annotations
@@ -38,21 +39,22 @@ from fastpipe.volumes.volume import (
     shortened,
 )
 
-_LOOKED_AT = 64  # chunks, to find one that was written
-_LEAST_UNIT = 1 << 17  # bytes of a part of a chunk that is remembered on its own
-_LARGEST_CHUNK = 1 << 48  # bytes: more than any machine or file can hold
-_OVERHEAD = 1 << 16  # a stored chunk may be larger by this than twice its content
+_LOOKED_AT = 64  # the most chunks that are tried to find a chunk that was written
+_LEAST_UNIT = 1 << 17  # the least bytes of a unit that is a part of a chunk
+_LARGEST_CHUNK = 1 << 48  # bytes; larger chunks fit into no machine's memory
+_OVERHEAD = 1 << 16  # a stored chunk has at most twice the bytes of its content plus this number
 
 
 class ZarrVolume(Volume, UnitReader):
-    """An array as ``zarr_array`` describes it; ``objects`` are its chunks if they are not local files."""
+    """A Zarr array with the metadata ``array``; ``objects`` are its chunks if chunks are not local files."""
 
     def __init__(self, path: str, array: ZarrArray, objects: ChunkObjects | None = None) -> None:
         self.name, self._array, self.objects = path, array, objects
         self.shape, self.dtype, self._fill = array.shape, array.dtype, array.fill
         self.chunks = UnitGrid(array.shape, array.chunk)
         self._chunk_nbytes = array.chunk_nbytes
-        # Units are slabs of a chunk along its first dimension with more than one element, if any.
+        # A unit is a slab of a chunk.  Slabs divide a chunk along its first dimension with more than one
+        # element.
         self._axis = next((dim for dim, side in enumerate(array.chunk) if side > 1), 0)
         unit, self._pieces = list(array.chunk), 1
         if unit:
@@ -70,11 +72,12 @@ class ZarrVolume(Volume, UnitReader):
         return file if os.path.exists(file) else os.path.join(self.name, ".zarray")
 
     def _slab(self) -> int:
-        """Return how much of a chunk can be decoded alone, along its first dimension of several elements."""
+        """Return the side, along ``_axis``, of the slabs of a chunk that can be decoded on their own."""
         array = self._array
         side = array.chunk[self._axis]
         row = self._chunk_nbytes // side
-        # Never a part of an object, even if staged: the order of a tour must not depend on staging.
+        # Chunks in a store are not divided, even if staged, because the order of patches must not depend on
+        # the stage.
         if self.objects is not None or self._chunk_nbytes > _LARGEST_CHUNK:
             return side
         least = row
@@ -86,12 +89,12 @@ class ZarrVolume(Volume, UnitReader):
         elif array.codec != "none":
             return side
         wanted = max(least, _LEAST_UNIT)
-        # A slab consists of whole blocks, as otherwise some would be decompressed twice.
+        # A slab must consist of whole blocks, because a block in two slabs would be decompressed twice.
         slabs = (slab for slab in even_parts(side) if slab * row >= wanted and slab * row % least == 0)
         return next(slabs, side)
 
     def _some_header(self) -> BloscHeader | None:
-        """Return the header of a chunk that was written: all chunks of an array are compressed alike."""
+        """Return the header of a written chunk, or None; all chunks of an array have equal settings."""
         step = max(1, self.chunks.count // _LOOKED_AT)
         for number in range(0, self.chunks.count, step):
             with (
@@ -120,7 +123,7 @@ class ZarrVolume(Volume, UnitReader):
         return self._chunks_and_pieces(numbers)[0]
 
     def _chunks_and_pieces(self, numbers: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return the chunk of each unit, and the number of the unit's part in it."""
+        """Return the chunk of each unit, and the index of the unit among the chunk's slabs."""
         if not self.grid.counts:
             return numbers, np.zeros_like(numbers)
         inner = math.prod(self.grid.counts[self._axis + 1 :])
@@ -130,7 +133,7 @@ class ZarrVolume(Volume, UnitReader):
         return (outer * self.chunks.counts[self._axis] + along) * inner + last, piece
 
     def state(self) -> tuple[str, str]:
-        """Return the state of its metadata and of all chunks; it takes some seconds for a million chunks."""
+        """Return the path of the metadata, and the state of all files; a million chunks take some seconds."""
         if self.objects is not None:
             return "", f"zarr {self.objects.state}"
         return self._metadata_file(), f"zarr {os.path.abspath(self.name)} {folder_state(self.name)}"
@@ -144,12 +147,12 @@ class ZarrVolume(Volume, UnitReader):
                 self._read_chunk(chunk, [(int(pieces[at]) * self.unit_nbytes, outs[at]) for at in which])
 
     def _read_chunk(self, chunk: int, parts: Sequence[tuple[int, UInt8Array]]) -> None:
-        """Read parts of a chunk, each given by its begin and its memory."""
+        """Read ``parts`` of a chunk: pairs of the part's first byte in the chunk and the part's memory."""
         objects = self.objects
         path = self._file(chunk) if objects is None else objects.path(chunk)
         try:
             stored = self._stored_in(path) if objects is None else objects.read(chunk)
-            if stored is None:  # it was never written
+            if stored is None:  # the chunk was never written
                 for _, out in parts:
                     out.reshape(-1, self.dtype.itemsize)[:] = np.frombuffer(self._array.fill, np.uint8)
             elif len(parts) == 1 and len(parts[0][1]) == self._chunk_nbytes:
@@ -162,7 +165,7 @@ class ZarrVolume(Volume, UnitReader):
         except ChunkError as error:
             why = str(error)
         except FileNotFoundError:
-            if objects is None:  # the whole volume is gone
+            if objects is None:  # the whole volume was removed
                 raise
             why = "it was listed, and is not there any more"
         else:
@@ -170,11 +173,11 @@ class ZarrVolume(Volume, UnitReader):
         raise DamagedUnitError(f"{path}, the chunk at {box_text(self.chunks.box(chunk))}: {why}")
 
     def _check_still_there(self) -> None:
-        """Raise if the whole volume is gone; otherwise a missing chunk was never written."""
+        """Raise an error if the whole volume was removed; otherwise a missing chunk was never written."""
         os.stat(self._metadata_file())
 
     def _stored_in(self, path: str) -> UInt8Array | None:
-        """Return the bytes of a chunk's file; None if it was never written."""
+        """Return the bytes of a chunk's file; None if the chunk was never written."""
         try:
             descriptor = open_file(path)
         except FileNotFoundError:
@@ -194,14 +197,14 @@ class ZarrVolume(Volume, UnitReader):
             os.close(descriptor)
 
 
-# The metadata: https://zarr-specs.readthedocs.io, zarr.json of version 3, .zarray of version 2.
-METADATA = ("zarr.json", ".zarray")  # of an array; the first one found is used
+# Metadata files: zarr.json in version 3 and .zarray in version 2 (https://zarr-specs.readthedocs.io).
+METADATA = ("zarr.json", ".zarray")  # the first existing file is used
 
-_LARGEST = 1 << 62  # along a dimension
-_MOST_DIMS = 32  # as in NumPy 1 and tensorstore
-_MOST_METADATA = 1 << 28  # bytes
-# Codecs decoded here, with settings that do not affect decoding.  tensorstore reads arrays with other codecs
-# or settings.
+_LARGEST = 1 << 62  # the most elements along a dimension
+_MOST_DIMS = 32  # the limit of NumPy 1 and tensorstore
+_MOST_METADATA = 1 << 28  # the most bytes of a metadata file
+# The codecs that this module decodes, with their settings that do not affect decoding.  tensorstore reads
+# arrays with other codecs or settings.
 _SETTINGS = {
     "blosc": {"cname", "clevel", "shuffle", "blocksize", "typesize"}, "zstd": {"level", "checksum"},
     "gzip": {"level"}, "zlib": {"level"},
@@ -211,16 +214,16 @@ NUMBERS = {
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32",
     "float64", "complex64", "complex128",
 }  # fmt: skip
-_KNOWN = {  # of version 3; the reader may have to understand others
+_KNOWN = {  # the keys of version 3's metadata; an unknown key may change the meaning of the data
     "zarr_format", "node_type", "shape", "data_type", "chunk_grid", "chunk_key_encoding", "fill_value",
     "codecs", "attributes", "dimension_names", "storage_transformers", "consolidated_metadata",
 }  # fmt: skip
 
 
 class ZarrArray(NamedTuple):
-    shape: tuple[int, ...]  # of the array, of a chunk
-    chunk: tuple[int, ...]
-    dtype: np.dtype[Any]  # of the elements as stored
+    shape: tuple[int, ...]  # shape of the array
+    chunk: tuple[int, ...]  # shape of a chunk
+    dtype: np.dtype[Any]  # dtype of the stored elements
     codec: str  # one of ``CODECS``, which compresses a whole chunk
     fill: bytes  # the bytes of an element that was never written
     prefix: str
@@ -237,7 +240,10 @@ class ZarrArray(NamedTuple):
         return f"{self.prefix}{self.separator}{name}" if place else self.prefix
 
     def place(self, key: str) -> tuple[int, ...] | None:
-        """Return the chunk in a file below the array's folder; None if the file is no chunk."""
+        """Return the indices of the chunk in the file ``key``; None if the file contains no chunk.
+
+        ``key`` is the file's path relative to the array's folder.
+        """
         name = key
         if self.prefix and self.shape:
             name = key.removeprefix(self.prefix + self.separator)
@@ -252,13 +258,13 @@ class ZarrArray(NamedTuple):
 
 
 def is_zarr(path: str) -> bool:
-    """Return True if a folder is a Zarr array, or a group of arrays."""
+    """Return True if a folder contains a Zarr array or a Zarr group."""
     names = ("zarr.json", ".zarray", ".zgroup")
     return any(os.path.isfile(os.path.join(path, name)) for name in names)
 
 
 def zarr_array(path: str) -> ZarrArray | str:
-    """Return the metadata of an array in a folder; or, in words, why it is not read here."""
+    """Return the metadata of an array in a folder or, in words, why this module cannot read the array."""
     for name in METADATA:
         file = os.path.join(path, name)
         try:
@@ -275,11 +281,11 @@ def zarr_array(path: str) -> ZarrArray | str:
 
 
 def parsed(file: str, content: bytes) -> ZarrArray | str | None:
-    """Return the content of one of ``METADATA``, as ``zarr_array`` does; None for a group."""
+    """Parse the ``content`` of a metadata file into the result of ``zarr_array``; return None for a group."""
     data = json_object(file, content)
     if data.get("node_type", "array") == "group":
         return None
-    if isinstance(data.get("dtype"), list):  # tensorstore treats a structure of one field as that field
+    if isinstance(data.get("dtype"), list):  # a structure, whose only field tensorstore would read
         raise VolumeError(
             f"{file} says that its elements are {shortened(data['dtype'])}, where numbers are needed"
         )
@@ -302,7 +308,7 @@ def json_object(file: str, content: bytes) -> dict[str, Any]:
 
 
 def even_parts(side: int) -> list[int]:
-    """Return the lengths of the parts into which a chunk's side can be divided evenly, in increasing order.
+    """Return the divisors of a chunk's side in increasing order.
 
     >>> even_parts(12)
     [1, 2, 3, 4, 6, 12]
@@ -318,7 +324,7 @@ def _arrays_in(path: str, depth: int = 3) -> list[str]:
         if not os.path.isdir(inside):
             continue
         is_array, file = os.path.exists(os.path.join(inside, ".zarray")), os.path.join(inside, "zarr.json")
-        with suppress(OSError):  # a VolumeError is one
+        with suppress(OSError):  # this includes VolumeError
             is_array = is_array or json_object(file, read_file(file)).get("node_type") == "array"
         if is_array:
             found.append(name)
@@ -359,7 +365,7 @@ def _version_3(data: dict[str, Any]) -> ZarrArray | str:
 
 
 def _codecs_3(codecs: list[Any], dtype: np.dtype[Any]) -> tuple[np.dtype[Any], str] | str:
-    """Return the stored dtype and the codec of chunks; or what is not supported here."""
+    """Return the stored dtype and the codec of chunks or, in words, what this module does not support."""
     names = [codec if isinstance(codec, str) else codec["name"] for codec in codecs]
     settings = [{} if isinstance(codec, str) else codec.get("configuration") or {} for codec in codecs]
     if not names or names[0] != "bytes":
@@ -447,11 +453,11 @@ _HEADER = struct.Struct("<4B3I")
 
 
 class BloscHeader(NamedTuple):
-    """The header of a Blosc buffer: see c-blosc's README_CHUNK_FORMAT.rst."""
+    """The header of a Blosc buffer (see c-blosc's README_CHUNK_FORMAT.rst)."""
 
-    itemsize: int  # of its elements, as the compressor was configured
-    nbytes: int  # of the content
-    block: int  # content bytes in each block, which can be decoded alone
+    itemsize: int  # bytes of an element, as set for the compressor
+    nbytes: int  # bytes of the content
+    block: int  # content bytes in each block, which can be decoded on its own
     stored: int  # bytes of the buffer
 
     @classmethod
@@ -465,7 +471,10 @@ class BloscHeader(NamedTuple):
 
 
 def decode(codec: str, stored: Any, out: UInt8Array) -> None:
-    """Decode a whole chunk with one of ``CODECS``, into memory that its content fills: uint8 (N,)."""
+    """Decode a whole chunk with ``codec``, one of ``CODECS``, into ``out``: uint8 (N,).
+
+    The content must have exactly N bytes.
+    """
     problem = native.decode_chunk(codec, stored, out)
     if problem == UNKNOWN_CODEC and codec == "blosc":
         _decode_rare(bytes(stored), out)
@@ -476,7 +485,7 @@ def decode(codec: str, stored: Any, out: UInt8Array) -> None:
 
 
 def _decode_rare(stored: bytes, out: UInt8Array) -> None:
-    """Decode a Blosc buffer whose compressor only the library may support, such as Snappy."""
+    """Decode a Blosc buffer whose compressor, such as Snappy, the native core does not support."""
     blosc = require("numcodecs.blosc", extra="volume")
     try:
         made = blosc.decompress(stored)

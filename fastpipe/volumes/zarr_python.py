@@ -1,4 +1,4 @@
-"""Zarr arrays that zarr-python reads: with filters and codecs that only it supports, or in a ZIP file."""
+"""Read Zarr arrays with zarr-python: arrays in ZIP files, and arrays that only zarr-python can decode."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from fastpipe.volumes.volume import (
 )
 from fastpipe.volumes.zarr import METADATA, NUMBERS, json_object, metadata_in
 
-# Codecs of numbers, with the package of those that numcodecs does not contain.  Others are rejected: one of
-# them, "pickle", runs code from a chunk.
+# The codecs of numbers, each with its package if numcodecs does not contain the codec.  Other codecs are
+# rejected, because a codec such as "pickle" runs code from a chunk.
 _CODECS = {
     "adler32": "", "astype": "", "bitround": "", "blosc": "", "bytes": "", "bz2": "", "crc32": "",
     "crc32c": "google_crc32c", "delta": "", "fixedscaleoffset": "", "fletcher32": "", "gzip": "",
     "jenkins_lookup3": "", "lz4": "", "lzma": "", "packbits": "", "pcodec": "pcodec", "quantize": "",
     "sharding_indexed": "", "shuffle": "", "transpose": "", "zfpy": "zfpy", "zlib": "", "zstd": "",
 }  # fmt: skip
-_PART_NBYTES = 1 << 22  # of a unit that is a part of a chunk
-_OVERHEAD = 1 << 16  # a member of a ZIP file may be larger by this than twice its content
+_PART_NBYTES = 1 << 22  # bytes of a unit that is a part of a chunk
+_OVERHEAD = 1 << 16  # a member of a ZIP file has at most twice the bytes of its content plus this number
 
 
 class ZarrPythonVolume(Volume):
@@ -62,7 +62,7 @@ class ZarrPythonVolume(Volume):
                     raise ValueError(f"its codec {shortened(codec)} is not one of numbers; make a copy of it")
         for package in filter(None, map(_CODECS.get, codecs)):
             require(package, package=package.replace("_", "-"))
-        # The state of a ZIP file; files of a folder are checked one by one.
+        # The state of a ZIP file; None for a folder.
         self.opened = FileState.of(path, regular_status(path)) if os.path.isfile(path) else None
         array = self.array_of_library()
         self.shape, self.dtype = tuple(array.shape), np.dtype(array.dtype)
@@ -70,7 +70,7 @@ class ZarrPythonVolume(Volume):
             raise VolumeError(f"{self.name} has elements of {self.dtype}, and not numbers")
         self.grid = UnitGrid(self.shape, _unit(array.chunks, self.dtype.itemsize))
         self._fill = np.array(array.fill_value or 0, self.dtype).tobytes()
-        # zarr-python reads this much at once: a shard, if there are shards.
+        # zarr-python reads a whole shard if the array has shards, and otherwise a whole chunk.
         stored = getattr(array, "shards", None) or array.chunks
         self.stored_nbytes = math.prod(stored) * self.dtype.itemsize
         self.how = f"Zarr by zarr-python, chunks of {chunk_text(array.chunks, self.dtype)}, as {why}"
@@ -115,8 +115,10 @@ class _Reader(UnitReader):
 
 
 def zarr_in_zip(path: str, inside: str) -> ZarrPythonVolume:
-    """Open an array in a ZIP file, as zarr-python's ``ZipStore`` writes it; ``inside`` is empty for the
-    file's root."""
+    """Open an array in a ZIP file that zarr-python's ``ZipStore`` has written.
+
+    ``inside`` is the path of the array in the file; empty for the root.
+    """
     inside = inside.strip("/")
     root = f"{inside}/" if inside else ""
     refused = as_volume_error(f"{path} cannot be read as a ZIP file")
@@ -136,7 +138,7 @@ def zarr_in_zip(path: str, inside: str) -> ZarrPythonVolume:
 
 
 def _arrays_in(file: zipfile.ZipFile, names: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the arrays among metadata files: their paths and their metadata."""
+    """Yield the path and the metadata of each array whose metadata file is in ``names``."""
     for name in names:
         where = f"{file.filename}/{name}"
         with file.open(name) as member:
@@ -158,7 +160,9 @@ def _no_array(path: str, file: zipfile.ZipFile, names: Iterable[str]) -> VolumeE
 
 
 def _unit(chunk: Sequence[int], itemsize: int) -> tuple[int, ...]:
-    """Return the unit of an array: a chunk, or a part of one too large for memory, which may be unwritten.
+    """Return the unit of an array: a chunk, or a part of a chunk that is too large for memory.
+
+    An array with chunks of this size may be readable, because its chunks may never have been written.
 
     >>> _unit((64, 64), 4), _unit((10**6, 10**6), 4)
     ((64, 64), (1024, 1024))
@@ -170,7 +174,7 @@ def _unit(chunk: Sequence[int], itemsize: int) -> tuple[int, ...]:
 
 
 def _codecs(metadata: dict[str, Any]) -> Iterator[str]:
-    """Yield the names of all codecs in numcodecs' notation."""
+    """Yield the names of all codecs in numcodecs' notation, including the codecs inside shards."""
     if metadata["zarr_format"] == 2:
         for one in (*(metadata.get("filters") or ()), metadata.get("compressor")):
             if one is not None:

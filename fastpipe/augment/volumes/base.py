@@ -1,4 +1,4 @@
-"""The base of all augmentations of volumes, and how chains of them run."""
+"""The base of all augmentations of volumes, and the running of chains of these augmentations."""
 
 from __future__ import annotations
 
@@ -88,17 +88,18 @@ def on_volumes(
     is_host: bool | None = None,
     kept: Callable[[Any, Callable[[], Any]], Any] = lambda key, make: make(),
 ) -> Tensor:
-    """Return changed volumes, on the device of the given ones.
+    """Return changed volumes, on the device of the given volumes.
 
-    A device's memory holds the given volumes, the new ones, and less than two further volumes at a time.
+    A device's memory holds the given volumes, the new volumes, and less than two further volumes at a time.
 
     Args:
         ops: the chain.
         volumes: (N, C, D, H, W).
         applied: the applied numbers, (N, columns).
         memory: host memory for the new volumes.
-        channels: for labels, the number of channels of the volumes for which numbers were drawn.
-        is_host: use the native core, not torch operations.  Default: for volumes on the CPU.
+        channels: for labels, the number of channels of the volumes for which the parameters were drawn.
+        is_host: whether to use the native core instead of torch operations.  Default: True for volumes on the
+            CPU.
         kept: caches plans of these operations; see ``Chain.kept``.
     """
     device, shape, channels = volumes.device.type, tuple(volumes.shape[1:]), channels or volumes.shape[1]
@@ -111,7 +112,8 @@ def on_volumes(
         out = torch.empty(after, dtype=dtype, device=volumes.device)
         volumes, goal = volumes.detach(), out
         if dtype in _SIGNED and dtype == volumes.dtype:
-            # Few operations of devices take these unsigned dtypes: view them as signed, bits are only moved.
+            # Few operations on devices accept these unsigned dtypes. View them as signed, because bits are
+            # only moved.
             volumes, goal = volumes.view(_SIGNED[dtype]), out.view(_SIGNED[dtype])
         _on_device(ops, volumes, applied, goal, channels)
     return out
@@ -120,7 +122,7 @@ def on_volumes(
 def _on_device(ops: Ops, volumes: Tensor, applied: Float64Array, out: Tensor, channels: int) -> None:
     columns = list(columns_of(ops, channels, of_applied=True))
     steps = [(op, np.ascontiguousarray(applied[:, own])) for op, own in columns]
-    # 16-bit floats are only for input and output: each operation would lose precision.
+    # 16-bit floats are used for input and output only, because each operation would lose precision.
     is_half = out.dtype in (torch.float16, torch.bfloat16)
     for number, target in enumerate(out):
         goal = target.new_empty(target.shape, dtype=torch.float32) if is_half else target
@@ -159,11 +161,11 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _is_of(thing: Tensor, shape: Sequence[int]) -> bool:
-    """Return whether a tensor is of labels: whether it has a value for each of the volumes' voxels."""
+    """Return whether a tensor holds labels. Labels have a value for each of the volumes' voxels."""
     if thing.ndim not in (4, 5) or len(thing) != shape[0]:
         return False
     is_whole = tuple(thing.shape[-3:]) == tuple(shape[-3:])
-    if thing.ndim == 5 and not is_whole:  # with four axes it may be something else
+    if thing.ndim == 5 and not is_whole:  # a tensor with four axes may be something else
         raise AugmentError(
             f"volumes of {tuple(shape[-3:])} come with others of {tuple(thing.shape[-3:])}, which cannot be "
             "moved as they are: make labels of other sizes after the augmentation"
@@ -179,7 +181,7 @@ AXES = ("depth", "height", "width")
 class VolumeTransform(Augmentation, ABC):
     """The base class of augmentations of volumes, (N, C, D, H, W) or (N, D, H, W).
 
-    The host knows the draws, so volumes that an augmentation leaves unchanged cost no work.
+    The host knows the parameters, so volumes that an augmentation leaves unchanged take no time.
     """
 
     kind = "volumes"
@@ -191,16 +193,16 @@ class VolumeTransform(Augmentation, ABC):
 
     @abstractmethod
     def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
-        """Change one volume on a device by torch operations, with its row of applied numbers."""
+        """Change one volume on a device with torch operations, with the volume's row of applied numbers."""
 
 
 class PerChannel(VolumeTransform):
-    """The base class of augmentations that change some channels, each with its own numbers.
+    """The base class of augmentations that change some channels, each channel with its own parameters.
 
     Attributes:
         p_channel: the probability that a channel is changed, from 0 to 1.
-        of_channel: names of a channel's parameters, each from its own uniform number; the first says whether
-            the channel is changed.
+        of_channel: the names of a channel's parameters. Each parameter is computed from its own uniform
+            random number. The first parameter says whether the channel is changed.
     """
 
     p_channel: float
@@ -231,7 +233,7 @@ class PerChannel(VolumeTransform):
 
     @abstractmethod
     def numbers(self, u: Float64Array) -> Float64Array:
-        """Turn uniform numbers, (N, C, K), into the channels' parameters after the first."""
+        """Convert uniform random numbers, (N, C, K), to the channels' parameters after the first."""
 
     def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
         for channel, (is_changed, *numbers) in enumerate(row.reshape(-1, len(self.of_channel)).tolist()):
@@ -244,7 +246,7 @@ class PerChannel(VolumeTransform):
 
 
 def axes_of(value: int | Sequence[int], name: str = "axes") -> tuple[int, ...]:
-    """Return axes of (D, H, W) in order, or raise an error."""
+    """Return axes of (D, H, W) in increasing order, or raise an error."""
     given = plain(value)
     given = [given] if isinstance(given, int) else list(given)
     if not all(isinstance(axis, int) and 0 <= axis < 3 for axis in given) or len(set(given)) < len(given):

@@ -1,4 +1,4 @@
-"""Augmentations that move the voxels of volumes, and labels along with them."""
+"""Augmentations that move the voxels of volumes, and move labels in the same way."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from fastpipe.augment.volumes.base import AXES, VolumeTransform, axes_of
 from fastpipe.augment.volumes.volume import SEEDS, Fill3D, Volume, cropped, normal_noise, warped
 from fastpipe.errors import AugmentError
 
-# Up to this factor scaled volumes fill the result, as in nnU-Net: beyond it, patches would have to be several
-# times as large.
+# Scaled volumes fill the result up to this factor, as in nnU-Net. At greater factors, patches would have to
+# be several times as large.
 _MOST_COVERED = 1 / 0.85
-_STILL = np.array([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0])  # parameters of volumes that stay as they are
+_STILL = np.array([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0])  # the parameters of a volume that is not moved
 _IDENTITY = np.concatenate([np.eye(3), np.full((3, 1), -0.0)], axis=1).ravel()
 MATRIX = tuple(f"{row}{column}" for row in "zyx" for column in ("z", "y", "x", "1"))
 
 
 class _Geometry(VolumeTransform):
-    """The base class of augmentations that only move voxels, so labels move in the same way."""
+    """The base class of augmentations that only move voxels, so that labels move in the same way."""
 
     def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
         return dtype
@@ -38,8 +38,8 @@ class RandomFlip3D(_Geometry):
     """Mirror some volumes along each axis.
 
     Args:
-        axes: one or several of 0, 1 and 2: depth, height and width.
-        p: the probability that a volume is mirrored along an axis, drawn for each axis separately.
+        axes: one or several of the axes 0, 1 and 2, which are depth, height and width.
+        p: the probability that a volume is mirrored along an axis. Each axis is drawn separately.
 
     >>> RandomFlip3D(2, p=1.0)(torch.arange(3.0).view(1, 1, 1, 1, 3)).flatten()
     tensor([2., 1., 0.])
@@ -62,12 +62,12 @@ class RandomFlip3D(_Geometry):
 
 
 class RandomRotate90(_Geometry):
-    """Turn volumes by 90, 180 or 270 degrees, all equally likely.
+    """Rotate volumes by 90, 180 or 270 degrees, which are equally likely.
 
     Args:
-        axes: the plane of rotation: two of 0, 1 and 2 (depth, height and width), along which volumes must
-            have the same size.
-        p: the probability that a volume is turned, from 0 to 1.
+        axes: the plane of rotation, given by two of the axes 0, 1 and 2 (depth, height and width). Volumes
+            must have the same size along both axes.
+        p: the probability that a volume is rotated, from 0 to 1.
 
     The direction is that of ``numpy.rot90``, from the first axis to the second.
 
@@ -103,22 +103,25 @@ class RandomRotate90(_Geometry):
 
 
 class RandomAffine3D(VolumeTransform):
-    """Rotate, scale and shift volumes about their centres, in one resampling; labels by the nearest voxel.
+    """Rotate, scale and shift volumes about their centres, in one resampling. Labels take the nearest voxel.
 
     Args:
         degrees: angles about the axes of depth, height and width are drawn from [-degrees, degrees], or
-            between two numbers; three of either give one range per axis.
-        scale: least and greatest factor from coordinates of the result to those of the volume: above 1 the
-            result shows more of the volume, at a smaller size, as in nnU-Net and MONAI.
-        translate: greatest shifts along depth, height and width, as fractions of the size; or one for all.
-        p_rotation, p_scale: probabilities that a volume is rotated, and scaled; drawn independently.
+            between two numbers. Three numbers or three pairs give one range per axis.
+        scale: the least and the greatest factor from coordinates of the result to coordinates of the volume.
+            With a factor above 1, the result shows more of the volume, at a smaller size, as in nnU-Net and
+            MONAI.
+        translate: the greatest shifts along depth, height and width, as fractions of the size, or one number
+            for all axes.
+        p_rotation, p_scale: the probabilities that a volume is rotated, and that it is scaled. They are
+            independent.
         scale_axes: the axes along which a volume is scaled, all by the same factor.
-        spacing: distances between voxels along depth, height and width, in any unit, so that rotated objects
-            keep their shape.
-        size: (D, H, W) of the result, the central part of the volumes and at most as large as they are.
-            Default: their size.
-        fill, label_fill: the values outside volumes, and outside labels; ``fill="edge"`` is the nearest voxel
-            for both.
+        spacing: the distances between voxels along depth, height and width, in any unit. With the spacing,
+            rotated objects keep their shape.
+        size: (D, H, W) of the result, which is the central part of the volumes and at most as large as the
+            volumes.  Default: the volumes' size.
+        fill, label_fill: the values outside volumes, and outside labels. ``fill="edge"`` takes the nearest
+            voxel for volumes and labels.
 
     Values between voxels are interpolated linearly.
 
@@ -131,7 +134,7 @@ class RandomAffine3D(VolumeTransform):
         "angle_depth", "angle_height", "angle_width", "scale", "shift_depth", "shift_height", "shift_width",
     )  # fmt: skip
     applied_names: tuple[str, ...] = ("is_changed", *MATRIX)
-    points: tuple[int, ...] = ()  # numbers of control points, for ``RandomElastic3D``
+    points: tuple[int, ...] = ()  # the numbers of control points, for ``RandomElastic3D``
     sigma: tuple[float, ...] = (0.0, 0.0, 0.0)
 
     def __init__(
@@ -236,12 +239,14 @@ class RandomAffine3D(VolumeTransform):
 class RandomElastic3D(RandomAffine3D):
     """Bend volumes, and rotate, scale and shift them in the same resampling.
 
-    Control points are spread evenly over a volume, from its first to its last voxels, and are moved at
-    random.  Voxels between them move accordingly.
+    Control points are spread evenly over a volume, from its first to its last voxels. The control points are
+    moved at random.  The shifts of the voxels between control points are interpolated.
 
     Args:
-        points: numbers of control points along depth, height and width, at least 2; or one number for all.
-        sigma: standard deviation of their shifts along depth, height and width, in voxels; or one number.
+        points: the numbers of control points along depth, height and width, at least 2, or one number for all
+            axes.
+        sigma: the standard deviations of the control points' shifts along depth, height and width, in voxels,
+            or one number for all axes.
         p: the probability that a volume is bent, from 0 to 1.
         degrees … label_fill: see ``RandomAffine3D``.
 
@@ -273,7 +278,7 @@ class RandomElastic3D(RandomAffine3D):
         self.points, self.sigma, self.p = given, _three(sigma, "sigma", 0.0), probability(p)
 
     def size_before(self, size: Shape) -> tuple[int, ...]:
-        # Add two standard deviations on each side, if volumes are bent at all.
+        # Add two standard deviations on each side if volumes may be bent.
         largest = super().size_before(size)
         more = self.sigma if self.p else (0.0,) * 3
         return tuple(one + 2 * int(np.ceil(2 * by)) for one, by in zip(largest, more, strict=True))
@@ -289,7 +294,7 @@ class RandomElastic3D(RandomAffine3D):
 
 
 class _LabelAffine(_Geometry):
-    """An augmentation that moves labels as volumes were moved."""
+    """An augmentation that moves labels as ``op`` moves volumes."""
 
     def __init__(self, op: RandomAffine3D) -> None:
         self._op, self.names = op, op.applied_names_for(1)

@@ -1,4 +1,4 @@
-"""Augmentations that change values and move no voxels: intensity, noise, blur and resolution."""
+"""Augmentations that change values without moving voxels: intensity, noise, blur and resolution."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from fastpipe.augment.volumes.base import PerChannel, VolumeTransform, axes_of
 from fastpipe.augment.volumes.volume import SEEDS, Volume, add_noise, along, gaussian, lower_resolution
 from fastpipe.errors import AugmentError
 
-_LEAST = 1e-7  # what numbers are divided by
+_LEAST = 1e-7  # the least number to divide by
 
 
 class GaussianNoise3D(VolumeTransform):
     """Add normal noise to each volume.
 
     Args:
-        std: least and greatest standard deviation, of which one is drawn for all channels; or one number.
+        std: the least and the greatest standard deviation, or one number. One standard deviation is drawn for
+            all channels of a volume.
 
-    Noise depends only on the parameters and the voxel's position: it is the same on every device.
+    Noise depends only on the parameters and the voxel's position. The noise is therefore equal on every
+    device.
 
     >>> import torch
     >>> GaussianNoise3D(0.1)(torch.zeros(2, 1, 8, 8, 8)).shape
@@ -59,7 +61,7 @@ class Brightness3D(_Factor):
     """Multiply each channel of each volume by a factor.
 
     Args:
-        factor: least and greatest factor; if 1 is in between, half of the factors are below it.
+        factor: the least and the greatest factor. If 1 lies between the two, half of the factors are below 1.
         p_channel: the probability that a channel is changed, from 0 to 1.
 
     >>> import torch
@@ -81,8 +83,8 @@ class Contrast3D(_Factor):
     """Move the values of each channel of each volume away from their mean, or closer to it.
 
     Args:
-        factor: least and greatest factor; if 1 is in between, half of the factors are below it.
-        keep_range: clip the result to the channel's original range of values.
+        factor: the least and the greatest factor. If 1 lies between the two, half of the factors are below 1.
+        keep_range: whether to clip the result to the channel's original range of values.
         p_channel: the probability that a channel is changed, from 0 to 1.
 
     >>> import torch
@@ -112,9 +114,11 @@ class Gamma3D(_Factor):
     """Raise the values of each channel of each volume, as fractions of their range, to a power.
 
     Args:
-        gamma: least and greatest exponent; if 1 is in between, half of the exponents are below it.
-        inverted: negate the values before and after, so that dark values change as bright ones would.
-        keep_stats: restore the mean and the standard deviation of the values.
+        gamma: the least and the greatest exponent. If 1 lies between the two, half of the exponents are below
+            1.
+        inverted: whether to negate the values before and after, so that dark values change as bright values
+            would.
+        keep_stats: whether to restore the mean and the standard deviation of the values.
         p_channel: the probability that a channel is changed, from 0 to 1.
 
     >>> import torch
@@ -135,7 +139,8 @@ class Gamma3D(_Factor):
         (gamma,) = numbers
         mean, deviation, low, high = canvas.statistics(channel)
         extent = high - low
-        # Of negated values, (high - x) / extent is raised, and the result is subtracted from high.
+        # If values are negated, (high - x) / extent is raised to the power, and the result is subtracted from
+        # high.
         base, sign = (high, -1.0) if self.inverted else (low, 1.0)
         scale = sign / extent.clamp(min=_LEAST)
         values = canvas.values[channel]
@@ -149,18 +154,18 @@ class Gamma3D(_Factor):
         return int(self.inverted), int(self.keep_stats)
 
 
-_BLURRED = 1e-3  # voxels; a smaller sigma is no blur
+_BLURRED = 1e-3  # in voxels; a smaller sigma does not blur
 
 
 class GaussianBlur3D(PerChannel):
-    """Blur each channel of each volume by a Gaussian, with a separate width along each axis.
+    """Blur each channel of each volume with a Gaussian, with a separate width along each axis.
 
     Args:
-        sigma: least and greatest standard deviation, in voxels, or one number.
-        axes: the axes along which to blur: 0, 1 and 2 are depth, height and width.
+        sigma: the least and the greatest standard deviation, in voxels, or one number.
+        axes: the axes along which to blur. 0, 1 and 2 are depth, height and width.
         p_channel: the probability that a channel is blurred, from 0 to 1.
 
-    Results are those of ``scipy.ndimage.gaussian_filter1d`` with ``truncate=3`` and ``mode="mirror"``.
+    Results match ``scipy.ndimage.gaussian_filter1d`` with ``truncate=3`` and ``mode="mirror"``.
 
     >>> import torch
     >>> GaussianBlur3D((0.5, 1.0))(torch.rand(2, 1, 8, 8, 8)).shape
@@ -186,14 +191,15 @@ class GaussianBlur3D(PerChannel):
 
 
 class LowResolution3D(PerChannel):
-    """Keep some of each channel's voxels, spread evenly, and interpolate the others linearly.
+    """Keep some of each channel's voxels, spread evenly, and interpolate all other voxels linearly.
 
     Args:
-        scale: least and greatest fraction of the voxels kept along an axis, at most 1; or one number.
-        axes: the axes to which this applies: 0, 1 and 2 are depth, height and width.
+        scale: the least and the greatest fraction of the voxels kept along an axis, at most 1, or one number.
+        axes: the axes along which voxels are replaced. 0, 1 and 2 are depth, height and width.
         p_channel: the probability that a channel is changed, from 0 to 1.
 
-    nnU-Net simulates low resolution in this way: nearest neighbours to shrink, trilinear to enlarge.
+    nnU-Net simulates low resolution in this way. nnU-Net shrinks with nearest neighbours and enlarges with
+    linear interpolation.
 
     >>> import torch
     >>> LowResolution3D((0.5, 1.0))(torch.rand(2, 1, 8, 8, 8)).shape

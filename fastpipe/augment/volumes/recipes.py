@@ -17,7 +17,7 @@ from fastpipe.augment.volumes.intensity import (
 )
 from fastpipe.errors import AugmentError
 
-# The ratio of length to depth of a patch above which nnU-Net augments within planes only.
+# If the ratio of length to depth of a patch is above this number, nnU-Net augments within planes only.
 _ANISOTROPIC = 3
 
 
@@ -28,26 +28,28 @@ def nnunet_default(
     spacing: Sequence[float] = (1.0, 1.0, 1.0),
     planes: bool | None = None,
 ) -> Compose:
-    """Return nnU-Net's default augmentation, with its order, probabilities and ranges (F. Isensee et al.,
-    "nnU-Net", Nature Methods 18, 2021; the values are those of nnunetv2 2.8's ``nnUNetTrainer``).
+    """Return nnU-Net's default augmentation, with nnU-Net's order, probabilities and ranges.
 
-    Volumes are floats, normalised to a mean of about 0 and a standard deviation of about 1.  Labels passed
-    with them move along.
+    The source is F. Isensee et al., "nnU-Net", Nature Methods 18, 2021. The values are those of the class
+    ``nnUNetTrainer`` of nnunetv2 2.8.  Volumes are floats with a mean of about 0 and a standard deviation of
+    about 1.  Labels that are passed with the volumes move as the volumes move.
 
     Args:
-        size: (D, H, W) of the result, the centre of the volumes.  With larger volumes the corners of rotated
-            ones are filled.  Default: the volumes' size.
+        size: (D, H, W) of the result, which is the centre of the volumes.  If the volumes are larger than
+            ``size``, the corners of rotated volumes show voxels instead of the fill.  Default: the volumes'
+            size.
         mirror_axes: the axes along which volumes are mirrored; () for none.
-        spacing: distances between voxels along depth, height and width.  By default they are equal, as
-            nnU-Net assumes.
-        planes: rotate and scale only within planes of height and width.  Default: nnU-Net's rule, true if
-            ``size`` is more than 3 times as long as deep.
+        spacing: the distances between voxels along depth, height and width.  The default distances are equal,
+            as nnU-Net assumes.
+        planes: whether to rotate and scale only within planes of height and width.  Default: nnU-Net's rule,
+            True if ``size`` is more than 3 times as long as deep.
 
     Raises:
         AugmentError: an argument is invalid.
 
-    There are two differences from nnU-Net: labels are those of the nearest voxel, while nnU-Net weights the
-    labels around; blurs reach three standard deviations, which nnU-Net rounds to an odd number of voxels.
+    There are two differences from nnU-Net.  Labels are those of the nearest voxel, while nnU-Net weights the
+    labels around the voxel.  Blurs reach three standard deviations, which nnU-Net rounds to an odd number of
+    voxels.
 
     >>> import torch
     >>> from fastpipe import augment

@@ -1,4 +1,4 @@
-"""The reference for volumes: NumPy and SciPy with the same parameters, slow and for comparison only."""
+"""The reference for volumes: NumPy and SciPy with the same parameters. The reference is slow."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fastpipe.augment.reference import Changes, Row
 from fastpipe.augment.volumes.volume import SEEDS, normal_noise
 from fastpipe.core.extras import require
 
-Values = Any  # float64, of NumPy
+Values = Any  # a NumPy array, float64
 
 
 def _affine(op: Any, volume: Values, p: Row) -> Values:
-    """Resample by homogeneous matrices: from voxels to millimetres about the centre, and back."""
+    """Resample with homogeneous matrices, which convert voxels to millimetres about the centre, and back."""
     size = np.array(volume.shape[1:] if op.size is None else op.size)
     matrix = np.eye(4)
     for axis, name in enumerate(("depth", "height", "width")):
@@ -51,7 +51,7 @@ def _affine(op: Any, volume: Values, p: Row) -> Values:
 
 
 def _bends(op: Any, size: Values, p: Row) -> Values | None:
-    """Return each voxel's shift, (3, D · H · W), linear between control points."""
+    """Return each voxel's shift, (3, D · H · W), interpolated linearly between control points."""
     if not p.get("is_bent"):
         return None
     points = op.moves_of_points(int(p["bend"])).astype(np.float64)

@@ -1,4 +1,4 @@
-"""One volume on a device, changed by torch operations: resampling, smoothing and noise."""
+"""One volume on a device, changed with torch operations: resampling, smoothing and noise."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ from torch.nn.functional import grid_sample, interpolate
 from fastpipe.augment.base import uploaded
 from fastpipe.augment.parameters import Float32Array, Float64Array
 
-PIECE = 1 << 17  # voxels processed at a time by operations that need extra memory
+PIECE = 1 << 17  # the number of voxels processed at a time by operations that need extra memory
 
 
 class Volume:
     """A volume that is changed in place: float32, or labels of any dtype, (C, D, H, W).
 
-    It is copied when its values are first requested, so a first geometric operation reads the given volume.
+    The volume is copied when its values are first requested. So a geometric operation that comes first reads
+    the given volume without a copy.
 
     Attributes:
         source: the given volume.
-        goal: memory for the result; its shape differs if geometry changes the shape.  Its dtype is used.
-        channels: the channels of the volume for which numbers were drawn; labels may have other channels.
+        goal: the memory for the result. The shape of ``goal`` differs from the source's if an operation
+            changes the shape.  Values have the dtype of ``goal``.
+        channels: the channels of the volume for which parameters were drawn; labels may have other channels.
     """
 
     def __init__(self, source: Tensor, goal: Tensor, channels: int) -> None:
@@ -48,21 +50,22 @@ class Volume:
         return self._values
 
     def given(self) -> Tensor:
-        """Return the values for reading only; before any change this is the given volume, if possible."""
+        """Return the values for reading only. Before any change, return the given volume if possible."""
         is_plain = self.source.dtype == self.goal.dtype and self.source.is_contiguous()
         return self.source if self._values is None and is_plain else self.values
 
     def empty(self, shape: Sequence[int]) -> Tensor:
-        """Return memory for new values of this shape: the goal if it fits and is free."""
+        """Return memory for new values of this shape. The memory is ``goal`` if ``goal`` has this shape and
+        is not in use."""
         fits = tuple(shape) == tuple(self.goal.shape) and self._values is not self.goal
         return self.goal if fits else self.goal.new_empty(tuple(shape))
 
     def replace(self, values: Tensor) -> None:
-        """Continue with other values."""
+        """Continue with these values."""
         self._values = values
 
     def end(self) -> None:
-        """Copy the values to the goal, unless they are there."""
+        """Copy the values to ``goal``, unless ``goal`` already holds them."""
         if self.values is not self.goal:
             self.goal.copy_(self.values, non_blocking=True)
 
@@ -74,7 +77,7 @@ class Volume:
 
 
 def _ranges(size: Sequence[int], axis: int) -> list[slice]:
-    """Split an axis of (D, H, W) into ranges of at most PIECE voxels each, but at least one plane."""
+    """Split an axis of (D, H, W) into ranges. Each range has at most PIECE voxels, but at least one plane."""
     count = size[axis]
     step = max(1, PIECE // (math.prod(size) // count))
     return [slice(begin, min(begin + step, count)) for begin in range(0, count, step)]
@@ -86,7 +89,7 @@ Fill3D = float | Literal["edge"]
 
 
 def cropped(volume: Volume, size: tuple[int, ...]) -> None:
-    """Keep the central part of a size (D, H, W), which is at most the volume's."""
+    """Keep the central part of ``size``, (D, H, W), which is at most the volume's size."""
     if volume.shape[1:] == size:
         return
     edges = [(old - new) // 2 for old, new in zip(volume.shape[1:], size, strict=True)]
@@ -108,11 +111,13 @@ def warped(
     """Resample to a size (D, H, W).
 
     Args:
-        matrix: (12,), three rows, from places about the centre of the result to places about the volume's.
-        bends: (3, Z, Y, X), shifts of control points that come before the matrix.  The first and last control
-            points of each axis are at the result's first and last voxels.
-        fill: the value outside; None for the nearest voxel.
-        is_nearest: take the nearest voxel, as for labels; else interpolate linearly.
+        matrix: (12,), three rows. The matrix maps positions relative to the result's centre to positions
+            relative to the volume's centre.
+        bends: (3, Z, Y, X), shifts of control points, which are added before the matrix is applied.  The
+            first and last control points of each axis are at the result's first and last voxels.
+        fill: the value outside the volume; None for the nearest voxel.
+        is_nearest: whether to take the nearest voxel, as for labels. Otherwise values are interpolated
+            linearly.
     """
     given = volume.given()
     out = volume.empty((len(given), *size))
@@ -139,7 +144,7 @@ def _places(
     matrix: Float64Array, bends: Tensor | None, sizes: tuple[int, ...], wanted: tuple[int, ...], begin: int,
     end: int, device: torch.device,
 ) -> list[Tensor]:  # fmt: skip
-    """Return the source positions of voxels of some planes, along each axis: (end - begin, h, w) each."""
+    """Return the source positions of the voxels of some planes, along each axis: (end - begin, h, w) each."""
     spans = ((begin, end), (0, wanted[1]), (0, wanted[2]))
     axes = [
         torch.arange(first, last, dtype=torch.float32, device=device) - 0.5 * (size - 1)
@@ -167,7 +172,7 @@ def _places(
 
 
 def _parts_inside(places: list[Tensor], sizes: tuple[int, ...]) -> Tensor:
-    """Return the total weight of the voxels around each place that are inside."""
+    """Return the total weight of the voxels around each position that are inside the volume."""
     found: Tensor | None = None
     for place, size in zip(places, sizes, strict=True):
         part = torch.minimum(place + 1, size - place).clamp_(0, 1)
@@ -187,7 +192,7 @@ def _take(given: Tensor, places: list[Tensor], fill: float | None, out: Tensor) 
         at = at.clamp_(0, size - 1).long()
         index = at if index is None else index * size + at
     assert index is not None and inside is not None
-    # Unsigned integers are viewed as signed: the fill is converted likewise.
+    # Unsigned integers are viewed as signed integers, so the fill is converted in the same way.
     outside = torch.tensor(fill or 0.0, dtype=torch.float64)
     outside = (outside if given.dtype.is_floating_point else outside.long()).to(given.dtype).to(given.device)
     for channel, target in zip(given, out, strict=True):
@@ -197,12 +202,13 @@ def _take(given: Tensor, places: list[Tensor], fill: float | None, out: Tensor) 
 
 # ---- noise -----------------------------------------------------------------------------------------
 #
-# Noise depends only on a seed and the voxel's position: the same on every device up to the last digits.
+# Noise depends only on a seed and the voxel's position. The noise is equal on every device up to the last
+# digits.
 
 SEEDS = 2**32
 # Constants of MurmurHash3's finaliser (A. Appleby, 2011), as signed 32-bit numbers.
 _FIRST, _SECOND = 0x85EBCA6B - 2**32, 0xC2B2AE35 - 2**32
-_GOLDEN = 0x9E3779B9  # between channels
+_GOLDEN = 0x9E3779B9  # the difference between the seeds of two channels
 _UNIT = 2.0**-24
 
 
@@ -218,8 +224,9 @@ def add_noise(volume: Volume, std: float, seed: int) -> None:
 
 
 def normal_noise(begin: int, count: int, seed: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return normal numbers of ``count`` voxels from ``begin``, which is even: those of even and odd ones."""
-    # Box and Muller's method.
+    """Return normal numbers for the even voxels and the odd voxels of ``count`` voxels from ``begin``, an
+    even number."""
+    # The method of Box and Muller.
     pairs = torch.arange(begin // 2, begin // 2 + (count + 1) // 2, dtype=torch.int32, device=device)
     mixed = _mixed(_mixed(pairs) ^ _signed(seed))
     first, second = _mixed(mixed ^ _signed(0x5851F42D)), _mixed(mixed ^ _signed(0x14057B7E))
@@ -230,7 +237,7 @@ def normal_noise(begin: int, count: int, seed: int, device: torch.device) -> tup
 
 
 def _mixed(values: Tensor) -> Tensor:
-    """Return the finaliser's values; products keep their low 32 bits."""
+    """Return the finaliser's values. Products keep their low 32 bits."""
     values = values ^ ((values >> 16) & 0xFFFF)
     values.mul_(_FIRST)
     values.bitwise_xor_((values >> 13) & 0x7FFFF)
@@ -239,7 +246,7 @@ def _mixed(values: Tensor) -> Tensor:
 
 
 def _high(values: Tensor) -> Tensor:
-    """Return the upper 24 bits, as floats."""
+    """Return the upper 24 bits as floats."""
     return ((values >> 8) & 0xFFFFFF).float()
 
 
@@ -249,9 +256,9 @@ def _signed(value: int) -> int:
 
 # ---- sums along lines of voxels: blurs, and lower resolutions --------------------------------------
 
-# Index and weights, (length, K): each voxel of a line becomes a sum of K voxels of it.
+# Indices and weights, (length, K). Each voxel of a line becomes a weighted sum of K voxels of the line.
 Taps = tuple[npt.NDArray[np.int64], Float32Array]
-TRUNCATE = 3.0  # standard deviations, beyond which a Gaussian has no weights
+TRUNCATE = 3.0  # standard deviations; a Gaussian has no weights beyond
 
 
 def gaussian(length: int, sigma: float) -> Taps:
@@ -262,7 +269,7 @@ def gaussian(length: int, sigma: float) -> Taps:
     index = np.arange(length)[:, None] + steps
     if length == 1:
         index[:] = 0
-    else:  # mirrored about the voxels at the ends, as often as it takes
+    else:  # mirrored about the first and the last voxel, as often as needed
         index = np.abs((index + length - 1) % (2 * (length - 1)) - (length - 1))
     values = np.broadcast_to((weights / weights.sum()).astype(np.float32), index.shape)
     return np.ascontiguousarray(index, np.int64), np.ascontiguousarray(values)
@@ -270,7 +277,7 @@ def gaussian(length: int, sigma: float) -> Taps:
 
 @lru_cache(maxsize=64)
 def lower_resolution(length: int, fewer: int) -> Taps:
-    """Return taps that keep ``fewer`` voxels, spread evenly, and interpolate the others linearly."""
+    """Return taps that keep ``fewer`` voxels, spread evenly, and interpolate all other voxels linearly."""
     kept = (2 * np.arange(fewer) + 1) * length // (2 * fewer)
     at = ((np.arange(length) + 0.5) * (fewer / length) - 0.5).clip(0, fewer - 1)
     below = np.floor(at).astype(np.int64)
@@ -280,10 +287,10 @@ def lower_resolution(length: int, fewer: int) -> Taps:
 
 
 def along(volume: Volume, channel: int, axis: int, taps: Taps) -> None:
-    """Sum along an axis of (D, H, W), in place."""
+    """Compute weighted sums along an axis of (D, H, W), in place."""
     values, (index, weights) = volume.values[channel], taps
-    across = 1 if axis == 0 else 0  # what the pieces are pieces of
-    # Use sums: a matrix product may be less precise on a GPU.
+    across = 1 if axis == 0 else 0  # the axis that is split into pieces
+    # Use sums, because a matrix product may be less precise on a GPU.
     places, factors = uploaded(index, values.device), uploaded(weights, values.device)
     form = [-1 if at == axis else 1 for at in range(3)]
     for piece in _ranges(volume.shape[1:], across):

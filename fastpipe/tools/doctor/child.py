@@ -1,4 +1,4 @@
-"""Code that runs in its own process, where it may crash or hang."""
+"""Code that runs in a process of its own, because it may crash or hang."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from fastpipe.core.processes import signal_name
 
-# The child can import what the parent can: paths first, then the argument.  The answer is one line.
+# The child gets the parent's ``sys.path``, so that it can import the same modules, and the argument.
+# The answer is one line.
 _BEGIN = """\
 import json, sys
 _path, _asked = json.loads(sys.stdin.read())
@@ -37,7 +38,7 @@ def ask(code: str, asked: Any = None, *, seconds: float) -> Answer:
     except subprocess.TimeoutExpired as error:
         output, why = error.stdout or b"", f"it took more than {seconds:.0f} s"
         ending = why
-    marked = [line for line in output.split(b"\n") if line.startswith(_MARK)]  # others are libraries' output
+    marked = [line for line in output.split(b"\n") if line.startswith(_MARK)]  # libraries print, too
     if not marked:
         return Answer(None, ending)
     with contextlib.suppress(ValueError):

@@ -1,4 +1,4 @@
-"""Decoders: which are available, and how fast they are on this machine."""
+"""Checks of the decoders: which of them are available, and how fast they are on this machine."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from fastpipe.options import Decode
 from fastpipe.tools.doctor.child import ask
 from fastpipe.tools.doctor.report import Examined, Finding, ok, problem, warning
 
-# ---- code that runs in its own process
+# ---- code that runs in a process of its own
 
-_SECONDS = 0.3  # measuring time for each decoder
-_LOOK_S = 1.0  # time for reading files
+_SECONDS = 0.3  # seconds of measurement for each decoder
+_LOOK_S = 1.0  # seconds for reading files
 _PHOTOS, _SIZE, _QUALITY = 4, (375, 500), 90
-_MOST_NBYTES, _MOST_PIXELS = 32 << 20, 30_000_000  # limits: bytes of all files, pixels of one
-_AREA = (0.08, 1.0)  # area of RandomResizedCrop
+_MOST_NBYTES, _MOST_PIXELS = 32 << 20, 30_000_000  # limits: bytes of all files, pixels of an image
+_AREA = (0.08, 1.0)  # range of the area of RandomResizedCrop
 
 _Image = tuple[bytes, Box]  # a JPEG and the box of a random crop
 
@@ -103,7 +103,7 @@ def _crop(rng: np.random.Generator, header: Any) -> Box:
     return Box(*map(int, (*rng.integers(0, sides - part + 1), *part)))
 
 
-# ---- Available decoders, and their speed on this machine -------------------------------------------
+# ---- findings about the decoders, and their speed on this machine ----------------------------------------
 
 _TOPIC = "decoders"
 _PATIENCE_S = 60.0
@@ -112,7 +112,7 @@ from fastpipe.tools.doctor.decoding import measure
 answer(measure(_asked))
 """
 _INSTALL = "pip install 'fastpipe[image]'"
-_CLEARLY = 1.2  # ratio of speeds that exceeds the noise of two short measurements
+_CLEARLY = 1.2  # ratio of speeds: larger than the noise of short measurements
 
 
 def check(examined: Examined) -> Iterator[Finding]:

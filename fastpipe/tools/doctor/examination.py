@@ -20,7 +20,7 @@ from fastpipe.tools.doctor import machine, packages, storage, stores
 from fastpipe.tools.doctor.report import DoctorReport, Examined, Finding, problem, warning
 from fastpipe.tools.folders import require_folder_of
 
-# The cores first: the later checks load them.
+# The cores are checked first, because the later checks load them.
 CHECKS: dict[str, Callable[[Examined], Iterator[Finding]]] = {
     "cores": machine.check_cores, "storage": storage.check, "decoders": decoders.check,
     "stores": stores.check, "packages": packages.check, "memory": machine.check_memory,
@@ -68,14 +68,17 @@ def examine(
     target: str | os.PathLike[str] | None = None, *, storage_options: Mapping[str, Any] | None = None,
     on_progress: Callable[[str], object] = lambda _: None,
 ) -> DoctorReport:  # fmt: skip
-    """Check a machine, and a folder or store; write nothing, and import no framework in this process."""
+    """Check this machine, and a folder or store.
+
+    Nothing is written, and no framework is imported in this process.
+    """
     examined = _examined(target, dict(storage_options or {}))
     begun = time.monotonic()
     found: list[Finding] = []
     for topic, check in CHECKS.items():
         on_progress(f"examining {topic}")
         try:
-            found.extend(check(examined))  # one by one, to keep those before a failure
+            found.extend(check(examined))  # extend keeps the findings before a failure
         except ImportError as error:
             found.append(problem(topic, f"{type(error).__name__}: {error}", "install what is missing"))
         except Exception as error:
@@ -87,7 +90,7 @@ def examine(
 
 def _examined(target: str | os.PathLike[str] | None, options: dict[str, Any]) -> Examined:
     if target is not None and is_url(target):
-        place = Location.of(target).root  # raises if the URL contains credentials
+        place = Location.of(target).root  # raises an error if the URL contains credentials
         return Examined(url=place, name=place, storage_options=options)
     if options:
         raise OptionError("storage_options are for the URL of a store, such as s3://bucket/train")

@@ -1,4 +1,4 @@
-"""Cores, memory, limits and threads of this process."""
+"""Checks of the cores, the memory, the limits and the threads of this process."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from fastpipe.core.machine import ControlGroups, available_cpus, default_threads
 from fastpipe.core.text import counted, in_bytes, in_duration
 from fastpipe.tools.doctor.report import Examined, Finding, judged, ok, problem, warning
 
-with contextlib.suppress(ImportError):  # missing on Windows; a check that fails becomes a finding
+with contextlib.suppress(ImportError):  # Windows lacks it; the failing check is then a finding
     import resource
 
-_OFTEN = 0.01  # fraction of the periods in which a group had work
+_OFTEN = 0.01  # throttled fraction of the periods in which a control group had work
 _SHARED = "/dev/shm"
 _LITTLE = 1 << 30
 _BATCH, _SHAPE, _ITEM, _PREFETCH = 64, (3, 224, 224), 4, 2
-_CONNECTIONS = 128  # most connections to a store
-_LIBRARIES = 128  # files, pipes and sockets that libraries open
-_FOR_WORKER = 4  # descriptors of tensors in transit, times two for prefetching
+_CONNECTIONS = 128  # largest number of connections to a store
+_LIBRARIES = 128  # number of files, pipes and sockets that libraries open
+_FOR_WORKER = 4  # tensors of a batch, with a descriptor each; times two for prefetching
 _THREADS = 64
 _COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 
@@ -106,7 +106,7 @@ def check_limits(examined: Examined) -> Iterator[Finding]:
     yield _open_files(*resource.getrlimit(resource.RLIMIT_NOFILE), cores)
     left = []
     for folder in ControlGroups().folders("pids"):
-        with contextlib.suppress(OSError, ValueError):  # no limit, or "max"
+        with contextlib.suppress(OSError, ValueError):  # there is no limit, or it is "max"
             left.append(int((folder / "pids.max").read_text()) - int((folder / "pids.current").read_text()))
     yield _processes(min(left, default=None), cores)
 
@@ -147,7 +147,10 @@ def check_threads(examined: Examined) -> Iterator[Finding]:
 
 
 def _thread_settings(environment: Mapping[str, str], cores: int, seen: int) -> Iterator[Finding]:
-    """Check the variables that set thread counts; libraries ignore quotas and use ``seen`` cores."""
+    """Check the environment variables for numbers of threads.
+
+    Without these variables, libraries ignore CPU quotas and use ``seen`` cores.
+    """
     given = {name: environment[name] for name in _COUNTS if name in environment}
     if not given:
         count = counted(seen, "thread")

@@ -1,4 +1,4 @@
-"""Installed packages: check that they match each other, the GPU and its driver."""
+"""Checks of the installed packages: they must match each other, the GPU and its driver."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def _distributions(
 
 def _torchvision(facts: Mapping[str, Any], crashed: str, installed: Mapping[str, str]) -> Iterator[Finding]:
     if "version" not in facts:
-        return  # importing torch itself fails
+        return  # torch cannot be imported, which is another finding
     why = facts.get("why_no_torchvision", crashed if "torchvision" not in facts else "")
     if why and "torchvision" not in installed:
         yield warning(_TOPIC, "torchvision is not installed: fastpipe's image datasets need it", _INSTALL)
@@ -210,7 +210,7 @@ def _installed() -> dict[str, str]:
     found: dict[str, str] = {}
     for one in metadata.distributions():
         name = one.metadata["Name"]
-        if name:  # an incomplete uninstall leaves one without a name
+        if name:  # an incomplete uninstall leaves a distribution without a name
             found.setdefault(re.sub(r"[-_.]+", "-", name).lower(), one.version)
     return found
 

@@ -1,4 +1,4 @@
-"""The findings of an examination, one line each, and the report."""
+"""The findings of ``fastpipe doctor``, and the report that shows each of them in a line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Speed of reading a folder's files, from memory and past it, and the place of fastpipe's cache."""
+"""Checks of the storage: the speed of reading from memory and from disk, and fastpipe's cache folder."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fastpipe.tools.folders import FileSystem, file_system
 
 _TOPIC, _CACHE = "storage", "cache folder"
 _THREADS = 16
-_PHOTOS = 512  # most photographs for measuring decoders
+_PHOTOS = 512  # most photographs to measure the decoders with
 _SECONDS, _NBYTES = 0.4, 64 << 20  # limits of each measurement
-_LARGE = 4 << 20  # least bytes of a file that shows the sequential speed
-_NOT_FORGOTTEN = 0.5  # fraction of the bytes: if fewer were evicted from memory, the disk was not measured
+_LARGE = 4 << 20  # bytes: smaller files do not show the sequential speed
+_NOT_FORGOTTEN = 0.5  # fraction of the bytes: if less was evicted from memory, the disk was not measured
 _LITTLE = 1 << 30
 _REMEDY = "export XDG_CACHE_HOME=/a/folder/on/a/local/disk"
 
@@ -78,11 +78,11 @@ def _small(found: Sample) -> Iterator[Finding]:
     files = found.files
     if len(files) < 2:
         return
-    half = len(files) // 2  # threads read other files, as the neighbours of a read file may be in memory
+    half = len(files) // 2  # different files, because reading a file may load its neighbours, too
     halves = ((1, files[:half]), (_THREADS, files[half:]))
     cold = [_read_many(some, threads, past_cache=True) for threads, some in halves]
     warm = [
-        _read_many(some[: rate.files], threads, past_cache=False)  # these are in memory now
+        _read_many(some[: rate.files], threads, past_cache=False)  # these files are in memory now
         for (threads, some), rate in zip(halves, cold, strict=True)
     ]
     for where, (one, many) in ((_past(cold[0]), cold), ("from memory", warm)):
@@ -169,7 +169,7 @@ def _collect(folder: str, found: list[tuple[str, int]], until: float) -> bool:
             for entry in entries:
                 if time.monotonic() > until:
                     return False
-                with contextlib.suppress(OSError):  # removed, or a dangling link
+                with contextlib.suppress(OSError):  # the file was removed, or a link is broken
                     if entry.is_dir(follow_symlinks=False):
                         below.append(entry.path)
                     elif entry.is_file() and os.access(entry.path, os.R_OK):
@@ -180,7 +180,7 @@ def _collect(folder: str, found: list[tuple[str, int]], until: float) -> bool:
 def _read_many(
     files: Sequence[str], threads: int, *, past_cache: bool, seconds: float = _SECONDS, nbytes: int = _NBYTES
 ) -> Rate:
-    """Read files, each at most once, for a limited time; ``past_cache`` first evicts their pages."""
+    """Read each file at most once, for a limited time.  ``past_cache`` evicts the file from memory first."""
     begun, left = time.perf_counter(), nbytes
 
     def read(path: str) -> tuple[int, float, bool | None] | None:
@@ -189,7 +189,7 @@ def _read_many(
             return None
         try:
             descriptor = os.open(path, _FLAGS)
-        except OSError:  # it was removed
+        except OSError:  # the file was removed
             return None
         try:
             before, length = time.perf_counter(), 0
@@ -209,7 +209,7 @@ def _read_many(
     with ThreadPoolExecutor(threads, thread_name_prefix="fastpipe-doctor") as pool:
         done = [one for one in pool.map(read, files) if one is not None]
     total = sum(length for length, _, _ in done)
-    aside = sum(seconds for _, seconds, _ in done) / threads  # exclude the time of evicting and checking
+    aside = sum(seconds for _, seconds, _ in done) / threads  # excludes the time of evicting and checking
     knows = all(is_cached is not None for _, _, is_cached in done)
     missed = sum(length for length, _, is_cached in done if is_cached is False)
     passed = max(time.perf_counter() - begun - aside, 1e-9)

@@ -1,4 +1,4 @@
-"""Response time of a store, and the number of parallel requests that it calls for."""
+"""Checks of a store: its response time, and the number of parallel requests that a training needs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fastpipe.tools.doctor.report import Examined, Finding, judged, ok, problem,
 
 _TOPIC = "store"
 _PATIENCE_S = 60.0
-_MOST = 128  # most requests in flight of Stage(connections="auto")
+_MOST = 128  # most simultaneous requests of Stage(connections="auto")
 _OBJECTS = 32
-_SECONDS = 3.0  # for small requests, and the same for whole objects
-_MOST_NBYTES = 1 << 20  # of an object
+_SECONDS = 3.0  # for small requests, and again for whole objects
+_MOST_NBYTES = 1 << 20  # most bytes of an object to read
 _CODE = """
 from fastpipe.tools.doctor.stores import measure
 answer(measure(*_asked))
