@@ -246,7 +246,7 @@ def released(same_generators: None) -> Iterator[None]:
     gc.collect()
 
 
-@pytest.mark.few(30)
+@pytest.mark.few(8)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", DATASETS)
 def test_a_copied_dataset_gives_the_same_samples(files: Files, name: str, way: str) -> None:
@@ -264,7 +264,7 @@ def test_a_copied_dataset_gives_the_same_samples(files: Files, name: str, way: s
         assert equal(samples(WAYS[way](made)), first)
 
 
-@pytest.mark.few(30)
+@pytest.mark.few(8)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", LOADERS)
 def test_a_copied_loader_gives_the_same_batches(files: Files, name: str, way: str) -> None:
@@ -277,7 +277,7 @@ def test_a_copied_loader_gives_the_same_batches(files: Files, name: str, way: st
     assert equal(batches(used), batches(made))  # of the next epoch
 
 
-@pytest.mark.few(40)
+@pytest.mark.few(10)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", OTHERS)
 def test_copied_options_plans_and_results_are_equal(files: Files, name: str, way: str) -> None:
@@ -291,7 +291,7 @@ def test_copied_options_plans_and_results_are_equal(files: Files, name: str, way
         assert made_again(4) == made(4) == 8
 
 
-@pytest.mark.few(40)
+@pytest.mark.few(12)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", AUGMENTATIONS)
 def test_a_copied_augmentation_is_equal(name: str, way: str) -> None:
@@ -305,6 +305,7 @@ def test_a_copied_augmentation_is_equal(name: str, way: str) -> None:
         assert equal(*results)
 
 
+@pytest.mark.few(36)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", errors.__all__)
 def test_a_copied_error_is_equal(name: str, way: str) -> None:

@@ -104,6 +104,7 @@ def test_a_worker_of_generate_loads_no_framework() -> None:
     }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["images", "hdf5", "patches"])
 def test_a_dataset_loads_only_the_packages_of_its_format(kind: str, tmp_path: Path) -> None:
     if kind == "images":
@@ -281,7 +282,7 @@ def _error_with(folder: Path, package: str, content: str, code: str) -> str:
     return done.stderr.splitlines()[-1]
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("access", _ACCESSES)
 @pytest.mark.parametrize(("package", "name", "part", "inner"), _NEEDS)
 def test_every_access_shows_the_error_within_a_package(

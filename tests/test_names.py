@@ -181,7 +181,7 @@ def test_generated_files_and_folders_of_results(tmp_path: Path, name: str) -> No
     assert os.listdir(tmp_path / "kept") == [name]
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(3)
 @names
 def test_commands(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """They do as they are asked, and show names without carrying out what is in them."""

@@ -22,6 +22,7 @@ def _files() -> set[Path]:
     return {path for path in _PACKAGE.rglob("*") if path.suffix != ".pyc"}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("what", ["torch", "tf"])
 def test_everything_works_without_a_compiler_and_without_a_folder_for_caches(
     what: str, tmp_path: Path

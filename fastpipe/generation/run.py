@@ -164,7 +164,8 @@ def probe(
         The measurements and estimates.  ``print`` shows them as text.
 
     Raises:
-        The errors that ``generate`` raises.
+        GenerationError: a row failed.
+        OptionError: an option is invalid, or ``out`` exists and was not made by ``generate``.
 
     >>> found = probe(lambda index, rng: rng.normal(size=100), 1000, workers=1, executor="threads")
     >>> found.rows, found.row_nbytes, found.seconds > 0

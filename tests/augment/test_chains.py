@@ -81,6 +81,7 @@ def test_two_draws_of_one_compiled_graph_are_two() -> None:
     assert not torch.equal(first, second)
 
 
+@pytest.mark.slow
 def test_one_compiled_graph_of_other_devices_serves_every_batch() -> None:
     """All that is drawn is an input of theirs."""
     chain, images = CHAINS["DeiT"], smooth_images()

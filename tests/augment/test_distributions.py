@@ -96,6 +96,7 @@ IMAGES: list[tuple[str, tuple[Any, ...], dict[str, Any], list[tuple[int, int]], 
 ]  # fmt: skip
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("name", "given", "options", "size", "reads"),
     [

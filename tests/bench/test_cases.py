@@ -70,6 +70,7 @@ def small(
     }
 
 
+@pytest.mark.slow
 @pytest.mark.leaks("matplotlib keeps its fonts open, joblib a resource tracker")
 @pytest.mark.parametrize(
     ("case", "is_full", "sections", "main", "words"),
@@ -105,6 +106,7 @@ def test_a_quick_run_gives_table_json_and_picture(
         assert "of linear" in found.printed
 
 
+@pytest.mark.few(1)
 @pytest.mark.leaks("joblib keeps a resource tracker")
 @pytest.mark.parametrize(
     ("case", "count"), [("volume", len(VOLUME_PEERS)), ("augment", 4), ("generate", 2), pytest.param("hdf5", 8, marks=pytest.mark.slow)]
@@ -166,6 +168,7 @@ def _wrong_generate(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(FastRow, "stored", spoilt)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("case", "spoil", "words"),
     [
@@ -190,6 +193,7 @@ def test_a_wrong_output_ends_the_command_with_1_and_writes_nothing(
     assert words in found.said and not list(found.folder.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.leaks("matplotlib keeps its fonts open")
 def test_a_file_of_the_users_own_has_one_section(small: Any, run: Command, tmp_path: Path) -> None:
     own = tmp_path / "own.h5"

@@ -126,7 +126,7 @@ def test_the_check_finds_a_wrong_row(
     assert f"quick: for loop, np.stack, h5py: {words}" in check.sentence()
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "counts"), [(0, (300, 3000)), (2, (10_000, 1_000_000))], ids=["few", "many"]
 )
@@ -169,8 +169,8 @@ def test_scaling_is_a_ratio_within_a_round_and_to_the_best_of_all_loaders() -> N
     assert line == f"4 threads: 9.00× (9.00 to 9.00) {best}, 75% of linear"
 
 
+@pytest.mark.slow
 @pytest.mark.leaks("matplotlib keeps its fonts open")
-@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("job", "label", "unit"),
     [("hdf5", "row by row + DataLoader", "samples"), ("volume", "zarr-python + DataLoader", "patches")],

@@ -83,6 +83,7 @@ def test_a_process_gets_its_job_and_tells_what_it_does(is_long: bool, tmp_path: 
     assert (job["case"], job["folder"], job["quick"]) == ("hdf5_mel", str(given), False)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("code", "limit_s", "crash"),
     [
@@ -288,7 +289,7 @@ def test_the_whole_command_measures_all_pipelines(only: str, tmp_path: Path) -> 
     assert "[2/" in done.stderr and str(tmp_path / "report.html") in done.stderr
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="sends signals: run on Linux or macOS")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_ends_all_processes_and_files(number: signal.Signals, tmp_path: Path) -> None:

@@ -109,6 +109,7 @@ def test_a_row_has_the_facts_of_its_process(
     assert not scratch.exists()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("code", "message"),
     [

@@ -75,6 +75,7 @@ def test_without_a_server_the_case_says_what_to_do(photos: Photos, monkeypatch: 
         pytest.fail("there is no server")
 
 
+@pytest.mark.slow
 def test_rows_of_first_epochs_fetch_each_object_once_and_later_ones_nothing(
     bucket: s3_rows.Bucket, tmp_path: Path
 ) -> None:

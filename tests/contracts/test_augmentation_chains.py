@@ -102,7 +102,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.few(20)
+@pytest.mark.few(8)
 @pytest.mark.parametrize(("case", "dtype"), PAIRS)
 def test_memory_changes_no_bit(case: str, dtype: torch.dtype) -> None:
     chain = CHAINS[case]
@@ -122,7 +122,7 @@ def test_memory_changes_no_bit(case: str, dtype: torch.dtype) -> None:
         assert last.is_contiguous(memory_format=torch.channels_last) and not last.is_contiguous()
 
 
-@pytest.mark.few(20)
+@pytest.mark.few(10)
 @pytest.mark.parametrize(("case", "dtype"), PAIRS)
 def test_instruction_sets_threads_and_neighbours_change_no_bit(
     case: str, dtype: torch.dtype, restored: None
@@ -191,6 +191,7 @@ def test_a_chain_is_its_operations_one_after_the_other_and_the_reference(case: s
         assert repr(copied) == repr(chain) and same_bits(run(copied, batch), run(chain, batch))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("case", ["SimCLR", "DeiT", "fused", "nnU-Net", "motion"])
 def test_a_compiled_chain_is_the_same(
     case: str, same_generators: None, monkeypatch: pytest.MonkeyPatch

@@ -117,6 +117,7 @@ def uniforms(draws: int, count: int) -> st.SearchStrategy[list[float]]:
     )
 
 
+@pytest.mark.few(17)
 @settings(max_examples=15)
 @pytest.mark.parametrize(
     "case", [case for case in IMAGES | SPECTROGRAMS if "policy" not in case and "wide" not in case]

@@ -254,6 +254,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("kind", ON_DISK)
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_entry_is_missing_and_can_be_put_again(
@@ -286,6 +287,7 @@ def test_a_damaged_entry_is_missing_and_can_be_put_again(
     assert not caplog.records or not kind.has_sums
 
 
+@pytest.mark.few(4)
 @every_cache
 def test_threads_and_processes_share_it(kind: type[User], folder: Path, forked: Forked) -> None:
     user = kind(folder)
@@ -316,6 +318,7 @@ def test_threads_and_processes_share_it(kind: type[User], folder: Path, forked: 
     user.close()
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("kind", ON_DISK)
 @pytest.mark.parametrize("how", ["another user's", "open to others", "a link", "a file", "below a file"])
 def test_a_folder_that_is_not_the_users_alone_is_refused(
@@ -353,6 +356,7 @@ def test_a_folder_that_is_not_the_users_alone_is_refused(
             assert len(caplog.records) == 1 and str(folder) in caplog.text
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", [kind for kind in CACHES if kind is not Units])
 def test_a_full_disk_or_memory_is_survived(kind: type[User], folder: Path, in_child: InChild) -> None:
     def child() -> None:
@@ -375,6 +379,7 @@ def test_a_full_disk_or_memory_is_survived(kind: type[User], folder: Path, in_ch
     in_child(child)
 
 
+@pytest.mark.few(3)
 @every_cache
 def test_closing_releases_descriptors(kind: type[User], folder: Path) -> None:
     before = set(os.listdir("/proc/self/fd"))

@@ -171,7 +171,7 @@ def test_samples_are_those_of_the_stock_dataset(kind: Data) -> None:
             ours.__getitems__([index])
 
 
-@pytest.mark.few(56)
+@pytest.mark.few(16)
 @pytest.mark.parametrize("loader", LOADERS)
 @of_every_kind
 def test_batches_are_those_of_a_stock_loader(kind: Data, loader: str) -> None:
@@ -189,7 +189,7 @@ def test_batches_are_those_of_a_stock_loader(kind: Data, loader: str) -> None:
 PICKLED = ["images", "rows, staged", "patches of HDF5"]
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("loader", [DataLoader, BY_PROCESSES], ids=["stock", "fast"])
 @pytest.mark.parametrize("kind", [KINDS[name] for name in PICKLED], ids=PICKLED, indirect=True)
@@ -212,7 +212,7 @@ ARGUMENTS: dict[str, Callable[[int], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.few(40)
+@pytest.mark.few(14)
 @pytest.mark.parametrize("arguments", ARGUMENTS)
 @of_every_kind
 def test_arguments_of_a_loader_mean_what_they_mean_in_torch(kind: Data, arguments: str) -> None:
@@ -227,6 +227,7 @@ def test_arguments_of_a_loader_mean_what_they_mean_in_torch(kind: Data, argument
     assert torch.equal(states[1], states[0]) and torch.equal(states[2], states[0])
 
 
+@pytest.mark.few(8)
 @of_every_kind
 def test_the_reference_is_a_stock_loader_with_the_same_batches(kind: Data) -> None:
     for options in ({}, {"shuffle": True, "seed": 3}, {"sampler": [3, 1, 2, 0]}):
@@ -239,6 +240,7 @@ def test_the_reference_is_a_stock_loader_with_the_same_batches(kind: Data) -> No
 # ---- orders and draws ---------------------------------------------------------------------------
 
 
+@pytest.mark.few(5)
 @of_every_kind
 def test_a_seed_fixes_every_epoch_on_any_topology(kind: Data) -> None:
     dataset = kind.drawn(seed=5, threads=2)
@@ -259,7 +261,7 @@ def test_a_seed_fixes_every_epoch_on_any_topology(kind: Data) -> None:
 
 
 @pytest.mark.parametrize("loader", ["stock", "stock, 2 workers", "fast", "fast, 2 processes"])
-@pytest.mark.few(28)
+@pytest.mark.few(7)
 @of_every_kind
 def test_without_a_seed_manual_seed_decides(kind: Data, loader: str) -> None:
     dataset, streams = kind.drawn(), []
@@ -287,7 +289,7 @@ def test_shards_partition_every_epoch(kind: Data) -> None:
             assert found == every if mode == "eval" else set(found) == set(every)
 
 
-@pytest.mark.few(28)
+@pytest.mark.few(7)
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("seed", [None, 3])
 @of_every_kind
@@ -313,6 +315,7 @@ def test_a_loader_goes_on_where_another_was(kind: Data, seed: int | None, worker
 # ---- processes, threads and memory --------------------------------------------------------------
 
 
+@pytest.mark.few(7)
 @of_every_kind
 def test_copies_and_forks_have_the_same_samples(
     kind: Data, in_child: Callable[[Callable[[], object]], None]
@@ -342,7 +345,7 @@ def test_copies_and_forks_have_the_same_samples(
 
 
 @pytest.mark.parametrize("loader", ["stock", "stock, 2 workers", "fast", "fast, 2 processes"])
-@pytest.mark.few(28)
+@pytest.mark.few(14)
 @of_every_kind
 def test_kept_batches_are_never_overwritten_and_outlive_the_dataset(kind: Data, loader: str) -> None:
     made = LOADERS[loader](kind.fast(), 2)
@@ -379,7 +382,7 @@ def _descriptors() -> int:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.few(20)
+@pytest.mark.few(7)
 @of_every_kind
 def test_epochs_that_are_broken_off_leave_nothing(kind: Data, workers: int) -> None:
     dataset = kind.fast(threads=2)
@@ -475,6 +478,7 @@ def test_a_bad_sample_is_an_error_that_says_which(spoilt: tuple[Data, list[int]]
     assert same([dataset[index] for index in good], [data.stock[index] for index in good])
 
 
+@pytest.mark.few(3)
 @of_every_kind_that_is_spoilt
 def test_bad_samples_are_left_out(
     spoilt: tuple[Data, list[int]], tmp_path: Path, grown_in_epochs: Any
@@ -502,6 +506,7 @@ def test_bad_samples_are_left_out(
     assert grown_in_epochs(FastLoader(dataset, SIZE)) == {}
 
 
+@pytest.mark.few(3)
 @of_every_kind_that_is_spoilt
 def test_bad_samples_are_replaced_alike_on_any_topology(spoilt: tuple[Data, list[int]]) -> None:
     data, wrong = spoilt

@@ -81,6 +81,7 @@ def every(dataset: Any, epoch: int) -> Counter[int]:
     return Counter(np.ravel_multi_index(tuple(dataset.places(epoch)[1].T), (13, 14, 16)).tolist())
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("order", ORDERS)
 def test_every_loader_has_the_epochs_of_the_seed(make: Make, order: str) -> None:
     shuffle, dataset = ORDERS[order], make()
@@ -153,7 +154,7 @@ def test_ranks_share_an_epoch(make: Make, order: str, mode: Any) -> None:
         assert missing.total() == (0 if mode == "eval" else -COUNT % world)
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("how", ["batches", "no batches", "batch sampler", "subset", "workers"])
 @pytest.mark.parametrize("seed", [None, 6])
 @pytest.mark.parametrize("order", ["in order", "groups", "window"])

@@ -187,6 +187,7 @@ def test_a_closed_store_opens_its_connections_again(full: Place) -> None:
     assert full.store.get(full.key("top.jpg")) == before
 
 
+@pytest.mark.few(3)
 def test_forked_children_read_while_their_parent_does(full: Place, in_child: Any) -> None:
     listed, key = full.listed("cat/"), full.key("cat/1.jpg")
 

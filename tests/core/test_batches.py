@@ -202,6 +202,7 @@ def test_cancel_keeps_samples_from_being_begun(make: Make) -> None:
     assert begun == ["1"]
 
 
+@pytest.mark.few(8)
 @pytest.mark.usefixtures("no_gc")
 @pytest.mark.parametrize("end", ["raise", "skip", "replace", "cancel"])
 def test_a_batch_is_freed_without_the_garbage_collector(

@@ -77,6 +77,7 @@ def fresh() -> Iterator[None]:
     module._marks.cache_clear()
 
 
+@pytest.mark.slow
 def test_every_range_of_a_loader_ends_in_the_thread_that_began_it(photo_tree: Path, tmp_path: Path) -> None:
     (tmp_path / "nvtx.py").write_text(_FAKE)
     path = os.pathsep.join([str(tmp_path), *sys.path])

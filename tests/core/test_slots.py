@@ -166,6 +166,7 @@ def test_no_view_that_the_user_keeps_is_overwritten(actions: list[tuple[str, Any
         assert all(_bytes_of(value) == before for value, before in held)
 
 
+@pytest.mark.few(7)
 @no_gc
 @pytest.mark.parametrize("name", sorted(_VIEWS))
 def test_dropping_the_last_view_frees_the_memory(name: str) -> None:

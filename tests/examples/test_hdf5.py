@@ -27,6 +27,7 @@ def data(scripts: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
+@pytest.mark.slow
 def test_both_learn_and_judge_the_same(
     scripts: Any, data: str, same_generators: None, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,6 +19,7 @@ def scripts(example: Any) -> Iterator[dict[str, Any]]:
         yield found
 
 
+@pytest.mark.slow
 def test_both_train_from_one_seed_to_an_accuracy(
     scripts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -106,6 +106,7 @@ def compare_batches(data: str) -> Any:
     return different, count
 
 
+@pytest.mark.slow
 def test_batches_are_the_same_bit_for_bit(data: str) -> None:
     [(different, count)] = _beside((compare_batches, data))
     assert different == []

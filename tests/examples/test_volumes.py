@@ -46,6 +46,7 @@ def data(scripts: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
+@pytest.mark.slow
 def test_both_train_and_label(
     scripts: Any, data: str, same_generators: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -116,6 +117,7 @@ def test_the_data_can_be_made_of_nifti_files(
     assert len(losses) == 1
 
 
+@pytest.mark.slow
 def test_from_a_server_patches_are_the_same(
     scripts: Any, data: str, same_generators: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -220,7 +220,7 @@ _FOREVER = """
 
 
 # Orphaned workers of torch look for their parent every five seconds: few of these for every day.
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("loader", LOADERS)
 def test_a_process_that_is_killed_leaves_nothing(start: Any, loader: str, number: int) -> None:
@@ -230,7 +230,7 @@ def test_a_process_that_is_killed_leaves_nothing(start: Any, loader: str, number
     assert (scenario.said(), scenario.left()) == ("", [])
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("loader", LOADERS)
 def test_ctrl_c_prints_one_traceback(start: Any, loader: str) -> None:
     scenario, code = interrupted(start, _FOREVER.format(LOADERS[loader]), everybody=True)
@@ -276,7 +276,7 @@ ENDS = {
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "loader", ["FastLoader, 0", "FastLoader, 1, persistent_workers=True", "DataLoader, 0"]
 )
@@ -305,6 +305,7 @@ def test_an_uncaught_error_is_all_that_is_printed(start: Any) -> None:
     assert scenario.left() == []
 
 
+@pytest.mark.slow
 def test_a_forked_child_may_use_what_its_parent_began(start: Any) -> None:
     scenario = start("""
         work = loader(FastLoader, 0)
@@ -408,6 +409,7 @@ if __name__ == "__main__":
 
 
 # A started worker takes seconds to import torch.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method", ["fork", *(pytest.param(name, marks=pytest.mark.slow) for name in ("forkserver", "spawn"))]
 )

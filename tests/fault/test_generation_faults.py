@@ -263,7 +263,7 @@ def test_a_disk_that_is_full_again_and_again_loses_nothing(
     assert len(left) == (8 if kind == "files" else 1)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["pwrite", "write", "fsync", "ftruncate", "open", "replace", "unlink"])
 @pytest.mark.parametrize("options", [RAGGED, {**RAGGED, "max_bytes": 60}], ids=["one file", "files"])
 def test_any_call_to_the_system_may_fail(

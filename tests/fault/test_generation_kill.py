@@ -168,7 +168,7 @@ class Disk:
         )
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("fn", "rows_before", "options"),
     [
@@ -255,6 +255,7 @@ def finish(folder: Path, kind: str, rows: int) -> dict[str, bytes]:
     return content(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "kills", "is_extended"),
     [("files", 2, False),
@@ -337,6 +338,7 @@ _ENDS: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("how", _ENDS)
 def test_the_row_that_ends_its_worker_is_found(tmp_path: Path, how: str) -> None:
     """A batch is made in one call, so that no one can tell which of its rows it is."""

@@ -122,7 +122,7 @@ def _noted(log: Path) -> tuple[list[str], Any]:
     return [json.loads(line)["hash"] for line in lines], json.loads(lines[-1])["state"] if lines else None
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_run_that_is_killed_goes_on_with_the_same_stream(

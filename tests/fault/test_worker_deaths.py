@@ -259,7 +259,7 @@ MODES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.few(9)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("kind", [Numbers, Stream])
@@ -274,7 +274,7 @@ def test_a_worker_that_is_killed_at_any_point_is_named(
 
 
 # A fork server's children are not the script's: no signal says that one has ended.
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_a_started_worker_that_is_killed_at_any_point_is_named(
@@ -297,6 +297,7 @@ ENDS: dict[str, tuple[Callable[[], Any], list[str]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("end", "kind"),
     [*((end, "own") for end in ENDS), ("SIGKILL", "images"), ("segmentation fault", "images")],
@@ -421,7 +422,7 @@ STUCK = {
 }  # fmt: skip
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("act", STUCK)
 @pytest.mark.parametrize("kind", ["own", "images"])
 def test_a_worker_that_hangs_is_named_with_its_stack_and_ends(
@@ -470,6 +471,7 @@ class Blocked:
         return index
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("act", "state"), [("wait", "it is waiting"), ("stop", "it has been stopped (SIGSTOP)")]
 )
@@ -642,6 +644,7 @@ def work_in_a_thread(loader: FastLoader[Any]) -> None:
     threading.Event().wait()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("method", "run", "act"),
     [

@@ -82,6 +82,7 @@ def test_an_error_of_the_dataset_keeps_its_type_and_says_where(kind: type[Except
     assert not hasattr(Exception, "add_note") or "while loading sample 7 from '/data/7.bin'" in text
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("workers", "options"),
     [(1, {}), (2, {"persistent_workers": True, "prefetch_factor": 1}),

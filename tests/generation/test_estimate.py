@@ -73,6 +73,7 @@ def test_an_estimate_says_hours_sizes_and_workers(
     assert ("do not fit" in str(report)) == ("free_nbytes" in changes)
 
 
+@pytest.mark.slow
 def test_a_function_with_batch_and_few_rows_has_an_estimate(tmp_path: Path) -> None:
     def sample(index: int, rng: np.random.Generator) -> dict:
         return {"x": rng.normal(size=2)}
@@ -82,6 +83,7 @@ def test_a_function_with_batch_and_few_rows_has_an_estimate(tmp_path: Path) -> N
     assert found.rate > 0 and found.rows == 3
 
 
+@pytest.mark.slow
 def test_long_work_begins_with_an_estimate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:

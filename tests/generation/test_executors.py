@@ -182,6 +182,7 @@ def maker(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
         yield {"executor": request.getfixturevalue(request.param)}
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("maker", "job"), _CASES, indirect=["maker"])
 def test_the_files_are_those_that_this_thread_makes(
     tmp_path: Path, maker: dict[str, Any], job: str, reference: Any

@@ -334,6 +334,7 @@ def test_nan_are_kept_counted_and_named(tmp_path: Path, caplog: pytest.LogCaptur
         assert np.isnan(file["x"][11, 0, 0]) and np.isinf(file["x"][3]).all()
 
 
+@pytest.mark.slow
 def test_global_generators_can_be_seeded(tmp_path: Path) -> None:
     def sample(index: int, rng: np.random.Generator) -> dict[str, Any]:
         return {"a": random.random(), "b": np.random.rand(2000), "c": torch.rand(2)}

@@ -375,6 +375,7 @@ def changed_files(folder: Path, seed: int, count: int) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_changed_files_are_read_as_h5py_reads_them(tmp_path: Path) -> None:
     assert changed_files(tmp_path, 1, 20) == []
 

@@ -337,6 +337,7 @@ def _said(how: str, folder: Path, places: list[str]) -> list[tuple[str, str]]:
     return found  # type: ignore[return-value]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("how", "remedy"),
     [

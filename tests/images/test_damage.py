@@ -67,6 +67,7 @@ class ScriptsError(Exception):
     pass
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("policy", ["raise", "skip"])
 @pytest.mark.parametrize(
     "error",
@@ -90,6 +91,7 @@ def test_an_error_that_says_nothing_of_the_file_is_raised(
         assert not isinstance(raised.value, BadSampleError)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(
     "error",
     [

@@ -81,6 +81,7 @@ def test_an_unknown_level_is_refused() -> None:
     assert native.level() == before
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", TRANSFORMS)
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["planes", "last"])
 def test_every_instruction_set_makes_the_same_batches(tree: Path, name: str, layout: Any) -> None:
@@ -165,6 +166,7 @@ def test_a_batch_keeps_what_it_refers_to(tree: Path) -> None:
 # ---- processes ------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
 @pytest.mark.parametrize("kind", [FastLoader, DataLoader])
 def test_workers_of_every_start_method_make_the_same_batches(tree: Path, method: str, kind: Any) -> None:
@@ -248,7 +250,7 @@ ENDINGS = {
 }  # fmt: skip
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_a_script_ends_cleanly_while_batches_are_made(tree: Path, ending: str) -> None:
     command = [sys.executable, "-c", SCRIPT.format(ENDINGS[ending]), str(tree)]
@@ -311,6 +313,7 @@ def test_a_dropped_batch_writes_to_no_other_memory(tree: Path, expected: list[An
     assert same(batches_of(FastLoader(folder(tree), batch_size=4, shuffle=True)), expected)
 
 
+@pytest.mark.slow
 def test_threads_go_from_batch_to_batch_while_python_is_busy() -> None:
     """They never take Python's lock: not even when a batch is done."""
     array, count, batches = np.random.default_rng(0).random((1024, 1024), np.float32), 4, 40

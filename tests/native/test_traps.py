@@ -83,7 +83,7 @@ def is_installed(name: str) -> bool:
         return False
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("is_first", [True, False], ids=["first", "last"])
 @pytest.mark.parametrize("name", OTHERS)
 def test_decoding_beside_another_library(name: str, is_first: bool) -> None:
@@ -92,7 +92,7 @@ def test_decoding_beside_another_library(name: str, is_first: bool) -> None:
     decode_beside(["fastpipe", name] if is_first else [name, "fastpipe"])
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["as usual", "with all names in common"])
 @pytest.mark.parametrize("reverse", [False, True], ids=["first", "last"])
 def test_decoding_beside_all_of_them(how: str, reverse: bool) -> None:
@@ -160,6 +160,7 @@ def run(script: str, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_small_numbers_that_are_flushed_change_no_value(tmp_path: Path) -> None:
     """Another library switches flush-to-zero on in the script's thread, from which others inherit it."""
     tree = str(photo_tree(tmp_path, classes=2, per_class=8, sizes=(90, 140)))

@@ -168,6 +168,7 @@ def test_what_was_decoded_stays_as_it_is(photos: Path) -> None:
         assert image is not None and copy is not None and np.array_equal(image, copy)
 
 
+@pytest.mark.slow
 def test_behind_wrappers_workers_and_torchs_loader(photos: Path) -> None:
     dali, auto = pair(photos, seed=1)
     fork: Any = {"num_workers": 2, "multiprocessing_context": "fork"}
@@ -214,7 +215,7 @@ def test_the_plan_and_options_say_who_decodes(photos: Path) -> None:
     assert "Decode(backend='dali')" in repr(dali)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", ["os.kill(os.getpid(), 9)", "batches = iter(loader); next(batches)"])
 def test_processes_end(photos: Path, ends: str) -> None:
     script = f"""

@@ -47,7 +47,7 @@ def drawn(count: int, seed: int = 0) -> npt.NDArray[np.float64]:
     return uniforms(seed, 0, np.arange(COUNT), count)
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("image", IMAGES, ids=str)
 @pytest.mark.parametrize(("scale", "ratio"), SETTINGS, ids=str)
 def test_random_resized_crop(image: tuple[int, int], scale: Any, ratio: Any) -> None:

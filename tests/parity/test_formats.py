@@ -49,7 +49,7 @@ def expected_outcomes(dataset: Any) -> dict[int, Any]:
     return found
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("transform", [None, TRANSFORM], ids=["none", "usual"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_file(
@@ -110,6 +110,7 @@ print(len(good), len(dataset))
 """
 
 
+@pytest.mark.slow
 def test_no_file_crashes_the_process_or_makes_it_speak(odd: tuple[Path, dict[str, OddImage]]) -> None:
     command = [sys.executable, "-c", SCRIPT, str(odd[0])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)

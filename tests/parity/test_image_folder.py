@@ -45,6 +45,7 @@ def test_the_index_is_the_same(photos: Path) -> None:
     assert fast.loader is stock.loader
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("backend", ["auto", "nvimgcodec", "simplejpeg", "pillow", "dali"])
 def test_evaluation_is_the_same_to_the_last_bit(photos: Path, backend: Any) -> None:
     fast, stock = pair(photos, v1.Compose(EVALUATION), decode=Decode(backend=backend))

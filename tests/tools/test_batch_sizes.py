@@ -85,6 +85,7 @@ def test_the_best_is_the_smallest_that_is_about_as_fast(clock: ManualClock) -> N
     assert found.notes == ("no larger size than 4 was tried: the time limit was reached",)
 
 
+@pytest.mark.slow
 def test_sizes_above_the_memory_budget_are_not_tried(clock: ManualClock) -> None:
     base, seen = DeviceMemory(BATCH, None).peak(), []
     if base is None:

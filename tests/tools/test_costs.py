@@ -124,6 +124,7 @@ def test_copies_to_a_gpu_are_timed_from_memory_as_it_is_and_pinned(
     assert copies_of(torch.zeros(3)) is None
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("is_pinned", "copy_s", "is_advised"), [(0, 4e-3, True), (1, 4e-3, False), (0, 1e-5, False)]
 )

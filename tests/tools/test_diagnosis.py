@@ -173,6 +173,7 @@ def test_a_larger_batch_is_advised_where_a_step_takes_as_long(each: int) -> None
         assert first.tried_s is not None and first.tried_s < report.step_s / 2
 
 
+@pytest.mark.slow
 def test_a_step_that_takes_no_larger_batch_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     def step(batch: Any) -> None:
         wait(0.01)
@@ -191,6 +192,7 @@ def large(tmp_path: Path) -> DataLoader[Any]:
     return DataLoader(ImageFolder(str(tmp_path), transform), batch_size=4, shuffle=True)
 
 
+@pytest.mark.slow
 def test_fastpipe_is_measured_in_the_place_of_a_loader_of_a_folder(
     large: DataLoader[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

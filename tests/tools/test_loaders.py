@@ -89,7 +89,7 @@ def epochs(loader: Any) -> str:
     return repr([list(loader), list(loader), torch.rand(())])
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "kind",
     [
@@ -164,6 +164,7 @@ def error_of(loader: Any) -> str:  # which keeps nothing of its traceback
         return str(error)
 
 
+@pytest.mark.slow
 def test_an_error_of_a_dataset_is_raised() -> None:
     for workers in (0, 1):
         with watch():

@@ -127,6 +127,7 @@ def test_a_script_that_trains_in_other_processes_is_reported(
     assert "fastpipe.generate" not in str(report)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("more", [[], ["ignores SIGTERM"]], ids=["terminated", "killed"])
 def test_processes_of_a_script_that_is_ended_end(
     script: Script, more: list[str], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -198,6 +199,7 @@ main(["profile", "--seconds", "0.3", "--limit", "3", "--json", "report.json", {p
     assert not list(tmp_path.glob("fastpipe-profile-*"))
 
 
+@pytest.mark.slow
 def test_the_loop_that_trains_is_reported_instead_of_an_evaluation_before_it(script: Script) -> None:
     path = script(f"""{DATASET}
 import time
@@ -288,6 +290,7 @@ def test_a_loader_that_cannot_be_measured_afterwards_is_logged(
     assert "the loader alone is not measured: FileNotFoundError" in caplog.text
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("end", "is_measured"), [("sys.exit()", True), ("sys.exit(3)", False)])
 def test_a_short_script_that_exits_is_measured_unless_it_failed(
     script: Script, end: str, is_measured: bool
@@ -349,6 +352,7 @@ while True:
     assert threading.excepthook is before and capfd.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_spawned_workers_send_classes_of_the_script(script: Script) -> None:
     path = script("""
 from collections import namedtuple
@@ -444,6 +448,7 @@ def test_wrong_arguments_are_refused_before_the_script_runs(
     assert profile_script(script("pass")).verdict == "no loader was iterated"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("slow", "step_s"), [("First", 0.041), ("Second", 0.001)])
 def test_loaders_that_one_function_makes_and_another_uses_are_two(
     script: Script, monkeypatch: pytest.MonkeyPatch, slow: str, step_s: float

@@ -304,7 +304,7 @@ def runs_to_its_end(work: Callable[[], object], die_at: int, forked: Forked) -> 
     return code == 0
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("back", [False, True])
 def test_no_file_is_lost_when_it_is_killed_at_any_call(
     data: Path, place: Path, disk: str, back: bool, forked: Forked

@@ -446,6 +446,7 @@ def test_a_copy_killed_at_any_call_is_made_anew(small: Path, killed: Any, repack
     assert len(ends) == 3
 
 
+@pytest.mark.few(1)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="run it on Linux, which has SIGKILL and fork")
 @pytest.mark.parametrize(("how", "umask"), [("link", 0o022), ("copy", 0)])
 def test_whatever_a_kill_at_the_end_has_left_it_can_be_repacked_again(

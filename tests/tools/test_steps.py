@@ -165,6 +165,7 @@ def test_a_loop_whose_step_takes_the_time_is_tried_with_changed_models(
     assert before == state(model) and not torch.nn.modules.module._global_forward_pre_hooks
 
 
+@pytest.mark.slow
 def test_a_step_that_fails_is_excused_only_where_its_model_was_changed(
     compiled: list[Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

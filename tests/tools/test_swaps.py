@@ -116,6 +116,7 @@ def test_other_work_of_a_dataset_of_rows_is_counted_as_transform_and_left_out_as
     assert whole.predicted_s < as_it_is.predicted_s and "Rows.__getitem__" in whole.why
 
 
+@pytest.mark.slow
 def test_reads_of_two_loaders_are_observed_until_there_are_enough(rows: Path, getitem: Any) -> None:
     with fastpipe.profile():
         one, other = DataLoader(Rows(rows), batch_size=16), DataLoader(Rows(rows), batch_size=16)
@@ -222,7 +223,7 @@ def table(photo_tree: Path) -> list[tuple[str, int]]:
     return [(str(path), number % 3) for number, path in enumerate(sorted(photo_tree.rglob("*.jpg")) * 4)]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("form", "image_of", "workers", "tfm", "load"),
     [
@@ -266,7 +267,7 @@ def with_other(dataset: Any, **more: Any) -> Any:
     return dataset
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("make", "is_advised"),
     [

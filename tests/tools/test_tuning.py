@@ -226,7 +226,7 @@ def own(order: Any) -> dict[str, Any]:
     return {"batch_size": 4, "sampler": order}
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "make",
     [
@@ -395,6 +395,7 @@ class Large(Folder, Dataset[int]):
         return index
 
 
+@pytest.mark.slow
 def test_workers_beyond_the_memory_budget_are_not_chosen() -> None:
     if memory_of_processes() is None:
         pytest.skip("without /proc memory is unknown; run it on Linux")

@@ -81,7 +81,7 @@ def _content(image: Any) -> bytes:
     return image.numpy().tobytes() if isinstance(image, torch.Tensor) else image.tobytes()
 
 
-@pytest.mark.few(14)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
 @pytest.mark.parametrize("how", BAD)
 def test_raise_names_path_index_and_remedy(tree: Path, how: str, transform: Any) -> None:

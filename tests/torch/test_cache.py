@@ -133,7 +133,7 @@ def _caches(tmp_path: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", [DataLoader, FastLoader])
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_batches_are_those_without_a_cache(tree: Path, tmp_path: Path, name: str, kind: Any) -> None:

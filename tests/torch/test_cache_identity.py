@@ -225,7 +225,7 @@ class Ways:
         return wanted
 
 
-@pytest.mark.few(14)
+@pytest.mark.few(6)
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_shows_as_under_torchvision(change: str, tree: Path, tmp_path: Path, settled: Any) -> None:
     ways = Ways(tree, tmp_path / "cache")

@@ -139,7 +139,7 @@ def ways(tree: Path, workers: int) -> dict[str, Callable[[dict[str, Any]], Any]]
     }
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("workers", "name", "stop"),
     [
@@ -164,6 +164,7 @@ def test_without_reading_ahead_lazy_samplers_draw_as_without_workers(tree: Path,
     assert fast == expected
 
 
+@pytest.mark.few(2)
 @pytest.mark.usefixtures("ahead")
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("name", ["random", "shuffle, generator", "batches"])

@@ -155,7 +155,7 @@ def test_samples_without_batches_hold_their_own_memory(folder: Path, dataset: st
         _check(sample)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 @pytest.mark.parametrize("dataset", ["images", "images, v2", "rows and labels", "patches"])
 def test_a_sample_of_a_worker_holds_its_own_memory(folder: Path, dataset: str, context: str) -> None:

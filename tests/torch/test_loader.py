@@ -92,7 +92,7 @@ _ORDERS = [
 ]
 
 
-@pytest.mark.few(14)
+@pytest.mark.few(8)
 @pytest.mark.parametrize(("name", "workers", "own_generator"), _ORDERS)
 def test_order_and_generator_state_are_torchs(
     tree: Path, name: str, workers: int, own_generator: bool

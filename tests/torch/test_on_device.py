@@ -104,7 +104,7 @@ def same_epochs(loaders: tuple[Any, Any], epochs: int = 1) -> bool:
     return all(len(a) == len(b) and all(map(same, a, b)) for a, b in zip(there, here, strict=True))
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", TRANSFORMS)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["planes", "last"])
 def test_batches_are_the_same(
@@ -227,7 +227,7 @@ def test_an_epoch_can_be_resumed(photos: Path, decoder: Decoder) -> None:
     assert len(rest) == len(whole) - 1 and all(map(same, rest, whole[1:]))
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["planes", "last"])
 def test_subsets_and_several_folders_are_made_there(
     photos: Path, damaged: Path, layout: Any, decoder: Decoder

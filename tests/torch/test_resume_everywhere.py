@@ -223,7 +223,7 @@ def test_scripts_may_set_the_epoch(name: str) -> None:
 FEW: list[Stop] = [(0, 2), (0, "over"), (1, "iter"), (1, BATCHES), (1, "over")]
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ PHOTO_LOADERS = [
 ]
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("ahead", [0, 1, 9])
 @pytest.mark.parametrize("name", PHOTO_LOADERS)
 def test_batches_made_ahead_are_not_counted(photos: Path, name: str, ahead: int) -> None:

@@ -27,6 +27,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 KNOWN = transforms.Compose([transforms.Resize(32), transforms.CenterCrop(32), transforms.ToTensor()])
 
 
+@pytest.mark.slow
 def test_every_operation_leaves_all_that_is_global_as_its_counterpart_does(tmp_path: Path) -> None:
     """Operations and what is compared are in ``state_script.py``."""
     done = subprocess.run(

@@ -70,6 +70,7 @@ class _Backwards(torch.utils.data.Sampler[int]):
         return SAMPLES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_ranks_share_an_epoch(world: int, folder: Path) -> None:
     ranks = run_ranks("shard", folder, world, *TORCHRUN, str(world))

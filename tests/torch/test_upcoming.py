@@ -92,7 +92,7 @@ def _labels(loader: Any, epochs: int = 1) -> list[list[list[int]]]:
     return [[labels.tolist() for _, labels in loader] for _ in range(epochs)]
 
 
-@pytest.mark.few(9)
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("name", "workers"), CASES)
 def test_the_rest_of_an_epoch_is_known_and_its_order_is_torchs(
     name: str, workers: int, photo_tree: Path, monkeypatch: pytest.MonkeyPatch

@@ -169,6 +169,7 @@ def main():
 GUARD = 'if __name__ == "__main__":\n    main()\n'
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("arguments", "text", "workers"),
     [

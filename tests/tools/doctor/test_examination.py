@@ -121,6 +121,7 @@ def test_a_question_to_a_process_has_an_answer_or_a_reason(code: str, value: obj
     assert (answer.value, answer.why) == (value, why)
 
 
+@pytest.mark.slow
 def test_a_process_that_hangs_is_ended() -> None:
     answer = ask("answer('begun')\nimport threading; threading.Event().wait()", seconds=5)
     assert (answer.value, answer.why) == ("begun", "it took more than 5 s")

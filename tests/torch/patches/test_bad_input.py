@@ -240,6 +240,7 @@ def test_a_value_that_cannot_work_is_named(what: str) -> None:
         make()
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("policy", ["raise", "skip", "replace"])
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EMFILE, errno.ENFILE, errno.ENOENT, errno.ENOMEM])
 def test_errors_of_the_system_are_no_bad_samples(

@@ -63,6 +63,7 @@ def test_patches_are_where_they_are_without(padding: str, sampling: Any, volumes
     assert seen == len(more)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("cache", [Cache("off"), Cache("ram", 1 << 16), Cache("ram")], ids=str)
 def test_every_way_gives_the_same_patches(cache: Cache, volumes: Any) -> None:
     _, (path, labels) = volumes

@@ -85,6 +85,7 @@ GROUPS: dict[str, Any] = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("group", GROUPS)
 def test_patches_are_slices_of_the_whole_array(group: str) -> None:
     *kinds, examples = GROUPS[group]

@@ -126,6 +126,7 @@ def test_chunks_that_were_never_written_are_not_fetched(version: int, far: Far, 
     )
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("shuffle", "workers"), [(True, 2), (Shuffle(unit="group"), 0)])
 def test_a_seed_gives_the_patches_of_the_local_array(shuffle: Any, workers: int, far: Far, near: Any) -> None:
     def run(what: str, **options: Any) -> list[Any]:
@@ -172,6 +173,7 @@ def test_labels_and_several_volumes_are_read_as_local_ones(far: Far, near: Any) 
     assert same(batches(some), batches(far.make(images[0], labels=labels[0], **options)))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("seed", "sampling", "workers"), [(3, Uniform(23), 0), (None, Uniform(23), 2), (3, GRID, 2)]
 )
@@ -203,6 +205,7 @@ def test_without_a_stage_chunks_are_fetched_once_and_not_held(kind: Any, samplin
         assert not [slot for slot in store.reader().prefetcher.slots.values() if slot.wants]
 
 
+@pytest.mark.slow
 def test_small_stages_and_budgets_are_enough(far: Far) -> None:
     path, few = far.write(), Cache("ram", max_bytes=8 * 4096)
     theirs = far.make(path, sampling=Uniform(60), seed=3)
