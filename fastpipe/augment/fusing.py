@@ -155,10 +155,10 @@ def _kind(op: BatchTransform) -> str:
 
 
 class FusedRun(BatchTransform):
-    """A fused run. Geometry is computed first, then colours, then blurs, in any original order.
+    """A fused run. It computes geometry first, then colours, then blurs, whatever the order of ``ops`` is.
 
     Args:
-        ops: the augmentations. All geometric augmentations must come before any blur.
+        ops: the augmentations in their original order, in which no geometry follows a blur.
     """
 
     def __init__(self, ops: Sequence[BatchTransform]) -> None:

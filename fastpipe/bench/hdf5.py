@@ -149,7 +149,8 @@ def made_tables(
 
 
 class RowByRow:
-    """The dataset that fastpipe's replaces: each worker opens the file at its first read, and reads rows."""
+    """The dataset that ``FastHDF5Dataset`` replaces.  Each worker opens the file at its first read, and reads
+    single rows."""
 
     def __init__(self, table: Table, **options: Any) -> None:
         self._table, self._options = table, options

@@ -268,7 +268,8 @@ class Timeline(NamedTuple):
 
     @property
     def total_s(self) -> float:
-        """Seconds from the request for an iterator to the end of the last step or of the epoch."""
+        """Seconds from the request for an iterator to the end of the last step.  If the epoch was iterated to
+        its end, the wait for this end is included."""
         return sum(self.wait_s) + sum(self.busy_s) + self.end_s
 
     @property

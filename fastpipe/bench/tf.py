@@ -550,10 +550,8 @@ class Apart:
         self._pool = ProcessPoolExecutor(1, get_context("spawn"), _prepare, (setting, specs))
 
     def ask(self, key: str, count: int, busy_s: float | None = None) -> Any:
-        """Return the seconds for ``count`` samples of a row; if ``busy_s`` is given, return the timeline.
-
-        The timeline has ``count`` steps, which are busy for ``busy_s`` seconds each.
-        """
+        """Iterate ``count`` samples of the benchmark's row ``key``, and return the seconds.  If ``busy_s`` is
+        given, iterate ``count`` steps, each busy for ``busy_s`` seconds, and return their timeline."""
         try:
             return self._pool.submit(_answer, key, count, busy_s).result()
         except BrokenProcessPool:

@@ -89,7 +89,8 @@ class Walker(Generic[T]):
             and an object that represents these files.  It is called from any thread.
         known: the listings of a previous scan, by path.  A folder with the same stamp is not listed again.
         now: returns the time of the file systems in nanoseconds.
-        is_waiting: returns whether listing in one thread mostly waits.  It is called before each folder.
+        is_waiting: returns whether the thread that lists folders has spent most of its time waiting.  It is
+            called before each folder.
         on_progress: is called with the number of folders and of files found so far, a few times a second.
     """
 

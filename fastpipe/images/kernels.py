@@ -103,7 +103,8 @@ def resample(
 
 
 def noise(size: tuple[int, int]) -> UInt8Array:
-    """Return an image of noise, uint8 (H, W, 3), which shows any difference between two arithmetics."""
+    """Return an image of noise, uint8 (H, W, 3).  Resamplers that compute differently give different results
+    for it."""
     return np.random.Generator(np.random.PCG64(1)).integers(0, 256, (*size, 3), np.uint8)
 
 

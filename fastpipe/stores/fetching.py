@@ -199,7 +199,7 @@ class ObjectReader:
 
     Args:
         staged: the stage's table on a local disk, or None.
-        key_of: returns the key of any path, which may be missing in the listing.
+        key_of: returns the key of a path, also of a path that is not in the listing.
         connections: number of requests in flight, or ``"auto"``.
         read_ahead: number of bytes to prefetch.
         everything: whether to stage all objects as soon as possible, and not only the objects needed next.

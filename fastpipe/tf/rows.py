@@ -91,8 +91,7 @@ class Boxes:
             left, top = max(left, 0), max(top, 0)
             right, bottom = min(right, image.width), min(bottom, image.height)
         is_inside = left >= 0 and top >= 0 and right <= image.width and bottom <= image.height
-        is_apart = right <= 0 or bottom <= 0 or left >= image.width or top >= image.height
-        if is_apart or (outside == "error" and not is_inside):
+        if outside == "error" and not is_inside:
             raise BadBoxError(
                 f"the box from ({left}, {top}) to ({right}, {bottom}), x before y, reaches outside the image "
                 f"of {image.width} × {image.height} pixels: correct it, or say outside='clip' or, for black "

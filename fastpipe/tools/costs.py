@@ -181,8 +181,8 @@ def epochs(
 ) -> Iterator[Epoch]:  # fmt: skip
     """Measure batches for ``seconds``, in as many epochs as necessary.  Yield an ``Epoch`` for each iterator.
 
-    The first ``skipped`` batches of an iterator do not count.  With ``counts_start``, all batches of a
-    complete epoch count.  ``look`` is called before an iterator is created, and before the first counted
+    The first ``skipped`` batches of an iterator do not count.  With ``counts_start``, they do count if the
+    epoch was iterated to its end.  ``look`` is called before an iterator is created, and before the first counted
     batch.  Each iterator is kept until the caller requests the next ``Epoch``.
     """
     took, taken, deadline = 0.0, 0, perf_counter() + limit * seconds

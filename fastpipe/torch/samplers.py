@@ -122,7 +122,8 @@ class ShuffleSampler(RandomSampler):
     """The ``sampler`` of a loader with ``shuffle=True`` and a seed.
 
     The loader itself does not iterate over this sampler.  Other code may iterate over it, for example
-    Accelerate, to skip batches.  It gets the order of the loader's next epoch, which then counts as begun.
+    Accelerate, to skip batches.  Such code gets the order of the loader's next epoch, and this epoch then
+    counts as begun.
     """
 
     def __init__(
