@@ -1,11 +1,11 @@
 """fastpipe: make the input pipeline of an existing training script fast.
 
-Replace a dataset or a loader of the script by the class of fastpipe that behaves the same::
+Replace the script's dataset or loader by the fastpipe class that behaves in the same way::
 
     from fastpipe import FastImageFolder, FastLoader
 
 Importing this package loads only the standard library and NumPy.  Other packages, such as torch, are
-imported when a script first uses a name that needs them.
+imported when a script first uses a name of fastpipe that needs them.
 """
 
 from __future__ import annotations

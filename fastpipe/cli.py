@@ -18,7 +18,7 @@ PLAIN_WIDTH = 160
 
 
 class Command(NamedTuple):
-    """A subcommand: the name of its module, and one line of help.
+    """A subcommand of ``fastpipe``: the name of the subcommand's module, and one line of help.
 
     The module has the functions ``add_arguments(parser)`` and ``run(args, output, progress)``.  ``run``
     returns the exit code.  The module may also have a help text ``EPILOG`` and a function
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Args:
-        argv: the arguments without the program's name.  ``None`` takes the arguments of the process.
+        argv: the arguments without the program's name.  If None, the arguments of this process are used.
 
     Returns:
         The exit code: 0 for success, 1 if the command found problems (outputs that differ, images that cannot
@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 class _Parser(argparse.ArgumentParser):
     """A parser that escapes control characters in its errors, because arguments may be any file names.
 
-    Abbreviations of options are not accepted, so that ``--rest`` does not move files as ``--restore`` does.
+    Abbreviations of options are not accepted.  Otherwise ``--rest`` would mean ``--restore`` and move files.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -116,7 +116,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser(names: Sequence[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
-    """Return the parser of all commands, with the options of the commands ``names``."""
+    """Return the parser of all commands.  Only the commands ``names`` get their options."""
     parser = _Parser("fastpipe", description="Make the input pipeline of a training script fast.")
     parser.add_argument("--version", action="version", version=f"fastpipe {fastpipe.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

@@ -1,4 +1,4 @@
-"""The output of commands: progress, tables and reports, and the parsing of numbers in arguments."""
+"""Print the progress, tables and reports of commands, and parse numbers in the commands' arguments."""
 
 from __future__ import annotations
 
@@ -30,12 +30,15 @@ _DECIMAL = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def plain(text: str, style: str = "") -> Text:
-    """Return text without markup and with escaped control characters; file names may contain both."""
+    """Convert a string to a rich ``Text``: escape control characters, and show markup as it is written.
+
+    The string may contain file names, and these may contain control characters and markup.
+    """
     return Text(printable(text), style)
 
 
 def print_line(console: Console, text: str, style: str = "") -> None:
-    """Print a line without line breaks, so that paths can be copied."""
+    """Print text on one line that is never wrapped, so that a path in the text can be copied."""
     console.print(plain(text, style), soft_wrap=True)
 
 
@@ -57,8 +60,8 @@ class Progress:
     Args:
         console: the console to print on, normally standard error.
 
-    In a terminal, one line is updated and shows the current step.  In other outputs, each finished step is a
-    line.
+    In a terminal, a single line shows the current step and is updated.  In other outputs, a line is printed
+    for each finished step.
     """
 
     def __init__(self, console: Console) -> None:
@@ -74,7 +77,7 @@ class Progress:
         self.stop()
 
     def stop(self) -> None:
-        """Remove the updated line before other output.  The next step shows the line again."""
+        """Remove the line of the current step before other output.  The next step shows this line again."""
         if self._status is not None:
             self._status.stop()
 
@@ -89,7 +92,7 @@ class Progress:
         print_line(self._console, text)
 
     def step(self, text: str) -> None:
-        """Show a small step in the updated line of a terminal, or print a line in other outputs."""
+        """Show a small step as the current step of a terminal, or print it as a line in other outputs."""
         if self._status is not None:
             self.now(text)
         else:
@@ -124,7 +127,7 @@ class Pace:
         self._begun, self._done = time.monotonic(), 0
 
     def skip(self, nbytes: int) -> None:
-        """Reduce the total by ``nbytes``."""
+        """Reduce the total number of bytes by ``nbytes``."""
         self._nbytes -= nbytes
 
     def add(self, nbytes: int, where: str) -> None:
@@ -219,7 +222,7 @@ class TextReport(ABC):
 
 
 def sides(text: str) -> tuple[int, ...]:
-    """Parse an argument that is a whole number from 1 for each dimension.
+    """Parse an argument that contains a whole number for each dimension; each must be at least 1.
 
     >>> sides("72,136,136")
     (72, 136, 136)

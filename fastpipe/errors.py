@@ -16,13 +16,13 @@
     │   ├── StoreBusyError                       the store is busy; a retry may succeed
     │   └── ObjectChangedError                   an object has changed since it was listed
     ├── StageError               (OSError)       a stage's folder cannot be used, or is not safe
-    ├── GenerationError          (RuntimeError)  rows cannot be made, or are from another job
+    ├── GenerationError          (RuntimeError)  samples cannot be generated, or are from another job
     ├── WorkerError              (RuntimeError)  a worker process died, or does not answer
     ├── SharedMemoryError        (RuntimeError)  a worker's batch does not fit into /dev/shm
     └── ClosedError              (RuntimeError)  the threads for this work have already ended
 
-Each error also derives from the built-in exception in parentheses.  The replaced code raises that
-exception for the same failure, so a script's ``except OSError`` keeps working.  A message says what
+Each error also derives from the built-in exception in parentheses.  The code that fastpipe replaces raises
+that exception for the same failure, so a script's ``except OSError`` keeps working.  A message says what
 failed, what was found, at which path and index, and what to do about it.  Every message is safe to
 print: control characters in file names are escaped.  ``args`` and ``path`` hold the unescaped text.
 """
@@ -80,7 +80,7 @@ class BadSampleError(FastpipeError, OSError):
         path: the path of the file; None if the sample has no file.
         index: the sample's index in the dataset; None if unknown.
 
-    In the process that read the sample, ``__cause__`` is the original exception.
+    In the process that read the sample, the attribute ``__cause__`` is the original exception.
     """
 
     def __init__(self, message: str, *, path: str | None = None, index: int | None = None) -> None:
@@ -110,15 +110,15 @@ class StoreError(FastpipeError, OSError):
 
 
 class StoreAccessError(StoreError, PermissionError):
-    """A store refuses these credentials.  A retry does not help."""
+    """An object store refuses the script's credentials.  A retry does not help."""
 
 
 class StoreBusyError(StoreError):
-    """A store cannot answer at present: the store throttles or restarts, or the connection was cut."""
+    """An object store cannot answer at present: it throttles or restarts, or the connection was cut."""
 
 
 class ObjectChangedError(StoreError):
-    """An object was replaced after it was listed, so the listed version no longer exists."""
+    """An object of a store was replaced after it was listed, so the listed version no longer exists."""
 
 
 class StageError(FastpipeError, OSError):
@@ -126,13 +126,13 @@ class StageError(FastpipeError, OSError):
 
 
 class GenerationError(FastpipeError, RuntimeError):
-    """Rows of generated samples cannot be made: the function raised an error, worker processes cannot run the
-    function, or existing rows are from another job.
+    """Samples cannot be generated: the user's function raised an error, worker processes cannot run this
+    function, or the samples that already exist were made by another job.
 
     Args:
-        message: the whole message, including which rows are kept and how to continue.
-        index: the row that failed; None if the error is not about one row.
-        trace: the text of the traceback if the function raised an error, else empty.
+        message: the whole message, including which samples are kept and how to continue.
+        index: the index of the sample that failed; None if the error is not about one sample.
+        trace: the text of the traceback if the function raised an error, else an empty string.
     """
 
     def __init__(self, message: str, *, index: int | None = None, trace: str = "") -> None:
@@ -164,4 +164,4 @@ class SharedMemoryError(FastpipeError, RuntimeError):
 
 
 class ClosedError(FastpipeError, RuntimeError):
-    """The threads for this work have ended: their pool was closed, or the interpreter is about to exit."""
+    """The threads for some work have ended: their pool was closed, or the interpreter is about to exit."""

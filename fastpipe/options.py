@@ -31,7 +31,7 @@ class Decode:
             ``"nvimgcodec"`` and ``"dali"`` decode and resample on the GPU if the loader is a
             ``FastLoader(device="cuda")`` without worker processes.
             If ``fastpipe.tf.image_dataset`` returns TensorFlow's pixels, the pixels do not depend on
-            ``backend``.  ``"dali"`` then decodes with DALI, and all other values decode in the same way.
+            ``backend``.  ``"dali"`` then decodes with DALI.  The other values then make no difference.
         exif: apply the EXIF orientation.  The default is False, because torchvision's ``ImageFolder``
             ignores the orientation.
         scaled: decode a JPEG at 1/2, 1/4 or 1/8 of its size if the region that the transform reads is at
@@ -40,7 +40,7 @@ class Decode:
         short_side: number of pixels.  If the shorter side of an image has more pixels, the image is shrunk
             before any transform, as by ``torchvision.transforms.Resize(short_side)``.  **Changes pixels.**
             With a cache, the cached images then take less memory and less work in each epoch.
-        max_pixels: refuse images with more pixels, before they are decoded.  ``None``
+        max_pixels: an image with more pixels than this number is refused before it is decoded.  ``None``
             applies Pillow's policy (``PIL.Image.MAX_IMAGE_PIXELS``).
         gpu_share: fraction, from 0 to 1, of each batch's images that the GPU decodes.  These images are
             spread evenly over the batch, and the CPU decodes the remaining images at the same time.
@@ -95,24 +95,24 @@ class Cache:
     """A cache for decoded images, HDF5 chunks or parts of volumes, which are then decoded only once.
 
     The cache holds decoded data before the random part of a transform, so the results do not change.  A file
-    that changes is decoded again.  Images and HDF5 chunks are never evicted.  Images that do not fit are
-    decoded in every epoch, and the images that fit are cache hits in every epoch.
+    that has changed is decoded again.  Images and HDF5 chunks are never evicted.  If not all images fit, the
+    images in the cache are read from it in every epoch, and the other images are decoded in every epoch.
 
     Args:
         where: ``"ram"`` keeps data in memory.  All threads, worker processes and other processes of
-            this user on this machine share a cache of the same ``max_bytes``.  The last process that
-            uses the cache releases it.  ``"disk"`` keeps data in files, for this run and later runs.
+            this user on this machine share one cache if their ``max_bytes`` are equal.  The last process
+            that uses the cache frees its memory.  ``"disk"`` keeps data in files, for this and later runs.
             ``"auto"`` is like ``"ram"``, but keeps a sample only from its second use on, and only if all
             samples of the dataset fit.  ``"off"`` keeps nothing.
         max_bytes: maximum size in bytes.  ``"auto"`` is a quarter of the memory or disk space that is free
-            when the cache is created.  In a container, only the memory of its cgroup counts.
+            when the cache is created.  In a container, only the memory of the container's cgroup counts.
         dir: with ``"disk"``, an existing or new folder.  The cache creates a folder ``fastpipe-decoded``
             of mode 0700 in ``dir``.  By default, this folder is in the user's cache folder.
 
     For volumes, decoded parts are kept in memory from their first use on, up to ``max_bytes``.  If more room
     is needed, the least useful parts are evicted.  ``"disk"`` is not available for volumes.
 
-    Every argument that accepts a ``Cache`` also accepts one of the four words of ``where``.
+    Every argument that accepts a ``Cache`` also accepts one of the four values of ``where``.
 
     >>> Cache("ram", max_bytes=8 << 30)
     Cache(where='ram', max_bytes=8589934592)
@@ -132,7 +132,7 @@ class Cache:
 
     @classmethod
     def of(cls, value: Cache | str) -> Cache:
-        """Return ``value`` itself, or ``Cache(where=value)`` if ``value`` is a word."""
+        """Return ``value`` itself, or ``Cache(where=value)`` if ``value`` is a string."""
         return value if isinstance(value, cls) else cls(where=value)  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
@@ -149,10 +149,10 @@ class BadSamples:
         policy: ``"raise"`` stops with an error that names the path and the index.  ``"replace"``
             uses another sample of the same class instead.  ``"skip"`` leaves the sample out.
             With ``"skip"``, ``FastLoader`` with threads fills the batch with the next samples.
-            If worker processes or torch's ``DataLoader`` make the batch, it is shorter.
+            If worker processes or torch's ``DataLoader`` make the batch, the batch is shorter.
         log: file to which one JSON line is appended for each bad sample.  ``None`` writes no file.
-            Each bad sample is also a warning of ``logging``.
-        max_errors: raise an error when more than this many different samples are bad in one
+            For each bad sample, a warning is also logged by the module ``logging``.
+        max_errors: raise an error when more than this number of different samples are bad in one
             process.  ``None`` sets no limit.
 
     Every argument that accepts a ``BadSamples`` also accepts the name of a policy.
@@ -185,15 +185,16 @@ class Shuffle:
     """A way to shuffle an epoch, as an alternative to ``shuffle=True``.
 
     Args:
-        window: number of groups whose samples are mixed at a time.  None takes as many groups as fit in
-            32 MB when decoded.  For volumes, ``window`` is the number of regions from which patches come
-            in turn.  None then takes the largest number with which little unused data is decoded.
+        window: with ``unit="group"``, the number of groups whose samples are shuffled together.  None
+            takes as many groups as fit in 32 MB when decoded.  For volumes, ``window`` is the number of
+            regions from which patches come in turn.  None then takes the largest number of regions with
+            which only little data is decoded without being used.
         unit: ``"sample"`` shuffles samples as ``shuffle=True`` does: every order is equally likely.
-            ``"group"`` shuffles the groups of samples that are cheap to read together, such as
-            the chunks of an HDF5 file, and then shuffles the samples of every ``window`` groups.
-            Each group is read only once in an epoch.  **Changes the order's statistics**:
-            two samples of a batch are from the same group with probability up to 1 / ``window``,
-            instead of 1 / (number of groups).
+            ``"group"`` works on groups of samples that are cheap to read together, such as the samples in
+            a chunk of an HDF5 file.  The groups are shuffled first.  Then the samples of every ``window``
+            groups are shuffled together.  Each group is read only once in an epoch.  **Changes the order's
+            statistics**: two samples of a batch are from the same group with probability up to
+            1 / ``window``, instead of 1 / (number of groups).
 
     >>> Shuffle(window=64, unit="group")
     Shuffle(window=64, unit='group')
@@ -217,14 +218,14 @@ class Shuffle:
 
 @dataclass(frozen=True)
 class Shard:
-    """One rank's part of each epoch.
+    """The part of each epoch that one process (rank) of a distributed training gets.
 
     Args:
         rank: the number of this process, from 0.
         world: number of processes that share an epoch.
         mode: with ``"train"``, all ranks get the same number of batches, and batches of equal sizes.  For
-            this, up to ``world - 1`` samples are repeated.  With ``"eval"``, every sample comes
-            exactly once.  All ranks get the same number of batches, whose sizes differ by at most one.
+            this, up to ``world - 1`` samples are repeated.  With ``"eval"``, every sample is used exactly
+            once.  All ranks then get the same number of batches, and their sizes differ by at most one.
 
     >>> Shard(1, 4)
     Shard(rank=1, world=4, mode='train')
@@ -250,7 +251,7 @@ class Shard:
         """Return the shard of this process.
 
         The rank comes from ``torch.distributed`` if that module is initialised, else from the launcher's
-        environment variables ``RANK`` and ``WORLD_SIZE``.  Without these, the shard is the whole epoch.
+        environment variables ``RANK`` and ``WORLD_SIZE``.  If neither is set, the shard is the whole epoch.
 
         Raises:
             OptionError: only one of the two variables is set, or a variable is not a number.
@@ -274,10 +275,10 @@ class Shard:
 class Stage:
     """A folder on a local disk to which remote files are copied just before they are needed.
 
-    All threads, worker processes and ranks of a machine share the stage, and each file is downloaded once.
-    If all files fit, no file is downloaded again.  Otherwise, the file whose next use is furthest away is
-    evicted to make room for the next file.  If the stage is lost, full or read-only, files are read from the
-    store.
+    All threads, worker processes and ranks of a machine share the files in this folder (the stage).  If all
+    files fit, each file is downloaded only once.  If not all files fit, the file whose next use is furthest
+    in the future is removed to make room for the next file.  If the stage is lost, full or read-only, files
+    are read from the remote store.
 
     Args:
         dir: an existing or new folder.  The stage creates a folder ``fastpipe-stage`` of mode 0700 in it.
@@ -285,10 +286,10 @@ class Stage:
             of the disk's free space when the stage is opened.
         mode: ``"prefetch"`` copies the files that the next batches need.  ``"mirror"`` copies all files, as
             fast as the store delivers them.
-        connections: maximum number of simultaneous requests.  ``"auto"`` adapts this number to the measured
-            latency and bandwidth, up to 128.
-        read_ahead: maximum number of bytes that are fetched but not yet used.  ``"auto"`` is an eighth
-            of the free memory, at most 256 MiB.
+        connections: maximum number of simultaneous requests to the store.  ``"auto"`` adapts this number to
+            the measured latency and bandwidth, up to 128.
+        read_ahead: maximum number of bytes that have been fetched but not used.  ``"auto"`` is an eighth of
+            the free memory, at most 256 MiB.
 
     Every argument that accepts a ``Stage`` also accepts the path of the folder.
 
@@ -324,8 +325,8 @@ class Subset:
 
     The classes are sorted by name, then shuffled with ``numpy.random.RandomState(seed).permutation``, which
     gives the same order in every version of NumPy.  The first ``num`` classes are taken and sorted again.
-    The same seed selects the same classes of a dataset.  A larger ``num`` selects the classes of a smaller
-    ``num`` and further classes.
+    The same seed selects the same classes of a dataset.  With the same seed, a larger ``num`` selects all
+    classes that a smaller ``num`` selects, and further classes.
 
     Args:
         num: number of classes, from 1 to 2**32 - 1.

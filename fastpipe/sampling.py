@@ -1,4 +1,4 @@
-"""Ways to choose the patches of an epoch from volumes: ``sampling=`` of :class:`fastpipe.FastPatchDataset`.
+"""Ways to choose the patches of an epoch, for ``sampling=`` of :class:`fastpipe.FastPatchDataset`.
 
 >>> Uniform(1000)
 Uniform(samples_per_epoch=1000, volumes='equal', mask_fraction=0.0)
@@ -26,15 +26,16 @@ class Uniform:
 
     Args:
         samples_per_epoch: number of patches, at least 1.
-        volumes: the choice between several volumes.  With ``"equal"``, all volumes are equally likely.  With
+        volumes: how the volume of a patch is chosen.  With ``"equal"``, all volumes are equally likely.  With
             ``"size"``, a volume's probability is proportional to its number of positions.
-        mask_fraction: minimum fraction, from 0 to 1, of a patch's voxels at which ``mask=`` is not 0.
-            If the mask has several channels, a voxel counts if any channel is not 0.  A position with a
-            smaller fraction is replaced by another random position.  A very small ``mask_fraction`` selects
-            patches that are not empty.  The voxels are counted in blocks.  A side of a block is a quarter of
-            the patch's side and at most 4 voxels, but larger if a volume would have more than 2**22 blocks.
-            Blocks at the surface of a patch that are not entirely in the mask count as 0, so a patch whose
-            fraction is only slightly above ``mask_fraction`` may be left out.
+        mask_fraction: minimum fraction, from 0 to 1, of a patch's voxels that are in the mask: the dataset's
+            ``mask=`` is not 0 there.  If the mask has several channels, a voxel is in the mask if any channel
+            is not 0.  A position with a smaller fraction is replaced by another random position.  With a very
+            small ``mask_fraction``, a patch contains at least a part of the mask.  The voxels are counted in
+            blocks.  A side of a block is a quarter of the patch's side and at most 4 voxels.  It is larger if
+            a volume would have more than 2**22 blocks.  A block that is only partly in the patch counts as 0
+            unless the block is entirely in the mask.  Therefore a patch whose fraction is only slightly above
+            ``mask_fraction`` may be left out.
 
     Raises:
         OptionError: an argument has a value that cannot work.
@@ -63,8 +64,8 @@ class Foreground:
     The patch is centred on this voxel, but moved inwards if it would extend beyond the volume.  This is
     nnU-Net's ``oversample_foreground_percent`` with ``probabilistic_oversampling``.
 
-    Each label is a class, also if the label is not a whole number.  If a volume has more than 1,000 labels
-    that are not whole numbers, as a soft segmentation has, all these labels together are one class.
+    Each label is a class, even if the label is not a whole number.  A soft segmentation has many such labels.
+    If a volume has more than 1,000 labels that are not whole numbers, all these labels are one class.
 
     Args:
         samples_per_epoch: number of patches, at least 1.
@@ -114,11 +115,11 @@ class Foreground:
 
 @dataclass(frozen=True)
 class Grid:
-    """All patches of a regular grid.  Patches at the ends are moved inwards so that they fit.
+    """All patches of a regular grid.  Patches that would extend beyond the volume are moved inwards.
 
     Args:
         stride: number of voxels from one patch to the next: one number, or a number for each dimension.
-            None takes the size of a patch, so that neighbours do not overlap.
+            None takes the size of a patch, so that neighbouring patches do not overlap.
 
     Raises:
         OptionError: ``stride`` has a value that cannot work.

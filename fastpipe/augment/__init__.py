@@ -19,7 +19,7 @@ drawn in NumPy and then applied: ``op.draw(images.shape)`` and ``op.apply(images
 halves of ``op(images)``.  ``preview(views, images, "views.png")`` draws a picture that shows the effect of a
 chain.
 
-``FastLoader(dataset, augment="auto")`` builds a chain from the dataset's own transform, with the steps that
+``FastLoader(dataset, augment="auto")`` builds a chain from the dataset's own transform: from the steps that
 follow the crop.
 
 On GPUs, crops and blurs are matrix products and convolutions.  Their precision depends on

@@ -1,4 +1,4 @@
-"""The base of all augmentations of batches. Parameters are drawn first, and then applied to a batch."""
+"""The base class of all augmentations of batches. Parameters are drawn first, then applied to a batch."""
 
 from __future__ import annotations
 
@@ -51,21 +51,22 @@ def untraced(function: Callable[..., _Made], *args: Any) -> _Made:
 
 
 def shape_after(ops: Ops, shape: Shape) -> Shape:
-    """Return the shape of a sample after a chain."""
+    """Return the shape of a sample after the augmentations ``ops``."""
     for op in ops:
         shape = op.shape_after(shape)
     return shape
 
 
 def dtype_after(ops: Ops, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of samples after a chain."""
+    """Return the dtype of samples after the augmentations ``ops``."""
     for op in ops:
         dtype = op.dtype_after(dtype)
     return dtype
 
 
 def columns_of(ops: Ops, channels: int, of_applied: bool = False) -> Iterator[tuple[Any, slice]]:
-    """Yield each operation with its columns in the table of parameters or of applied numbers."""
+    """Yield each augmentation with its columns in the table of parameters, or, if ``of_applied``, in the
+    table of the numbers that are computed from the parameters and applied to samples."""
     begin = 0
     for op in ops:
         names = op.applied_names_for(channels) if of_applied else op.names_for(channels)
@@ -74,8 +75,8 @@ def columns_of(ops: Ops, channels: int, of_applied: bool = False) -> Iterator[tu
 
 
 def for_masks(ops: Ops, channels: int) -> tuple[tuple[Any, ...], npt.NDArray[np.intp]]:
-    """Return the operations that move masks or labels as images move, and the columns of their applied
-    numbers."""
+    """Return the augmentations that move masks or labels as images move, and their columns in the table of
+    applied numbers (see ``Layout``)."""
     twins, columns = [], [np.zeros(0, np.intp)]
     for op, own in columns_of(ops, channels, of_applied=True):
         if (twin := op.for_masks()) is not None:
@@ -85,7 +86,8 @@ def for_masks(ops: Ops, channels: int) -> tuple[tuple[Any, ...], npt.NDArray[np.
 
 
 class Layout:
-    """The columns of a chain's three tables: uniform random numbers, parameters, and applied numbers."""
+    """The columns of the three tables of a chain of augmentations: the uniform random numbers, the parameters
+    made from them, and the numbers that are applied to the samples, computed from the parameters."""
 
     def __init__(self, ops: Ops, channels: int) -> None:
         self.draws = self.names = self.applied = 0
@@ -118,7 +120,7 @@ class Layout:
         return found
 
     def computed(self, table: Float64Array, shape: Shape) -> Float64Array:
-        """Compute the applied numbers, (N, applied), from the parameters of samples of this shape."""
+        """Compute the numbers to apply, (N, applied), from the parameters of samples of this shape."""
         found = np.empty((len(table), self.applied))
         for _, name, gate, _ in self._gates:
             found[:, gate] = table[:, name]
@@ -129,7 +131,7 @@ class Layout:
 
 
 def applied_table(ops: Ops, table: Float64Array, shape: Shape) -> Float64Array:
-    """Compute the applied numbers from the parameters of a chain."""
+    """Compute the numbers to apply to samples of this shape from the parameters of the augmentations."""
     return Layout(ops, shape[0]).computed(table, shape)
 
 
@@ -142,7 +144,7 @@ _Own = TypeVar("_Own", bound="Augmentation")
 
 
 class OfBatches:
-    """The methods that take a batch. Augmentations and ``Compose`` share these methods."""
+    """The base class of augmentations and of ``Compose``, with the methods that take a batch."""
 
     _chain: Chain
 
@@ -161,7 +163,7 @@ class OfBatches:
                 All other annotations, such as class numbers, are returned unchanged.
             generator: a CPU generator, from which one number per batch is drawn.  Default: torch's global
                 generator.
-            key: the seed, the epoch and the samples' positions in the epoch, used instead of a generator.
+            key: the seed, the epoch and the samples' positions in the epoch. It replaces the generator.
 
         Returns:
             The new images. If ``others`` are given, a tuple of the new images and the new annotations.
@@ -195,7 +197,7 @@ class OfBatches:
         return self._chain.reference(images, given, lengths)
 
     def margin(self, size: Sequence[int]) -> tuple[int, ...]:
-        """Return the ``margin=`` of a ``FastPatchDataset``: extra voxels on each side, (D, H, W).
+        """Return a value for ``FastPatchDataset(margin=…)``: extra voxels on each side, (D, H, W).
 
         With this margin, little of a result of this ``size`` comes from outside the volume.  The margin
         suffices for rotation about one axis by any of the angles, for shifts, and for scaling by up to 1 /
@@ -216,12 +218,12 @@ class Augmentation(OfBatches):
         draws: the number of uniform random numbers that a sample needs.  Default: one for each of ``names``.
         names: the names of a sample's parameters.
         applied_names: the names of the applied numbers, if these differ from the parameters. The applied
-            numbers change the samples and are computed from the parameters, for example a matrix from an
-            angle.
+            numbers are computed from the parameters, for example a matrix from an angle, and are used to
+            change the samples. None means the parameters themselves.
         kind: ``"images"`` (also for spectrograms), ``"volumes"`` or ``"motion"``.
         ranks: the accepted numbers of dimensions: 4 for images (N, C, H, W), also 3 for spectrograms (N, F,
             T), and 5 and 4 for volumes.
-        mixes: whether samples depend on each other.
+        mixes: whether a changed sample depends on other samples of the batch.
     """
 
     draws: int = 0
@@ -280,8 +282,7 @@ class Augmentation(OfBatches):
         return self.names
 
     def applied_names_for(self, channels: int = 1) -> tuple[str, ...]:
-        """Return the names of the applied numbers: ``applied_names``, or ``names`` if ``applied_names`` is
-        None."""
+        """Return the names of the numbers to apply: ``applied_names``. If that is None, return ``names``."""
         return self.names_for(channels) if self.applied_names is None else self.applied_names
 
     def table(self, u: Float64Array, shape: Shape) -> Table:
@@ -297,14 +298,14 @@ class Augmentation(OfBatches):
         return u
 
     def applied(self, table: Float64Array, shape: Shape) -> Float64Array:
-        """Compute the applied numbers, (N, len(applied_names)), from parameters of samples of this shape."""
+        """Compute the numbers to apply, (N, len(applied_names)), from parameters of samples of this shape."""
         return table
 
     def steps(self, column: int, shape: Shape) -> Sequence[Step] | None:
-        """Return the native core's steps for a sample of this shape, or None if the native core has no steps.
+        """Return the steps that the native core takes for this augmentation; None if it has no such steps.
 
         Args:
-            column: the first column of the augmentation in the chain's table of applied numbers.
+            column: the augmentation's first column in the table of the numbers to apply (see ``applied``).
             shape: the shape of a sample, (C, H, W).
         """
         return None if self.native_step is None else [Step(self.native_step, column)]
@@ -314,7 +315,7 @@ class Augmentation(OfBatches):
         return shape
 
     def size_before(self, size: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the size of volumes, (D, H, W), that completely fill a result of this size."""
+        """Return how large volumes, (D, H, W), must be to completely fill a result of this size."""
         return size
 
     def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
@@ -351,10 +352,10 @@ class Chain(ABC):
         name: the caller's name, for messages.
         steps: operations that run instead of ``ops``, with the same parameters in the same order.  Default:
             ``ops``.
-        lengths_at: the index of the part of a motion batch that holds the lengths; None if no part does.
+        lengths_at: the index of the part of a motion batch that holds the sequences' lengths, or None.
 
     Attributes:
-        one: the word for a sample in messages.
+        one: the word for a sample in error messages, such as "image".
         shapes: the accepted shapes of batches; the full shape is last.
         changes: the reference implementation.  Default: torchvision's functions.
     """
@@ -399,7 +400,8 @@ class Chain(ABC):
         return (changed, *self.followed(table, batch.shape, others)) if others else changed
 
     def changed(self, samples: Tensor, table: Tensor) -> Tensor:
-        """Change a batch by parameters, (N, columns). torch.compile does not trace the kernels."""
+        """Change a batch with a table of parameters, (N, columns). torch.compile does not trace the
+        kernels."""
         if torch.compiler.is_compiling():
             found: Tensor = torch.ops.fastpipe.augmented(samples, table, self.number)
             return found
@@ -407,7 +409,7 @@ class Chain(ABC):
 
     @abstractmethod
     def by_kernels(self, samples: Tensor, table: Tensor) -> Tensor:
-        """Change a batch by parameters, (N, columns), on any device."""
+        """Change a batch with a table of parameters, (N, columns), on any device."""
 
     def followed(self, table: Tensor, shape: Sequence[int], others: Sequence[Any]) -> Sequence[Any]:
         """Change the annotations of samples (N, …) as the samples are changed."""
@@ -421,16 +423,16 @@ class Chain(ABC):
         return layout.drawn(uniform_rows(shape[0], layout.draws, generator, key), tuple(shape[1:]))
 
     def applied(self, table: Tensor, shape: Sequence[int]) -> Float64Array:
-        """Compute the applied numbers from parameters of samples (N, …)."""
+        """Compute the numbers to apply to samples (N, …) from a table of their parameters."""
         return self.layout(self.steps, shape[1]).computed(table.numpy(), tuple(shape[1:]))
 
     def layout(self, ops: Sequence[Augmentation], channels: int) -> Layout:
-        """Return the layout of ``ops``, which are the operations or the steps that run instead."""
+        """Return the ``Layout`` (columns of tables) of ``ops``, which is ``self.ops`` or ``self.steps``."""
         channels = int(channels)  # may be a symbolic number in a trace
         return self.kept((ops is self.steps, channels), lambda: Layout(ops, channels))
 
     def kept(self, key: Any, make: Callable[[], _Made]) -> _Made:
-        """Return the cached result of ``make`` for this key. The cache is cleared if an operation changes."""
+        """Return the cached result of ``make`` for this key. A changed augmentation clears the cache."""
         if self._changes != _changes or len(self._kept) > _MOST_KEPT:
             self._kept, self._changes = {}, _changes
         if key not in self._kept:

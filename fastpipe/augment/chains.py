@@ -1,4 +1,4 @@
-"""Augmentations of images and spectrograms: the base class, the running of chains, and annotations."""
+"""Augmentations of images and spectrograms: the base class, chains (several in order), and annotations."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _ELEMENTS = {
 
 
 class Moves(NamedTuple):
-    """The movement of pixels by an operation."""
+    """How an augmentation moves the pixels of each image."""
 
     matrices: Float64Array  # (N, 6), pixels before → after; see the module ``matrices``
     clips: npt.NDArray[np.bool_]  # (N,), whether boxes are clipped at the image's borders
@@ -93,8 +93,9 @@ class ImageChain(Chain):
     ) -> Any:
         """Return a ``native.AugmentBatch`` that changes uint8 images one at a time, in any thread.
 
-        Each result equals the result in the whole batch, (N, C, H, W).  The result is written to ``out``, (M,
-        …), at the index ``places[number]``, or at the image's number if ``places`` is None.
+        Each image becomes what it would become in a batch of this shape, (N, C, H, W).  Image ``number`` is
+        written to ``out``, (M, …), at the index ``places[number]``.  If ``places`` is None, the index is
+        ``number``.
         """
         rows = self.applied(torch.from_numpy(self.table(shape, None, key)), shape)
         (part,) = _parts(self.steps, tuple(shape[1:]), torch.uint8)
@@ -113,7 +114,7 @@ class BatchTransform(Augmentation, ABC):
     A subclass must define ``on_tensors``. A subclass that draws random numbers must also define ``table``.
 
     Attributes:
-        channels: the accepted numbers of channels; empty for any number.
+        channels: the accepted numbers of channels. If this is empty, any number is accepted.
     """
 
     kind = "images"
@@ -133,13 +134,14 @@ class BatchTransform(Augmentation, ABC):
 
         Args:
             images: (N, C, H, W), float32.
-            columns: the applied numbers, name → float32 (N,), on the same device.
+            columns: the numbers to apply, by name: float32 (N,), on the same device.
             of_bytes: whether the values are whole numbers from 0 to 255. The values of the result must then
                 be whole numbers from 0 to 255 as well.
         """
 
     def columns(self, applied: Tensor) -> Columns:
-        """Return the applied numbers, float32 (N, len(applied_names)), as ``on_tensors`` takes them."""
+        """Convert a table of numbers to apply, float32 (N, len(applied_names)), to ``on_tensors``'s
+        argument."""
         return dict(zip(self.applied_names_for(1), applied.unbind(1), strict=True))
 
     def moves(self, table: Float64Array, shape: Shape, of_points: bool) -> Moves | None:
@@ -153,15 +155,15 @@ class BatchTransform(Augmentation, ABC):
         return None
 
     def check_labels(self, labels: Any, count: int) -> None:  # not abstract: few classes mix
-        """Raise an ``AugmentError`` if the class cannot mix these labels of ``count`` images. Labels may be
-        None."""
+        """Raise an ``AugmentError`` if this augmentation cannot mix these labels of ``count`` images.
+        ``labels`` may be None."""
 
     def mixed_labels(self, labels: Tensor, columns: Columns) -> Tensor:
         """Mix labels as the images are mixed. This method is called only if ``mixes`` is true.
 
         Args:
             labels: class numbers, (N,), or probabilities, (N, classes).
-            columns: the applied numbers, on the labels' device.
+            columns: the numbers to apply, by name, on the labels' device.
 
         Returns:
             (N, classes), floats.
@@ -189,7 +191,7 @@ def per_channel(images: Tensor, numbers: Iterable[float]) -> Tensor:
 
 
 def moves_of(ops: Ops, table: Float64Array, shape: Shape, of_points: bool) -> Moves:
-    """Return the movement of pixels by all operations in order."""
+    """Return how all augmentations together, in order, move the pixels of each image."""
     matrices, clips = identity(len(table)), np.zeros(len(table), np.bool_)
     for op, own in columns_of(ops, shape[0]):
         part = op.moves(table[:, own], shape, of_points)
@@ -205,7 +207,7 @@ def moves_of(ops: Ops, table: Float64Array, shape: Shape, of_points: bool) -> Mo
 def on_device(ops: Ops, images: Tensor, applied: Tensor) -> Tensor:
     """Change images with torch operations on the images' device. torch.compile traces this function.
 
-    ``applied`` is float32, on the same device.
+    ``applied``, the table of numbers to apply, is float32 on the same device.
     """
     dtype = images.dtype
     # Mixed precision is for the model. Weights and coordinates of lower precision would visibly change
@@ -224,7 +226,7 @@ def _layout(images: Tensor) -> torch.memory_format:
 
 
 class _Part(NamedTuple):
-    """Operations that run together: several operations run by kernels, or one operation of a script."""
+    """Augmentations that run together: several that the kernels run, or one that the user has written."""
 
     op: Any  # the script's operation; None if kernels run this part
     plan: Any  # a ``native.AugmentPlan``; None if ``op`` is given
@@ -234,7 +236,7 @@ class _Part(NamedTuple):
 
 
 def _parts(ops: Ops, shape: Shape, dtype: torch.dtype) -> Iterator[_Part]:
-    """Yield a chain in as few parts as possible. An operation that mixes images begins a new part."""
+    """Split augmentations into as few parts as possible. One that mixes images begins a new part."""
     steps: list[Step] = []
     begin = end = 0
     is_first = True
@@ -256,7 +258,7 @@ def _parts(ops: Ops, shape: Shape, dtype: torch.dtype) -> Iterator[_Part]:
 
 
 def on_processor(ops: Ops, images: Tensor, applied: Float64Array, memory: SlotPool) -> Tensor:
-    """Change images with the native core.
+    """Change images on the CPU, with the native core where it has the augmentation.
 
     Each image goes through the whole chain while it is in the CPU's cache.  New images reuse ``memory``,
     because allocating new memory takes longer than most augmentations.
@@ -408,7 +410,7 @@ class RandomApply(BatchTransform):
             op.onto(sequences, np.where(rows[:, :1] > 0, rows[:, 1:][:, own], op.neutral()))
 
     def neutral(self) -> Float64Array:
-        """Return the applied numbers that leave sequences unchanged."""
+        """Return the numbers to apply that leave sequences unchanged."""
         return np.zeros(len(self.applied_names_for(1)))
 
     def extra_repr(self) -> str:
@@ -420,7 +422,7 @@ def _nested(names: Sequence[Sequence[str]]) -> list[str]:
 
 
 class _Untouched(BatchTransform):
-    """A placeholder that leaves images unchanged and keeps an operation's columns in the table."""
+    """A placeholder for an augmentation. It has the same columns in the table, and changes nothing."""
 
     def __init__(self, op: Augmentation) -> None:
         self._op, self.names, self.kind = op, op.applied_names_for(1), op.kind
@@ -439,7 +441,7 @@ class _Untouched(BatchTransform):
 
 
 def checked_ops(ops: Sequence[Augmentation], name: str) -> tuple[Any, ...]:
-    """Return the augmentations; raise an error if one is no augmentation or if their kinds differ."""
+    """Return the augmentations. Raise an error if an item is no augmentation, or if their kinds differ."""
     for op in ops:
         if not isinstance(op, Augmentation):
             raise AugmentError(f"{name} takes augmentations from fastpipe.augment, got {type(op).__name__}")
@@ -450,7 +452,8 @@ def checked_ops(ops: Sequence[Augmentation], name: str) -> tuple[Any, ...]:
 
 
 def kind_of(ops: Sequence[Augmentation]) -> Any:
-    """Return the first augmentation, which has the kind of all; ``BatchTransform`` if ``ops`` is empty."""
+    """Return the first augmentation, as all are of one kind. Return ``BatchTransform`` if ``ops`` is
+    empty."""
     return ops[0] if ops else BatchTransform
 
 
@@ -488,7 +491,7 @@ class _Follower:
         self.count, self.shape, self.size = shape[0], tuple(shape[1:]), (shape[2], shape[3])
 
     def changed(self, thing: Any, at: int | None = None) -> Any:
-        """Move the annotations of all images, in order. If ``at`` is given, move those of this image only."""
+        """Move the annotations ``thing`` of all images, in order, or of the image ``at`` if it is given."""
         if isinstance(thing, dict):
             return {name: self.changed(value, at) for name, value in thing.items()}
         if isinstance(thing, (list, tuple)):
@@ -531,7 +534,7 @@ class _Follower:
 
     @cached_property
     def _mask_chain(self) -> tuple[Ops, Float64Array]:
-        """The chain for masks, and the chain's applied numbers."""
+        """The augmentations that move masks, and the numbers that they apply."""
         twins, columns = for_masks(self.ops, self.shape[0])
         return twins, applied_table(self.ops, self.table, self.shape)[:, columns]
 

@@ -75,8 +75,8 @@ class ColorJitter(BatchTransform):
 
 
 def blended(values: Tensor, kinds: Tensor, factors: Sequence[Tensor], of_bytes: bool) -> Tensor:
-    """Change images (N, C, H, W) in brightness, contrast, saturation or hue, as ``kinds``, (N, 1, 1, 1),
-    selects.
+    """Change brightness, contrast, saturation or hue of images (N, C, H, W). ``kinds``, (N, 1, 1, 1), selects
+    one of these changes for each image: 0 to 3.
 
     ``factors`` holds the factors of these four changes. The factor of hue may be missing.  If ``of_bytes`` is
     True, values are integers from 0 to 255.
@@ -223,8 +223,8 @@ class GaussianBlur(BatchTransform):
         sigma: the range from which standard deviations are drawn, in pixels. One number is used for all
             images.
 
-    The weights are torchvision's. torchvision's Gaussian has the standard deviation ``sigma`` for a kernel
-    that is ``sqrt(2)`` times narrower.  Images are mirrored at their borders.
+    The weights are torchvision's: a Gaussian of the standard deviation ``sigma``, cut off at the kernel's
+    size and divided by the sum of the weights.  Images are mirrored at their borders.
     """
 
     names = ("sigma",)
@@ -345,7 +345,7 @@ class RandomErasing(BatchTransform):
         return torch.where(inside, per_channel(images, numbers), images)
 
     def noise(self, images: Tensor, seeds: Tensor) -> Tensor:
-        """Return normal noise for every pixel of images, from ``seeds``, (N,), the parameter ``noise``."""
+        """Return normal noise for every pixel of images. ``seeds``, (N,), is the parameter ``noise``."""
         places = torch.arange(images[0].numel(), device=images.device).view(images.shape[1:])
         mixed = _mixed(_mixed(places) ^ seeds.long().view(-1, 1, 1, 1))
         first, second = _mixed(mixed ^ 0x5851F42D), _mixed(mixed ^ 0x14057B7E)

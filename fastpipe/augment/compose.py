@@ -109,7 +109,8 @@ def from_torchvision(transform: Any, *, fuse: bool = False) -> Compose:
         The augmentations.  Their random numbers differ from torchvision's, but have the same distributions.
 
     Raises:
-        AugmentError: a transform or an argument has no counterpart for batches. The error names it.
+        AugmentError: a transform or an argument has no counterpart for batches. The error names the transform
+            or the argument.
 
     >>> from torchvision.transforms import v2
     >>> from_torchvision(v2.Compose([v2.RandomHorizontalFlip(0.3), v2.RandomGrayscale()]))
@@ -137,7 +138,8 @@ def translated(transform: Any) -> list[BatchTransform]:
 
 
 def _with(kind: type[BatchTransform]) -> Callable[[Any], list[BatchTransform]]:
-    """Return a function that translates a transform, whose attributes become arguments of ``kind``."""
+    """Return a function that translates a transform. The transform's attributes become arguments of
+    ``kind``."""
 
     def translate(transform: Any) -> list[BatchTransform]:
         names = list(inspect.signature(kind.__init__).parameters)[1:]

@@ -22,13 +22,13 @@ BETA_DRAWS = 2 * (3 * _GAMMA_TRIES + 1)
 
 
 def between(u: Float64Array, low: Any, high: Any) -> Float64Array:
-    """Return numbers in [low, high) for uniform random numbers."""
+    """Scale uniform random numbers from [0, 1) to [low, high)."""
     found: Float64Array = low + u * (high - low)
     return found
 
 
 def about_one(u: Float64Array, low: Any, high: Any) -> Float64Array:
-    """Return factors in [low, high), half of them below 1, as nnU-Net draws them. 1 lies in the range."""
+    """Return factors in [low, high), half of them below 1, as nnU-Net draws them. The range contains 1."""
     twice = 2 * u
     return np.where(u < 0.5, between(twice, low, 1.0), between(twice - 1, 1.0, high))
 
@@ -61,7 +61,8 @@ def crop_boxes(
 def _tried(
     height: int, width: int, scale: Sequence[float], ratio: Sequence[float], u: Float64Array
 ) -> tuple[Float64Array, Float64Array]:
-    """Return two sides of ten boxes, (N, 10) each. ``ratio`` is the range of first side / second side."""
+    """Return the first and the second side of ten boxes, (N, 10) each. ``ratio`` is the range of
+    ``first / second``."""
     area = height * width * between(u[:, : 2 * _TRIES : 2], scale[0], scale[1])
     aspect = np.exp(between(u[:, 1 : 2 * _TRIES : 2], math.log(ratio[0]), math.log(ratio[1])))
     return np.rint(np.sqrt(area * aspect)), np.rint(np.sqrt(area / aspect))
@@ -71,7 +72,8 @@ def _placed(
     height: int, width: int, h: Float64Array, w: Float64Array, fits: npt.NDArray[np.bool_],
     last: tuple[int, ...], u: Float64Array,
 ) -> Float64Array:  # fmt: skip
-    """Return each sample's first box that fits, at its position in the image; ``last`` if no box fits."""
+    """Return each sample's first box that fits, at its position in the image. If no box fits, return
+    ``last``."""
     rows, first = np.arange(len(u)), np.argmax(fits, axis=1)
     h, w = h[rows, first], w[rows, first]
     top, left = integers(u[:, 2 * _TRIES], height - h + 1), integers(u[:, 2 * _TRIES + 1], width - w + 1)
@@ -108,9 +110,9 @@ def affine_table(
 
 
 def jitter_table(u: Float64Array, ranges: Sequence[Sequence[float]]) -> Float64Array:
-    """Return the parameters of ``ColorJitter``, (N, 8), for uniform random numbers (N, 8).
+    """Convert uniform random numbers, (N, 8), to the parameters of ``ColorJitter``, (N, 8).
 
-    The parameters are brightness, contrast, saturation and hue, and then the order of these four changes.
+    The parameters are the factors of brightness, contrast, saturation and hue, then the changes' order.
     """
     factors = [between(u[:, at], *limits) for at, limits in enumerate(ranges)]
     return np.concatenate([np.stack(factors, axis=1), np.argsort(u[:, 4:], axis=1, kind="stable")], axis=1)
@@ -119,7 +121,7 @@ def jitter_table(u: Float64Array, ranges: Sequence[Sequence[float]]) -> Float64A
 def erasing_table(
     u: Float64Array, size: Sequence[int], p: float, scale: Sequence[float], ratio: Sequence[float]
 ) -> Float64Array:
-    """Return the parameters of ``RandomErasing``, (N, 5), for ``u``, (N, 24): a box and a seed of noise.
+    """Convert ``u``, (N, 24), to the parameters of ``RandomErasing``, (N, 5): a box and a seed of noise.
 
     The box is empty with probability 1 - ``p``.  Boxes are drawn as in ``crop_boxes``, with three
     differences.  The ratio is height / width.  A box is smaller than the image in both directions.  If all
@@ -133,7 +135,7 @@ def erasing_table(
 
 
 def beta(u: Float64Array, alpha: float) -> Float64Array:
-    """Return Beta(alpha, alpha) numbers for ``u``, (N, BETA_DRAWS), as X / (X + Y) of two gamma variables.
+    """Convert ``u``, (N, BETA_DRAWS), to Beta(alpha, alpha) numbers: X / (X + Y) of two gamma variables.
 
     Gamma variables are drawn by the method of G. Marsaglia and W. W. Tsang, "A simple method for generating
     gamma variables" (2000).  The method rejects less than one try in twenty.  All twelve tries fail for one

@@ -44,7 +44,7 @@ _ONES = np.ones((3, 1))
 
 
 def _colour_maps(changes: Sequence[tuple[BatchTransform, Float64Array]]) -> Float64Array:
-    """Return the maps, (N, 21), of several changes in sequence, each given with its parameters."""
+    """Return one map per image, (N, 21), that does several colour changes, given with their parameters."""
     maps = np.tile(IDENTITY, (len(changes[0][1]), 1, 1))
     for op, table in changes:
         maps = _after(maps, op, table)
@@ -72,7 +72,7 @@ def _after(maps: Float64Array, op: BatchTransform, table: Float64Array) -> Float
 
 
 def _jittered(maps: Float64Array, kinds: Float64Array, factors: Float64Array) -> Float64Array:
-    """Return the maps after one change of ``ColorJitter``."""
+    """Return colour maps that do one more change, a change of ``ColorJitter``."""
     kind = kinds.astype(np.int64)[:, None, None]
     factor = np.where(kind < 3, np.take_along_axis(factors, kind[:, 0], axis=1)[:, :, None], 1.0)
     grey = (_ONES * _GREY) @ maps
@@ -95,7 +95,7 @@ def _turns(parts: Float64Array) -> Float64Array:
 
 
 def _bounds_of(ops: Sequence[BatchTransform]) -> tuple[Float64Array, Float64Array]:
-    """Return the least and the greatest value of each colour, because jitter clips colours to [0, 1]."""
+    """Return the least and the greatest value of each colour after ``ops``. ``ColorJitter`` clips colours."""
     low, high = np.full(3, -np.inf), np.full(3, np.inf)
     for op in ops:
         if isinstance(op, ColorJitter):
@@ -120,7 +120,8 @@ _BOX = (
 
 
 def fused(ops: Sequence[BatchTransform]) -> list[BatchTransform]:
-    """Return a chain in which runs of augmentations are fused. Parameters and their order do not change."""
+    """Fuse each run of augmentations that can be computed together. Parameters and their order do not
+    change."""
     found: list[BatchTransform] = []
     run: list[BatchTransform] = []
     for op in ops:
@@ -142,8 +143,8 @@ def _of_run(run: list[BatchTransform]) -> list[BatchTransform]:
 
 
 def _kind(op: BatchTransform) -> str:
-    """Return how ``op`` is fused: "geometry" in the resampling, "colour" in the matrix, "blur" last, or not
-    ("")."""
+    """Return how ``op`` is fused: as "geometry" (in the resampling), as "colour" (in the matrix), or as
+    "blur" (last). Return "" if ``op`` is not fused."""
     if isinstance(op, RandomApply):
         kinds = {_kind(inner) for inner in op.ops}
         return kinds.pop() if len(kinds) == 1 and (kinds != {"blur"} or len(op.ops) == 1) else ""
@@ -155,10 +156,11 @@ def _kind(op: BatchTransform) -> str:
 
 
 class FusedRun(BatchTransform):
-    """A fused run. It computes geometry first, then colours, then blurs, whatever the order of ``ops`` is.
+    """Several augmentations, computed together.  Geometry is computed first, then colours, then blurs,
+    whatever the order of ``ops``.
 
     Args:
-        ops: the augmentations in their original order, in which no geometry follows a blur.
+        ops: the augmentations in their original order, in which no geometric augmentation follows a blur.
     """
 
     def __init__(self, ops: Sequence[BatchTransform]) -> None:
@@ -278,7 +280,7 @@ def _size(shape: Shape) -> Size:
 
 
 def _samples(size: float, wanted: int) -> int:
-    """Return the number of samples along a side of a pixel."""
+    """Return how many samples of the image along an axis are averaged for a pixel of the result."""
     return min(max(math.ceil(size / wanted - _NEAR), 1), _MOST_TAPS)
 
 
@@ -295,7 +297,8 @@ def _inner(ops: Iterable[BatchTransform]) -> list[BatchTransform]:
 
 
 def _boxes(back: Float64Array, size: Size, wanted: Size) -> Float64Array:
-    """Return the boxes, (N, len(_BOX)), of maps that have no rotation or shear and stay inside the image."""
+    """Return the columns ``_BOX``, (N, len(_BOX)): the boxes that maps cut out. A map has a box if it has no
+    rotation or shear and stays inside the image."""
     is_box = (np.abs(back[:, 1]) < _NEAR) & (np.abs(back[:, 3]) < _NEAR)
     columns: list[Float64Array] = []
     for diagonal, shift, most, target in ((4, 5, size[0], wanted[0]), (0, 2, size[1], wanted[1])):

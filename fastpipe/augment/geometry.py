@@ -188,7 +188,7 @@ Maps = tuple[Float64Array, Float64Array, Float64Array, Float64Array]
 
 
 class _Affine(BatchTransform, ABC):
-    """The base class of affine maps about a centre."""
+    """The base class of augmentations that map images affinely about a centre."""
 
     applied_names = MATRIX
 
@@ -306,8 +306,8 @@ class RandomRotation(_Affine):
 
 
 class MaskWarp(BatchTransform):
-    """A warp that moves masks as ``op`` moved images. ``begins`` are the first columns of the warp's
-    matrices."""
+    """An augmentation that moves masks as ``op`` moves images. ``begins`` are the first columns of the
+    matrices with which masks are resampled."""
 
     def __init__(self, op: BatchTransform, fill: Fill, begins: Sequence[int] = (0,)) -> None:
         self.op, self.names, self.begins = op, op.applied_names_for(1), begins
@@ -341,7 +341,7 @@ _LEAST_PRODUCTS = 400
 
 
 def is_fused(height: int, width: int) -> bool:
-    """Return whether torchvision's grid for a result of this size is computed with fused multiply-adds.
+    """Return whether torchvision's sampling grid for this size is computed with fused multiply-adds.
 
     torch computes the grid as a matrix product, (H · W, 3) by (3, 2), with a library.  The library uses fused
     instructions on some processors only.
@@ -367,8 +367,8 @@ def resampled(
 ) -> Tensor:
     """Resample images with the matrices in ``columns``, to ``size`` or to the images' own size.
 
-    If a fill is given, a pixel at the image's edge is weighted twice by the fraction of the pixel that is
-    inside the image, as in torchvision.
+    If a fill is given, a pixel at the image's edge is weighted twice, as in torchvision. The weight is the
+    fraction of the pixel that is inside the image.
     """
     _, channels, height, width = images.shape
     grid = sampling_grid(columns, height, width, size or (height, width))
@@ -388,7 +388,8 @@ def resampled(
 def sampling_grid(
     columns: Columns, height: int, width: int, wanted: Size, shift: tuple[float, float] = (0.0, 0.0)
 ) -> Tensor:
-    """Return the sources of the pixels of ``wanted``: (N, *wanted, 2), x and y in [-1, 1].
+    """Return where the pixels of a result of the size ``wanted`` are taken from: (N, *wanted, 2), x and y in
+    [-1, 1].
 
     ``height`` and ``width`` are the size of the images. ``shift``, along y and x, is relative to the pixels'
     centres.

@@ -52,7 +52,7 @@ def inverse_affine(
     shear: Float64Array,
     centre: Float64Array,
 ) -> Float64Array:
-    """Return the inverse matrices of ``forward_affine``, which has the same arguments."""
+    """Return the inverses of the matrices of ``forward_affine``, for the same arguments."""
     a, b, c, d = _linear(angle, shear)
     # The determinant of the matrix [a b; c d] is 1.
     matrices = np.stack([d, -b, 0 * a, -c, a, 0 * a], axis=1) / scale[:, None]
@@ -124,8 +124,8 @@ def rotations(degrees: Float64Array) -> Float64Array:
 
 
 def covering(size: Float64Array, degrees: Sequence[tuple[float, float]]) -> Float64Array:
-    """Return the size, (3,), of a box that covers a box of ``size`` rotated about any axis by any of these
-    angles."""
+    """Return the size, (3,), of a box that covers a second box of the size ``size``, however the second box
+    is rotated about one axis by these angles."""
     found = size.astype(np.float64)
     for axis, limits in enumerate(degrees):
         most = np.deg2rad(min(90.0, max(map(abs, limits))))

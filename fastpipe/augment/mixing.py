@@ -28,8 +28,8 @@ class _Mixing(BatchTransform):
         self.alpha, self.num_classes, self.per_sample = float(alpha), num_classes, per_sample
 
     def _numbers(self, u: Float64Array) -> Float64Array:
-        """Return the uniform random numbers to use. Without ``per_sample``, all samples use the first
-        sample's."""
+        """Return the uniform random numbers to use. Without ``per_sample``, all samples use the numbers of
+        the first sample."""
         return u if self.per_sample else np.broadcast_to(u[:1], u.shape)
 
     def mixed_labels(self, labels: Tensor, columns: Columns) -> Tensor:
@@ -100,8 +100,9 @@ class CutMix(_Mixing):
     Args:
         alpha: the fraction of the image that is kept has a Beta(alpha, alpha) distribution, before the box is
             clipped at the borders.
-        num_classes, per_sample: see ``MixUp``. Images may also be uint8. All other rules are those of
-            ``MixUp``.
+        num_classes, per_sample: see ``MixUp``.
+
+    Images may also be uint8. All other rules are those of ``MixUp``.
 
     >>> images, labels = CutMix(num_classes=10)(torch.rand(4, 3, 8, 8), torch.tensor([1, 2, 3, 4]))
     >>> images.shape, labels.shape

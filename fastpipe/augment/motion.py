@@ -1,4 +1,4 @@
-"""Augmentations of motion, (N, T, J, C)."""
+"""Augmentations of motion, (N, T, J, C): N sequences of T frames of J joints with C coordinates."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ _TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
 class Sequences:
-    """Sequences and their pending changes: a speed, and for each frame ``scale * frame[order] + shift``.
+    """Sequences, and the changes that are still to be made: a speed, and ``scale * frame[order] + shift`` for
+    each frame.
 
     Speeds and changes of frames do not depend on each other, so ``end`` applies all of them at once.
 
@@ -64,7 +65,8 @@ class Sequences:
         self.order = np.tile(np.arange(self.joints), (count, 1))
 
     def end(self, dtype: torch.dtype = torch.float32) -> None:
-        """Apply the pending changes. Replace ``values``, with the dtype ``dtype``, and ``lengths``."""
+        """Make the pending changes: replace ``values`` by values of the dtype ``dtype``, and replace
+        ``lengths``."""
         speeds = np.ones(len(self.values)) if self.speeds is None else self.speeds
         self.values, after = (self._on_host if self._is_host else self._on_device)(speeds, dtype)
         self.lengths = None if self.lengths is None else after.to(self.lengths.device)
@@ -265,8 +267,8 @@ def on_motion(
     ops: Ops, motion: Tensor, applied: Float64Array, lengths: Tensor | None,
     memory: SlotPool, is_host: bool | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Return changed sequences and their lengths. The native core changes them if ``is_host``, otherwise
-    torch does."""
+    """Return changed sequences and their lengths. The native core makes the changes if ``is_host``, and
+    otherwise torch makes them."""
     is_host = motion.device.type == "cpu" if is_host is None else is_host
     with torch.inference_mode(False), torch.no_grad():
         values = motion.detach() if is_host else motion.detach().float()
@@ -304,11 +306,11 @@ class MotionTransform(Augmentation, ABC):
 
     @abstractmethod
     def onto(self, sequences: Sequences, rows: Float64Array) -> None:
-        """Add the pending changes to ``sequences``. ``rows`` are the applied numbers, (N,
-        len(applied_names))."""
+        """Add this augmentation to the pending changes of ``sequences``. ``rows``, (N, len(applied_names)),
+        are the numbers to apply."""
 
     def neutral(self) -> Float64Array:
-        """Return the applied numbers, (len(applied_names),), that change nothing.  Default: zeros."""
+        """Return the numbers to apply, (len(applied_names),), that change nothing.  Default: zeros."""
         return np.zeros(len(self.applied_names_for(1)))
 
 
@@ -331,8 +333,8 @@ class MotionSpeed(_Factors):
 
     Args:
         speed: the least and the greatest speed. At speed 2, a sequence takes half as many frames.  The
-            logarithm of the speed is uniform.  So if the limits are 0.5 and 2, faster and slower are equally
-            likely.
+            logarithm of the speed is uniform.  So with the limits 0.5 and 2, a higher and a lower speed are
+            equally likely.
 
     Sequences that would become longer than T frames are cut to T frames.  If lengths are given, the lengths
     are updated, and zeros follow the new end of a sequence.  Otherwise the last frame is repeated until frame

@@ -90,8 +90,8 @@ def limits_of(
 ) -> tuple[float, float]:
     """Return ``value`` as two increasing numbers, or raise an error.
 
-    A single number gives the range from ``about`` minus the number to ``about`` plus the number.  If
-    ``about`` is None, both limits are the number.
+    If ``value`` is a single number, the range is from ``about - value`` to ``about + value``.  If ``about``
+    is None, both limits are ``value``.
     """
     given = plain(value)
     if isinstance(given, Sequence):
@@ -165,8 +165,8 @@ _STREAM = 0x6175676D656E74
 def uniform_rows(count: int, columns: int, generator: Any = None, key: Key | None = None) -> Float64Array:
     """Return uniform random numbers in [0, 1), (count, columns), with one row per sample of a batch.
 
-    The random numbers depend on ``key`` if it is given.  Otherwise they depend on one number that is drawn
-    from ``generator`` or from torch's global generator.
+    The random numbers depend only on ``key`` (seed, epoch, positions) if it is given.  Otherwise they depend
+    on one number that is drawn from ``generator`` or from torch's global generator.
     """
     if key is not None:
         if generator is not None:

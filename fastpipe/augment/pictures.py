@@ -45,8 +45,8 @@ _GREY = ((0, 0, 0), (255, 255, 255))
 
 
 class GridRow(NamedTuple):
-    """A row of a grid: title lines at the left, the first a name, and pictures with a caption below each
-    picture."""
+    """A row of a grid of pictures. Title lines stand at the left, and the first line is a name. Each picture
+    has a caption below it."""
 
     title: Sequence[str]
     pictures: Sequence[Pixels]
@@ -65,7 +65,7 @@ def heat(
 
 
 def fitted(pixels: Pixels, width: int, height: int, keeps_shape: bool = True) -> Pixels:
-    """Return a picture resized to fit ``width`` and ``height``; ``keeps_shape`` keeps its proportions."""
+    """Resize a picture to fit ``width`` and ``height``. If ``keeps_shape``, its proportions stay the same."""
     image = require("PIL.Image", extra="image")
     across, down = width / pixels.shape[1], height / pixels.shape[0]
     if keeps_shape:
@@ -138,7 +138,7 @@ NOTHING = "-"
 
 
 def title(op: Any) -> list[str]:
-    """Return lines with an augmentation's name and the fraction of the samples that are changed."""
+    """Return lines with an augmentation's name and, if there is one, its probability ``p``."""
     kind = type(op).__name__
     if kind == "RandomApply":
         return [*(line for inner in op.ops for line in title(inner)), f"p = {op.p:g}"]
@@ -149,9 +149,9 @@ def title(op: Any) -> list[str]:
 
 
 def caption(op: Any, row: Row, before: str = "") -> list[str]:
-    """Return lines that describe a sample's parameters; a user's own augmentation shows all parameters.
+    """Return lines that describe a sample's parameters. For a user's own augmentation, show all of them.
 
-    ``before`` is the name of the previous sample, with which mixing augmentations mix the sample.
+    ``before`` is the name of the previous sample. MixUp and CutMix mix the sample with it.
     """
     kinds = [kind.__name__ for kind in type(op).__mro__]
     if "RandomApply" in kinds:
@@ -235,8 +235,8 @@ def _affine_3d(op: Any, row: Row) -> list[str]:
 
 
 def _of_channels(words: Callable[[Row], str]) -> Callable[[Any, Row], list[str]]:
-    """Return a function that returns a text for each changed channel, with a channel number if there are
-    several."""
+    """Make a function that returns a text for each changed channel. If there are several channels, the text
+    has a channel number."""
 
     def found(op: Any, row: Row) -> list[str]:
         flag, channels = op.of_channel[0], len(row) // len(op.of_channel)
@@ -327,8 +327,8 @@ def preview(
 
     The text below each image shows the parameters of the image.  ``Normalize`` is undone for the picture.
     Spectrograms are shown as heat maps with low frequencies at the bottom.  Volumes are shown in greys, by
-    the plane in the middle of their depth.  Spectrograms and volumes are shown with the range of values of
-    each sample's original.
+    the plane in the middle of their depth.  The colours of a spectrogram or volume span the range of values
+    of the original sample.
 
     Args:
         ops: the augmentations: a ``Compose``, a single augmentation, or a sequence of augmentations.
@@ -336,8 +336,8 @@ def preview(
             floats in [0, 1]. Spectrograms are floats (N, F, T) or (N, C, F, T). Volumes are (N, D, H, W) or
             (N, C, D, H, W).
         path: a PNG file, which is written atomically. Its folder is created if the folder is missing.
-        draws: the number of results of the whole chain to show, each with new random parameters. If ``draws``
-            is None, the picture shows each step of the chain instead.
+        draws: None, or a number of results to show, each made by all augmentations with new random
+            parameters. If ``draws`` is None, the picture shows the result after each augmentation instead.
         count: the greatest number of samples to show, from the start of the batch.
         names: one label per sample, such as the sample's class, shown next to the sample's number.
         generator, key: the source of the random parameters, as in a call of the augmentations. With
@@ -419,7 +419,7 @@ class _Pictures:
             _check_colours(original, images)
 
     def after(self, ops: Sequence[Augmentation], parameters: Sequence[Parameters]) -> list[Pixels]:
-        """Return pictures of the samples after some of the augmentations."""
+        """Return pictures of the samples after the augmentations ``ops``."""
         rows = [one.rows(slice(len(self.images))) for one in parameters]
         images = Compose(ops, fuse=self.fuse).apply(self.images, rows) if ops else self.images
         values = self._values(images, ops)

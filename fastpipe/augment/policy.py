@@ -93,7 +93,8 @@ class _Policy(BatchTransform):
 
     @abstractmethod
     def _bins(self, u: Float64Array) -> Any:
-        """Return the index of the magnitude of each image's changes: one index for all images, or (N,)."""
+        """Return which of the magnitudes each image gets: one index for all images, or an index for each,
+        (N,)."""
 
     def _magnitudes(self, height: int, width: int) -> Float64Array:
         """Return all magnitudes of all changes, (bins, changes).
@@ -146,8 +147,8 @@ class _Policy(BatchTransform):
         return images
 
     def _changed(self, images: Tensor, columns: Columns, of_bytes: bool) -> Tensor:
-        """Make all changes of all images, then select one for each image, because the host does not know the
-        choice."""
+        """Make every change of all images, and select one result for each image. The choices are on the
+        device, and the CPU does not know them."""
         change, magnitude = (columns[name].view(-1, 1, 1, 1) for name in ("change", "magnitude"))
         factor, bound = 1.0 + magnitude, 255.0 if of_bytes else 1.0
         found = images
@@ -258,8 +259,8 @@ def _spaced(
 def _affine_of(
     change: Float64Array, magnitude: Float64Array, height: int, width: int
 ) -> tuple[Float64Array, Float64Array, Float64Array, Float64Array, Float64Array]:
-    """Return the arguments of ``matrices``, relative to the centre; the identity's if a change is not
-    geometric."""
+    """Return the arguments for the functions of ``matrices``, relative to the centre. A change that is not
+    geometric gets the arguments of the identity."""
     count, none = len(change), np.zeros(len(change))
     of = {name: np.where(change == _AT[name], magnitude, none) for name in _CHANGES[1:6]}
     shear = np.degrees(np.arctan(np.stack([of["ShearX"], of["ShearY"]], axis=1)))

@@ -21,8 +21,8 @@ Changes = Mapping[str, Callable[[Any, Any, Row], Any]]  # by an operation's name
 def chain_reference(
     ops: Sequence[Any], images: Tensor, parameters: Sequence[Parameters], changes: Changes | None = None
 ) -> Tensor:
-    """Change images as torchvision does, one operation after the other. ``changes`` replaces torchvision's
-    functions."""
+    """Change images with torchvision's functions, one operation after the other. If ``changes`` is given, its
+    functions are used instead."""
     for op, one in zip(ops, parameters, strict=True):
         images = _reference(op, images, one, _CHANGES if changes is None else changes)
     return images

@@ -34,7 +34,7 @@ class SpecAugment(_OfSpectrograms):
 
     Args:
         n_time_masks, n_freq_masks: the number of masks of each sample.
-        time_mask_param, freq_mask_param: the upper limits of a mask's width, in frames or bins; exclusive.
+        time_mask_param, freq_mask_param: a mask is narrower than this number of frames, or of bins.
         p: the greatest fraction of the frames, or of the bins, that one mask may cover.
         zero_masking: whether to fill with 0 instead of the sample's mean.
 
@@ -149,8 +149,8 @@ class TimeShift(_OfSpectrograms):
     Args:
         most: the greatest shift. An int is a number of frames, and a float is a fraction of the sample's
             frames, from 0 to 1.
-        rolls: whether frames that leave at one end enter at the other end. If ``rolls`` is False, ``fill``
-            enters.
+        rolls: whether frames that leave at one end enter at the other end. If ``rolls`` is False, frames of
+            the value ``fill`` enter.
         fill: the value that enters if ``rolls`` is False.
 
     Shifts are whole frames. Positive shifts move frames to later times, as in ``torch.roll``.

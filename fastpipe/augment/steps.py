@@ -1,4 +1,4 @@
-"""Steps: augmentations in the native core's form. Each step has columns in a table of applied numbers."""
+"""Steps: augmentations in the form that the native core takes, with numbers from a table of all samples."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Step(NamedTuple):
     Attributes:
         kind: the change's name in the native core.  The kind ``"skip"`` skips the next ``options[0]`` steps
             for samples whose number in the column is 0.
-        column: the first of the step's columns in the table.
+        column: the first of the step's columns in the table of numbers, which has a row for each sample.
         options: integers, which are equal for all samples.
         numbers: floats, which are equal for all samples.
     """

@@ -7,6 +7,6 @@ and ``runner`` measures all loaders in interleaved rounds.  ``data`` and ``synth
 ``plot`` make tables, a page and a picture from a result.
 
 ``benchmarks/README.md`` describes the method.  All modules here use only public names of fastpipe, so the
-benchmark measures what a user gets.  ``benchmarks/run.py`` adds measurements that concern only the project:
-other libraries, further data and operations, memory, first batches, a GPU, and target figures.
+benchmark measures what a user gets.  ``benchmarks/run.py`` adds what only developers of fastpipe need: other
+libraries, more data and operations, memory, the time to the first batch, a GPU, and the project's targets.
 """

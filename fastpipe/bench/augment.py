@@ -1,4 +1,4 @@
-"""The case ``augment`` compares scripts that augment sample by sample with ``fastpipe.augment``."""
+"""The case ``augment`` compares ``fastpipe.augment`` with users' scripts, which augment sample by sample."""
 
 from __future__ import annotations
 
@@ -69,7 +69,10 @@ class Batches:
 
 
 def made_batches(folder: Path, name: str, count: int) -> Batches:
-    """Return ``count`` photos, spread evenly over a folder and cropped to one size, and spectrograms."""
+    """Return a batch of ``count`` photos, and a batch of as many spectrograms.
+
+    The photos are spread evenly over the folder and cropped to one size.
+    """
     chosen = scan(folder, name, count).indices
     dataset = listed(folder, check_transform())
     images = [dataset[index][0].numpy() for index in chosen]
@@ -90,7 +93,7 @@ POLICIES = ("RandAugment", "TrivialAugmentWide")
 
 
 class SpecAugment:
-    """Masks of time and of frequency, filled with the mean, as scripts write them.
+    """Fills random ranges of times and frequencies of a spectrogram with its mean, as users' scripts do.
 
     torchvision has no such transform.
     """
@@ -112,7 +115,7 @@ class SpecAugment:
 
 @dataclass(frozen=True)
 class Recipe:
-    """An augmentation of a batch."""
+    """An augmentation of batches to measure, such as that of SimCLR."""
 
     key: str
     label: str
@@ -125,7 +128,7 @@ class Recipe:
 
     @property
     def is_on_host(self) -> bool:
-        """True if scripts have no GPU version."""
+        """True if users' scripts augment such data only on the CPU."""
         return self.unit not in ("images", "spectrograms")
 
     def chain(self, dtype: str, **options: Any) -> Any:
@@ -133,7 +136,7 @@ class Recipe:
         return augment.Compose([*self.ops(augment, dtype), *mixes], **options)
 
     def sampled(self, dtype: str) -> Callable[..., Any]:
-        """Return a function that applies the recipe to a batch sample by sample, as scripts do."""
+        """Return a function that applies the recipe to a batch sample by sample, as users' scripts do."""
         torch, v2 = require("torch", extra="torch"), require("torchvision.transforms.v2", extra="torch")
         ops, mixes = self.ops(self.scripts(v2), dtype), self.mixes(v2) if self.mixes else []
 
@@ -151,7 +154,7 @@ class Recipe:
         return change
 
     def scripts(self, v2: Any) -> Kit:
-        """Return the kit of scripts: torchvision's module ``v2``, or a script's own classes."""
+        """Return a module with the classes that users' scripts use: torchvision's ``v2``, or their own."""
         return v2
 
     def given(self, batches: Any, dtype: str, device: str) -> tuple[Any, ...]:
@@ -194,7 +197,7 @@ def _deit(kit: Kit, dtype: str) -> list[Any]:
 
 
 def _after_the_crop(name: str) -> Callable[[Kit, str], list[Any]]:
-    """Return a function that makes the operations after the crop: a flip, a policy, the normalisation."""
+    """Return a function that makes the steps after the crop: a flip, the policy ``name``, normalisation."""
     return lambda kit, dtype: [kit.RandomHorizontalFlip(), getattr(kit, name)(), *_ended(kit, dtype)]
 
 
@@ -203,7 +206,7 @@ def mixed_up(kit: Kit) -> list[Any]:
 
 
 class SpectrogramRecipe(Recipe):
-    """A recipe for spectrograms; scripts fill slices of a tensor."""
+    """A recipe for spectrograms.  Users' scripts fill slices of a tensor for it."""
 
     def scripts(self, v2: Any) -> Kit:
         return argparse.Namespace(SpecAugment=SpecAugment)
@@ -228,7 +231,7 @@ RECIPES = (
 
 @dataclass(frozen=True)
 class Way:
-    """A way to apply a chain of augmentations: a row of fastpipe's in each section."""
+    """One way in which fastpipe applies a chain of augmentations; each section has a row for each way."""
 
     kind: str  # the end of the row's key
     label: str
@@ -248,7 +251,7 @@ WAYS = (
 class Place:
     """A recipe with the dtype and the device (``"cpu"`` or ``"cuda"``) of its input.
 
-    A place is a section of the result, or a single operation.
+    A place has its own section in the result, or its recipe is a single operation.
     """
 
     recipe: Recipe
@@ -281,7 +284,10 @@ class Place:
 
 
 class AugmentRow(Contender):
-    """A `Contender` that augments one batch repeatedly, with ``threads`` threads of torch."""
+    """Measures how fast one batch is augmented again and again (a `Contender`).
+
+    torch uses ``threads`` threads.  If this is None, torch's own number is used.
+    """
 
     def __init__(
         self,
@@ -317,9 +323,9 @@ class AugmentRow(Contender):
 
 
 def own_rows(place: Place, batches: Batches) -> Iterator[tuple[RowInfo, AugmentRow]]:
-    """Yield the rows of a recipe in this process, first the rows of scripts.
+    """Yield the rows of a recipe that are measured in this process; rows of users' scripts come first.
 
-    Single operations have fewer rows.
+    A single operation has fewer rows.
     """
     recipe, dtype, given = place.recipe, place.dtype, place.given(batches)
 
@@ -342,7 +348,7 @@ def own_rows(place: Place, batches: Batches) -> Iterator[tuple[RowInfo, AugmentR
 
 
 def ways_of(place: Place) -> tuple[Way, ...]:
-    """Return the ways to measure; only chains of several operations on images can be fused."""
+    """Return fastpipe's ways to measure; only chains of several operations on images can be fused."""
     return WAYS[:1] if place.is_single or place.recipe.unit != "images" else WAYS
 
 
@@ -367,7 +373,7 @@ SINGLE_SAMPLES = 16
 
 @dataclass
 class ChainCheck(Outcome):
-    """The comparison of batches with torchvision's functions, for the same parameters."""
+    """Compares augmented batches with the results of torchvision's functions for the same parameters."""
 
     whose = "torchvision's functions"
     told: ClassVar[tuple[str, ...]] = ("batches", "alike", "values", "far", "largest")
@@ -427,7 +433,7 @@ class ChainCheck(Outcome):
 
 
 def check_chains(places: Iterable[Place], batches: Batches, say: Say = unheard) -> ChainCheck:
-    """Compare each chain with its ``reference``, for each way of applying the chain."""
+    """Compare batches that each chain has augmented, in each way, with the chain's ``reference``."""
     torch = require("torch", extra="torch")
     check = ChainCheck()
     for place in places:

@@ -1,4 +1,4 @@
-"""The comparison of outputs before all measurements.
+"""Compare the outputs of loaders before all measurements.
 
 The fast loader must return the same output as the loader that it replaces.
 """
@@ -43,7 +43,7 @@ class Differing:
 
 
 class Outcome(ABC):
-    """The result of a comparison."""
+    """The result of a comparison of outputs, with the problems that were found."""
 
     problems: tuple[str, ...]  # descriptions of errors
     whose: str  # text for the reference, such as "torchvision's"
@@ -60,7 +60,7 @@ class Outcome(ABC):
 
     @abstractmethod
     def agreement(self) -> str:
-        """Return a sentence that describes a comparison without problems."""
+        """Return a sentence about the comparison, for the case that there are no problems."""
 
     def as_json(self) -> dict[str, Any]:
         figures = {name: getattr(self, name) for name in self.told}
@@ -69,7 +69,7 @@ class Outcome(ABC):
 
 @dataclass
 class Compared(Outcome):
-    """Counts of numbers that were compared one by one."""
+    """Counts the numbers that were compared one by one, and those that differ."""
 
     values: int = 0
     differing: int = 0
@@ -91,7 +91,7 @@ class Compared(Outcome):
 
 @dataclass
 class Check(Compared):
-    """The comparison of two loaders' outputs for the same photos."""
+    """Compares two loaders' outputs for the same photos."""
 
     whose = "torchvision's"
     told: ClassVar[tuple[str, ...]] = ("photos", "values", "differing", "over_one", "largest")
@@ -112,7 +112,7 @@ class Check(Compared):
             self._name(Differing(index, path, largest))
 
     def add_unlike(self, note: str, index: int, path: str) -> None:
-        """Count a sample whose values cannot be compared, for the reason ``note``."""
+        """Count a photo whose values cannot be compared; ``note`` says why."""
         self.photos += 1
         self._name(Differing(index, path, None, note))
 
@@ -134,7 +134,7 @@ class Check(Compared):
         )
 
     def _name(self, sample: Differing) -> None:
-        """Count a sample that differs, and keep the sample if it is one of the worst."""
+        """Count a photo whose values differ, and keep it if its difference is one of the largest."""
         self.photos_differing += 1
         self.worst = sorted([*self.worst, sample], key=lambda one: -one.badness)[:MOST_NAMED]
 
@@ -153,7 +153,7 @@ def _gap(expected: npt.NDArray[Any], got: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def index_problems(expected: Any, got: Any) -> dict[str, str]:
-    """Return a sentence for each attribute of a ``FastImageFolder`` that differs from an ``ImageFolder``."""
+    """Return a sentence for each attribute in which a ``FastImageFolder`` differs from an ``ImageFolder``."""
     return {
         name: f"FastImageFolder.{name} is not that of ImageFolder: {_first_difference(*pair)}"
         for name in INDEX
@@ -201,7 +201,7 @@ def compare(
 
 @dataclass
 class RowCheck(Outcome):
-    """The comparison of loaders' epochs with the data that another library reads."""
+    """Compares epochs of loaders with the samples that another library, such as h5py, reads."""
 
     told: ClassVar[tuple[str, ...]] = ("epochs", "samples")
 
@@ -234,9 +234,10 @@ class RowCheck(Outcome):
 
 
 def digests_of_samples(*parts: Any) -> Iterator[bytes]:
-    """Yield the digest of each sample of a batch, over all ``parts`` of the batch; a part may be None.
+    """Yield a digest for each sample of a batch.
 
-    The dtype of labels, that is of one integer for each sample, does not count.
+    ``parts`` are the arrays of the batch, such as values and labels; a part may be None.  The digest covers
+    the sample in all parts.  If a part has one integer for each sample (labels), its dtype does not count.
     """
     arrays = [
         np.ascontiguousarray(part, np.int64 if part.ndim == 1 and part.dtype.kind in "iu" else None)

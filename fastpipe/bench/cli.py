@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def prepare(arguments: list[str]) -> list[str]:
-    """Return ``arguments``, with the default case in front if they name no case.
+    """Return the command's arguments; if they name no case, put the default case in front.
 
     >>> prepare(["--quick"])
     ['all', '--quick']
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     """Run a case, or print a table; return the exit code.
 
     Raises:
-        OptionError: only a clone of fastpipe's repository can measure the case, the job or other libraries.
+        OptionError: the case, the job or other libraries need a clone of fastpipe's repository.
     """
     if args.what == "table":
         make = short_markdown if args.short else markdown

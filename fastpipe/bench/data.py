@@ -30,12 +30,12 @@ MOST_BYTES = 512 * 2**20
 
 
 def unheard(text: str) -> None:
-    """Discard a message; the default for functions that report their progress."""
+    """Discard a message; this is the default of ``say`` in functions that report their progress."""
 
 
 @dataclass(frozen=True)
 class Photos:
-    """The photos of a run, spread evenly over an image folder."""
+    """The photos that a run reads, chosen evenly from an image folder."""
 
     folder: Path
     name: str  # the folder's name in the report
@@ -54,7 +54,7 @@ class Photos:
 
 
 def folder_to_use(given: Path | None, say: Say = unheard, *, large: bool = False) -> tuple[Path, str, bool]:
-    """Return the folder that the user or ``$FASTPIPE_PHOTOS`` names, otherwise a folder of generated photos.
+    """Return the folder that the user or ``$FASTPIPE_PHOTOS`` names; if none, a folder of generated photos.
 
     Returns:
         The folder, its name for the report, and True if the photos are generated.
@@ -174,7 +174,7 @@ def scan(folder: Path, name: str, most_photos: int = MOST_PHOTOS, most_bytes: in
 
 
 def size_of(path: str | Path, kind: str = "") -> tuple[int, int]:
-    """Return the width and height of an image; (0, 0) if the file is no image, or not of format ``kind``."""
+    """Return the width and height of an image; (0, 0) if it is no image, or not of the format ``kind``."""
     image = require("PIL.Image", extra="image")
     try:
         with image.open(path) as opened:

@@ -1,4 +1,4 @@
-"""The common parts of all cases: options, rounds, and output."""
+"""The common parts of all cases of the benchmark: options, rounds of measurements, and output."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def add_run_arguments(
 
 
 def add_file_arguments(parser: argparse.ArgumentParser, **usual: str) -> None:
-    """Add the options that name files; ``usual`` has the default files of some options."""
+    """Add the options that name files; ``usual`` gives some of these options a default file."""
     for name, kind, what in (
         ("json", "FILE", "write every sample, the medians and the machine to FILE"),
         ("html", "FILE", "write a page with pictures to FILE"),
@@ -83,7 +83,7 @@ def add_file_arguments(parser: argparse.ArgumentParser, **usual: str) -> None:
 
 
 class Driver(ABC):
-    """One run of a case."""
+    """One run of a case of the benchmark: compares outputs, measures, and reports."""
 
     case: ClassVar[str]  # name of the case
     about: ClassVar[str]  # one line of help
@@ -111,7 +111,7 @@ class Driver(ABC):
         """Check outputs, measure, and return the content of the result file; None if the check fails."""
 
     def studies(self, session: Session) -> dict[str, Any]:
-        """Return further fields of the result, which a subclass measures."""
+        """Return additional fields for the result; a subclass may measure them."""
         return {}
 
     def lines(self, result: Mapping[str, Any]) -> list[str]:
@@ -120,8 +120,8 @@ class Driver(ABC):
     def run(self, console: Console) -> int:
         """Measure, report, and write the requested files; return the exit code.
 
-        The exit code is 1 if outputs differ from those of the replaced loader, or if a row is slower than in
-        the file of ``--compare``.
+        The exit code is 1 if outputs differ from those of the replaced loader, or if fastpipe is slower
+        in a row of the table than in the file of ``--compare``.
 
         Raises:
             OptionError: a file cannot be written or compared with, or there is nothing to measure.
@@ -151,7 +151,10 @@ class Driver(ABC):
         return check.ok
 
     def open(self, info: RowInfo, make: Callable[[], Row]) -> Row | None:
-        """Build a row and add it to the run; if that fails, record the row as missing and return None."""
+        """Build a row of the result (an object to measure), and add it to the run.
+
+        If the row cannot be built, record it as missing, and return None.
+        """
         try:
             row = make()
         except ContenderError as error:
@@ -160,7 +163,7 @@ class Driver(ABC):
         return self.added(getattr(row, "info", info), row)
 
     def added(self, info: RowInfo, row: Row) -> Row:
-        """Add a row to the run; the run closes the row at the end."""
+        """Add a row (an object to measure) to the run, which closes the row at the end."""
         self.stack.callback(row.close)
         self.infos[info.key] = info
         return row
@@ -173,7 +176,7 @@ class Driver(ABC):
         self.progress.done(f"not measured: {label}: {why}")
 
     def measure(self, contenders: Sequence[Contender]) -> Session:
-        """Warm all contenders up, and measure all rounds."""
+        """Warm up all contenders (the objects to measure), then measure all of them in rounds."""
         counts: dict[str, int] = {}
         # Loaders that fork processes come first, because forking after threads have started is unsafe.
         for contender in sorted(contenders, key=lambda one: -one.workers):
@@ -207,7 +210,7 @@ class Driver(ABC):
         return session
 
     def warmed(self, contender: Contender) -> int:
-        """Warm a contender up; return the number of samples for a measurement."""
+        """Warm up a contender (an object to measure); return how many samples a measurement needs."""
         return calibrate(contender, self.plan().seconds)
 
     def label_of(self, key: str) -> str:
@@ -221,7 +224,7 @@ class Driver(ABC):
         return Plan(rounds=self.args.rounds or self.usual_rounds)
 
     def content(self, session: Session, check: Outcome, **fields: Any) -> dict[str, Any]:
-        """Return the content of the result file; ``fields`` are those of the case, and replace defaults."""
+        """Return the content of the result file; ``fields`` of the case replace default fields."""
         sections = fields.get("sections")
         infos = [one for one in self.infos.values() if sections is None or one.section in sections]
         rows = entries(infos, session)
@@ -258,7 +261,7 @@ class Driver(ABC):
 
     @cached_property
     def _usual(self) -> Mapping[str, Any]:
-        """The default options."""
+        """The default values of the options."""
         parser = argparse.ArgumentParser()
         self.add_arguments(parser)
         return vars(parser.parse_args([]))
@@ -304,7 +307,7 @@ class Driver(ABC):
 
 
 class Case(Driver):
-    """A case that builds, compares and measures all its rows together."""
+    """A case that builds all rows of its result, compares their outputs, and measures them together."""
 
     @abstractmethod
     def prepare(self) -> None:
@@ -312,7 +315,7 @@ class Case(Driver):
 
     @abstractmethod
     def rows(self) -> Sequence[Contender]:
-        """Build the rows whose output is compared."""
+        """Build the rows (objects to measure) whose output is compared before."""
 
     def others(self) -> Sequence[Contender]:
         return []

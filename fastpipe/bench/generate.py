@@ -1,4 +1,4 @@
-"""The case ``generate`` compares a script's loop with ``fastpipe.generate``; both store a function's rows."""
+"""The case ``generate`` compares a user's loop with ``fastpipe.generate``; both store rows of a function."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FAST = "fastpipe.generate"
 
 @dataclass(frozen=True)
 class Section:
-    """A function whose rows are made, as a section of the result."""
+    """A function that makes rows; it has its own section in the result."""
 
     key: str
     label: str
@@ -52,7 +52,7 @@ SECTIONS = (
 
 @dataclass(frozen=True)
 class Spec(RowInfo):
-    """The description of one way to make rows."""
+    """Describes one way to make rows."""
 
     unit: str = "rows"
     workers: int = 0  # number of workers; 0 makes the rows in this thread
@@ -65,7 +65,7 @@ def spec_of(
     of: Section, kind: str, label: str, group: str, workers: int = 0, function: Function | None = None,
     **more: Any,
 ) -> Spec:  # fmt: skip
-    """Return a way to make the rows of section ``of``; ``function`` is by default that of the section."""
+    """Describe a way to make the rows of section ``of``, by default with the function of this section."""
     return Spec(
         f"{of.key}-{kind}", label, group, section=of.key, workers=workers, of=of,
         function=function or of.function, **more,
@@ -73,7 +73,7 @@ def spec_of(
 
 
 class MadeRow(Contender):
-    """A `Contender` that makes rows and stores them.
+    """Measures how fast rows are made and stored (a `Contender`).
 
     A measurement lasts from the call until the file is closed.  The start of threads and processes is
     included.  Their end is included only if it comes before the file is closed.  The removal of the file is
@@ -111,7 +111,7 @@ class MadeRow(Contender):
 
 
 class LoopRow(MadeRow):
-    """A script's loop, which collects rows in lists, stacks the lists, and writes a file at the end."""
+    """A user's loop, which collects rows in lists, stacks the lists, and writes a file at the end."""
 
     def make(self, count: int, out: Path, later: ExitStack) -> None:
         lists: dict[str, list[Any]] = {}
@@ -150,7 +150,7 @@ def specs(section: Section, cores: int) -> list[Spec]:
 
 @dataclass
 class StoredCheck(Outcome):
-    """The comparison of stored rows with the results of the function."""
+    """Compares stored rows with the results of the function that makes rows."""
 
     whose = "what the function returns"
     told: ClassVar[tuple[str, ...]] = ("files", "rows")

@@ -1,4 +1,4 @@
-"""The case ``hdf5`` compares scripts that read an HDF5 file row by row with ``FastHDF5Dataset``."""
+"""The case ``hdf5`` compares ``FastHDF5Dataset`` with users' datasets, which read an HDF5 file row by row."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Table:
 
     @property
     def group(self) -> int:
-        """Rows of a chunk along the first dimension; ``ROWS_IN_CHUNK`` if the dataset has no chunks."""
+        """Length of a chunk's first dimension; ``ROWS_IN_CHUNK`` if the dataset has no chunks."""
         return self.chunk[0] if self.chunk else ROWS_IN_CHUNK
 
     @property
@@ -73,7 +73,7 @@ class Table:
         return math.prod(self.shape[self.sample_dims :]) * np.dtype(self.dtype).itemsize
 
     def opened(self, **options: Any) -> Any:
-        """Open the file by h5py with ``options`` and return it; load hdf5plugin's filters if installed."""
+        """Open the file with h5py and ``options``, and return it; load hdf5plugin's filters if installed."""
         if importlib.util.find_spec("hdf5plugin"):
             importlib.import_module("hdf5plugin")
         return require("h5py", extra="hdf5").File(self.path, "r", **options)
@@ -93,7 +93,7 @@ class Table:
 def look(
     path: Path, dataset: str, key: str, label: str = "", *, sample_dims: int = 1, labels: str | None = None
 ) -> Table:
-    """Return the table of a dataset in a file; raise an OptionError if it is missing or has no samples."""
+    """Describe a dataset in a file; raise an OptionError if it is missing or has no rows of numbers."""
     h5py = require("h5py", extra="hdf5")
     try:
         with h5py.File(path, "r") as file:
@@ -124,7 +124,7 @@ def made_tables(
     say: Say = unheard,
     layouts: Mapping[str, tuple[str, str | None, bool]] = LAYOUTS,
 ) -> list[Table]:
-    """Return a table of ``rows`` log-mel rows in each layout; the files are made on the first call."""
+    """Return a table of ``rows`` log-mel spectrograms for each layout; the first call makes the files."""
     shape = (rows, *SHAPE)
 
     def parts() -> Iterator[npt.NDArray[np.float32]]:
@@ -191,12 +191,12 @@ _WORKERS = 4  # number of worker processes
 
 @dataclass(frozen=True)
 class TableSpec(RowInfo):
-    """The description of one loader to measure.
+    """Describes one loader to measure.
 
-    The kind ``"rows"`` reads row by row.  ``"named"`` also looks up the dataset for each row.  ``"ordered"``
-    reads chunk by chunk.  All other kinds read fastpipe's dataset.  ``"stock"``, in torch's loader, and
-    ``"window"`` mix the rows of some chunks at a time.  ``"uniform"`` and ``"ram"`` mix all rows; ``"ram"``
-    keeps all chunks in memory.
+    ``kind`` says how the loader reads.  ``"rows"`` reads row by row.  ``"named"`` also looks up the dataset
+    for each row.  ``"ordered"`` reads chunk by chunk.  Loaders of all other kinds read fastpipe's dataset.
+    ``"stock"`` (torch's loader) and ``"window"`` (fastpipe's) mix the rows of some chunks at a time.
+    ``"uniform"`` and ``"ram"`` mix all rows.  ``"ram"`` also keeps all chunks in memory.
     """
 
     num_workers: int = 0
@@ -209,14 +209,14 @@ class TableSpec(RowInfo):
 def spec_of(
     table: Table, kind: Kind, label: str, group: str, batch_size: int, name: str = "", **more: Any
 ) -> TableSpec:
-    """Return the description of a loader of a table; its key ends with ``name``, by default with ``kind``."""
+    """Describe a loader of a table; the description's key ends with ``name``, by default with ``kind``."""
     usual: dict[str, Any] = {"section": table.key, "unit": "samples", "output": table.dtype}
     key = f"{table.key}-{name or kind}"
     return TableSpec(key, label, group, kind=kind, batch_size=batch_size, **usual, **more)
 
 
 def specs_of(table: Table, batch_size: int) -> list[TableSpec]:
-    """Return the loaders to measure on a table; the replaced loader comes first."""
+    """Describe the loaders to measure on a table; the loader that fastpipe replaces comes first."""
     made: Callable[..., TableSpec] = partial(spec_of, table, batch_size=batch_size)
     has_windows = table.is_packed and table.group > 1
     note, cold, stock = f"{WINDOW} chunks mixed at a time", 'cache="off"', "FastHDF5Dataset + DataLoader"
@@ -261,7 +261,7 @@ def loader_of(spec: TableSpec, table: Table, draws: Draws | None = None) -> Any:
 
 
 class TableRow(DrawnRow):
-    """A `Contender` that iterates over a table.
+    """Measures a loader that iterates over a table (a `Contender`).
 
     A loader that reads row by row reads as many random rows as a measurement needs.  All other loaders
     iterate whole epochs.
@@ -291,7 +291,7 @@ class TableRow(DrawnRow):
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress warnings about slow settings that some rows measure on purpose."""
+    """Suppress warnings about slow options of loaders that are measured on purpose."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*samples are compressed together")
         warnings.filterwarnings("ignore", message="This DataLoader will create")
@@ -301,7 +301,7 @@ def quiet() -> Iterator[None]:
 def best_workers(
     spec: TableSpec, table: Table, counts: Sequence[int], seconds: float, say: Say = unheard
 ) -> TableSpec:
-    """Return ``spec`` with the number of workers of ``counts`` that is fastest in a short measurement."""
+    """Measure each number of workers in ``counts`` shortly; return ``spec`` with the fastest number."""
     rates = {}
     for count in counts:
         row = TableRow(replace(spec, num_workers=count), table)
@@ -324,7 +324,7 @@ def best_workers(
 
 
 def check_rows(pairs: Iterable[tuple[Table, TableSpec]], say: Say = unheard) -> RowCheck:
-    """Compare an epoch of each loader with h5py's values; two epochs if chunks are cached."""
+    """Compare an epoch of each loader, or two epochs if it caches chunks, with the values that h5py reads."""
     check = RowCheck()
     expected: tuple[str, Counter[bytes]] = "", Counter()
     for table, spec in pairs:
@@ -339,7 +339,7 @@ def check_rows(pairs: Iterable[tuple[Table, TableSpec]], say: Say = unheard) -> 
 
 
 def digests_of(table: Table) -> Counter[bytes]:
-    """Return the digests of the samples that h5py reads, with their counts."""
+    """Return the digests of all samples that h5py reads; count how often each digest occurs."""
     found: Counter[bytes] = Counter()
     with table.opened() as file:
         for first in range(0, table.shape[0], _AT_ONCE):
@@ -402,11 +402,11 @@ class Bench(Case):
                 yield table, spec
 
     def worker_counts(self) -> tuple[Sequence[int], float]:
-        """Return the numbers of workers to try for a script's own loader, and the seconds for each number."""
+        """Return the numbers of workers to try for a user's own loader, and the seconds for each number."""
         return ((0, 1), 0.05) if self.args.quick else (WORKER_COUNTS, _CHOICE_S)
 
     def _chosen(self, table: Table, spec: TableSpec) -> TableSpec:
-        """Return ``spec``; for a script's own loader, with the fastest number of workers."""
+        """Return ``spec``; if it is a user's own loader, set its fastest number of workers."""
         if spec.group not in ("replaced", "peer"):
             return spec
         return best_workers(spec, table, *self.worker_counts(), self.progress.done)

@@ -27,10 +27,11 @@ _AS_USUAL = fastpipe.Decode()
 
 @dataclass(frozen=True)
 class LoaderSpec(RowInfo):
-    """The description of one loader to measure.
+    """Describes one loader to measure.
 
-    In the group ``"replaced"``, torch's loader reads torchvision's dataset.  In ``"stock"``, torch's loader
-    reads fastpipe's dataset.  In ``"fastpipe"``, loader and dataset are fastpipe's.
+    In the group ``"replaced"``, torch's loader reads torchvision's dataset.  In the group ``"stock"``,
+    torch's loader reads fastpipe's dataset.  In the group ``"fastpipe"``, loader and dataset are fastpipe's,
+    or ``fastpipe.accelerate`` gets a replaced loader.
     """
 
     num_workers: int = 0
@@ -50,9 +51,9 @@ _PACKAGES = {
 
 
 def why_not_installed(spec: LoaderSpec) -> str:
-    """Return which package of a row's back end is missing, and the remedy; empty if none is missing.
+    """Return a text that names the missing package of a loader's back end, and how to install it.
 
-    The package is not imported.
+    The text is empty if no package is missing.  The package is not imported.
     """
     if spec.decode.backend not in _PACKAGES:
         return ""
@@ -77,7 +78,7 @@ def train_transform(output: str, side: int = SIDE) -> Any:
 
 
 def check_transform() -> Any:
-    """Return a transform like that of ``train_transform``, but without randomness."""
+    """Return a transform like that of ``train_transform``, but without random numbers and normalisation."""
     transforms = require("torchvision", extra="torch").transforms
     steps = [transforms.Resize(256), transforms.CenterCrop(SIDE), transforms.PILToTensor()]
     return transforms.Compose(steps)
@@ -94,7 +95,7 @@ def make_dataset(spec: LoaderSpec, folder: Path, transform: Any, kept: Path | No
 
 
 def build(spec: LoaderSpec, dataset: Any, batch_size: int, sampler: Any) -> Any:
-    """Return the loader of a row; its worker processes are persistent."""
+    """Build the loader that ``spec`` describes; its worker processes stay for all epochs."""
     workers = spec.num_workers
     options: dict[str, Any] = {"num_workers": workers, "persistent_workers": workers > 0}
     if spec.group == "fastpipe" and not spec.is_accelerated:
@@ -109,7 +110,7 @@ def build(spec: LoaderSpec, dataset: Any, batch_size: int, sampler: Any) -> Any:
 
 
 class LoaderRow(DrawnRow):
-    """A `Contender` that iterates epochs of a loader of images."""
+    """Measures epochs of a loader of images (a `Contender`)."""
 
     def __init__(
         self, spec: LoaderSpec, folder: Path, indices: Sequence[int], batch_size: int, transform: Any = None

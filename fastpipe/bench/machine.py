@@ -64,9 +64,9 @@ def versions() -> dict[str, str]:
 
 
 def revision() -> dict[str, Any] | None:
-    """Return the ``commit`` of the checkout from which fastpipe runs, and True if files are ``modified``.
+    """Return the Git ``commit`` from which fastpipe runs, and whether tracked files are ``modified``.
 
-    Return ``None`` if fastpipe does not run from a checkout.
+    Return None if fastpipe does not run from a clone of its repository.
     """
     source = Path(fastpipe.__file__)
     git = ["git", "--no-optional-locks", "-C", str(source.parent)]

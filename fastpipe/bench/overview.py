@@ -46,7 +46,7 @@ _LEAST_STEPS = 4
 
 
 class _Overview(Driver):
-    """The common parts of ``Pipeline``, a run of one pipeline, and ``Bench``, a run of all pipelines."""
+    """The common parts of ``Pipeline`` (a run of one pipeline) and ``Bench`` (a run of all pipelines)."""
 
     case = "all"
 
@@ -61,9 +61,10 @@ class _Overview(Driver):
 
 
 class Pipeline(_Overview, Case):
-    """One pipeline, before and after: some rows of another case, with small data.
+    """Measures one training pipeline, before and after its change to fastpipe.
 
-    The caller creates the folder of the data and removes it.
+    The rows are some of the rows of another case, with small data.  The caller creates the folder of the data
+    and removes this folder.
     """
 
     key: ClassVar[str]  # name of the pipeline, and of its folder in examples/ if it has one
@@ -96,7 +97,7 @@ class Pipeline(_Overview, Case):
         return self.infos[key].label
 
     def timeline(self, row: Any, steps: int, busy_s: float) -> Timeline:
-        """Return the timeline of ``steps`` steps with a row's batches, each busy for ``busy_s`` seconds."""
+        """Measure how long ``steps`` steps, each busy for ``busy_s`` seconds, wait for batches of ``row``."""
         return timeline_of(row.batches(steps * self.batch_size), lambda _: busy_s, steps)
 
     def measure(self, contenders: Sequence[Contender]) -> Session:
@@ -120,7 +121,7 @@ class Pipeline(_Overview, Case):
         }  # fmt: skip
 
     def _timelines(self, rows: Mapping[str, Contender], session: Session) -> dict[str, Any] | None:
-        """Return the timelines of the replaced loader and of fastpipe's; None if they are not measured."""
+        """Measure how steps wait with the replaced loader and with fastpipe's; None if this is impossible."""
         keys = {info.group: key for key, info in reversed(self.infos.items())}
         pair = [keys["replaced"], keys["fastpipe"]]
         if not self.most_steps or any(key not in session.samples for key in pair):
@@ -147,7 +148,7 @@ class Pipeline(_Overview, Case):
 
 
 def _modalities() -> list[tf.Spec]:
-    """Return the rows for the first epoch of samples with four images."""
+    """Describe the datasets of samples with four images of which a first epoch is measured."""
     return [spec for spec in tf.specs() if spec.key in ("modalities-replaced", "modalities-threads")]
 
 
@@ -290,7 +291,7 @@ def outcome_apart(
     """Measure a pipeline in its own process, and end all processes that the process has started.
 
     Returns:
-        The result of `outcome`; or a dict with ``crash``, a text about the failure of the process.
+        The dict that `outcome` returns.  If the process fails, a dict with ``crash``, the reason.
     """
     out, errors, is_late = folder / f"{case}.json", folder / f"{case}.err", threading.Event()
     job = json.dumps({"case": case, "folder": str(folder), "quick": quick, "out": str(out)})
@@ -333,7 +334,7 @@ def outcome_apart(
 
 
 def _end(group: int, signals: Sequence[int] = _SIGNALS) -> None:
-    """End all processes of a group with ``signals``; send the next signal only if a process goes on."""
+    """End all processes of a group with ``signals``; send the next signal only if one still runs."""
     for number in signals:
         deadline = time.monotonic() + _PATIENCE_S
         if _is_alive(group):
@@ -364,7 +365,7 @@ _LISTS, _BY_KEY = ("rows", "missing"), ("sections", "best", "timelines")
 
 
 def chosen(only: str | None) -> list[str]:
-    """Return the pipelines to measure.
+    """Return the names of the pipelines to measure: those in the text ``only``, or all.
 
     Raises:
         OptionError: a name is unknown.
@@ -384,7 +385,7 @@ def chosen(only: str | None) -> list[str]:
 class Bench(_Overview):
     """One run of all pipelines.
 
-    The exit code is also 1 if outputs differ or the process of a pipeline failed.
+    The exit code is 1 if outputs differ, if a pipeline's process failed, or for a reason in `Driver.run`.
     """
 
     about = "five training pipelines before and after: tf.data, HDF5, generation, volumes, images"

@@ -98,7 +98,7 @@ _TALL, _LOW = 24, 10  # heights in pixels for waiting and working, which differ 
 
 
 def page(result: Mapping[str, Any], more: Sequence[str] = ()) -> str:
-    """Return the page of a result of any case; ``more`` has lines about other measurements."""
+    """Return an HTML page about the result of any case; ``more`` has lines about other measurements."""
     method = result["method"]
     rounds = f"{method['rounds']} interleaved rounds, {result['date'][:10]}"
     about = (f"{result['job']['text']}: {data_line(result)}", machine_line(result), rounds)
@@ -130,7 +130,7 @@ def _section(result: Mapping[str, Any], key: str | None) -> Iterator[str]:
 
 
 def _bar(result: Mapping[str, Any], entry: Mapping[str, Any], top: float) -> Iterator[str]:
-    """Yield a bar with the median of a row, the range of the rounds, and the ratio to the reference."""
+    """Yield a bar with the median of a row's rates, their range, and the ratio to the replaced loader."""
     rate, scale = rate_of(entry), _SHARE / top
     is_reference = entry["group"] == "replaced" and entry["key"] == reference_of(result, entry)
     ratio = "1×" if is_reference else times_and_range(entry["ratio"])
@@ -149,7 +149,7 @@ def _bar(result: Mapping[str, Any], entry: Mapping[str, Any], top: float) -> Ite
 
 
 def _steps(told: Mapping[str, Any]) -> Iterator[str]:
-    """Yield pictures of the steps with the replaced loader and with fastpipe's, on one time scale."""
+    """Yield pictures of training steps with the replaced loader and with fastpipe's, on one time scale."""
     longest = max(one["total_s"] for one in told["rows"])
     steps = len(told["rows"][0]["wait_s"])
     yield f"<h3>{steps} steps that keep a device busy for {1000 * told['busy_s']:g} ms each</h3>"

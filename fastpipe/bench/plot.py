@@ -15,7 +15,7 @@ INK, MUTED = "#1f2328", "#6a717b"
 
 
 def draw(result: Mapping[str, Any], path: Path) -> None:
-    """Draw the medians with their ranges and ratios into a PNG file.
+    """Draw the medians of the measured rates, with their ranges and ratios, into a PNG file.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
@@ -56,7 +56,7 @@ _NUMBER = re.compile(r"\(\w+=\d+\)|, \d+ threads?$")  # the number of threads or
 
 
 def _draw_curves(figure: Any, result: Mapping[str, Any]) -> None:
-    """Draw medians and ranges over the number of threads."""
+    """Draw the medians and ranges of the rates over the number of threads."""
     figure.set_size_inches(8.6, 5.2)
     axes = figure.subplots()
     counts = [int(section) for section in result["sections"]]
@@ -179,7 +179,7 @@ def _make_room(figure: Any, all_axes: Any) -> None:
 
 
 def _floor(axes: Any, result: Mapping[str, Any], rows: list[dict[str, Any]]) -> bool:
-    """Draw a dashed line at the highest possible rate of a section's loaders; return False if unknown."""
+    """Draw a dashed line at the highest rate that is possible in a section; return False if it is unknown."""
     section = rows[0].get("section")
     floors = [one for one in result["rows"] if one["group"] == "floor" and one.get("section") == section]
     if not floors:
@@ -208,7 +208,7 @@ def _labels(axes: Any, rows: list[dict[str, Any]]) -> None:
 
 
 def _name(entry: Mapping[str, Any]) -> str:
-    """Return a row's label in short lines, and the size of photos that were converted for the row.
+    """Return a row's label in short lines; if photos were converted for this row, add their size.
 
     >>> _name({"label": "A + B"}), _name({"label": "A, raw", "prepared_size": 2.4321})
     ('A\\n+ B', 'A, raw\\n(photos converted, 2.4× the bytes)')

@@ -28,7 +28,7 @@ from fastpipe.errors import OptionError
 
 
 def more_lines(result: Mapping[str, Any]) -> list[str]:
-    """Return lines about the waits of steps and about the rates by threads, if the case measured them."""
+    """Return lines about how long steps wait and how rates grow with threads, if the case measured this."""
     lines = []
     for section, told in result.get("timelines", {}).items():
         before, after = told["rows"]
@@ -108,7 +108,7 @@ def data_line(result: Mapping[str, Any]) -> str:
 
 
 def print_result(result: Mapping[str, Any], console: Console, more: Sequence[str] = ()) -> None:
-    """Print the table of a result and lines about it; ``more`` has lines about other measurements."""
+    """Print the table of a result, and lines below it; ``more`` has lines about other measurements."""
     sections = result.get("sections", {})
     table = PlainTable(result["job"]["text"], title_style="bold")
     table.add_column(replaced_thing(result), min_width=28)
@@ -175,9 +175,9 @@ def _stage_line(result: Mapping[str, Any]) -> str:
 
 
 def markdown(result: Mapping[str, Any], table: Sequence[str] = (), more: Sequence[str] = ()) -> str:
-    """Return a result as a Markdown table, with the conditions of the measurement below.
+    """Return a result as a Markdown table, with the conditions of the measurement at the end.
 
-    The lines of a second ``table``, and the lines ``more`` about other measurements, come between.
+    Between them are the lines of a second ``table``, and the lines ``more`` about other measurements.
     """
     sections, has_first = result.get("sections", {}), _has_first(result)
     lines = [] if sections else _head("loader", UNIT, "loader", has_first)
@@ -251,7 +251,7 @@ def _note(entry: Mapping[str, Any]) -> str:
 
 
 def _peers_sentence(result: Mapping[str, Any]) -> str:
-    """Return a sentence with the versions of peers, that is of other libraries that were measured.
+    """Return a sentence with the versions of the other libraries (peers) that were measured.
 
     A dependency of a peer is named only if its version differs from the version that fastpipe uses.
     """
@@ -270,13 +270,13 @@ def _has_first(result: Mapping[str, Any]) -> bool:
 
 
 def _first(entry: Mapping[str, Any]) -> str:
-    """Return the seconds until a row's first batch, and in brackets the seconds of the very first start."""
+    """Return the seconds to a row's first batch; in brackets, those of the very first start."""
     first = entry["first_batch_s"]
     return "" if first is None else f"{first['warm_s']:.2f} ({first['cold_s']:.2f})"
 
 
 def _floor_sentence(result: Mapping[str, Any]) -> str:
-    """Return a sentence that compares FastLoader's rate with the rate of only decoding."""
+    """Return a sentence that compares FastLoader's rate with the rate of only decoding; "" if unknown."""
     share = result["floor_share"]
     return "" if share is None else (
         f"FastLoader reaches {share['median']:.0%} ({share['low']:.0%}–{share['high']:.0%}) of the decode"
@@ -295,7 +295,7 @@ _COMPARED = ("stock", "fastpipe")
 
 @dataclass(frozen=True)
 class Change:
-    """The change of one of fastpipe's rows between two runs."""
+    """Says how one row of fastpipe's in the table of results has changed between two runs."""
 
     label: str
     old: tuple[float, ...]  # ratio to the best replaced loader in each round of the old run
@@ -307,7 +307,7 @@ class Change:
 
     @property
     def noise(self) -> float:
-        """Fraction by which medians may differ by chance, at least a twentieth.
+        """Fraction by which medians may differ by chance: the noise of the noisier run, at least a twentieth.
 
         The noise of a run is the larger of two figures: twice the median distance of a round from the median,
         and half of the rounds' range.  The range counts, because two of three rounds may be close by chance.
@@ -316,7 +316,7 @@ class Change:
 
     @property
     def outcome(self) -> Literal["improved", "same", "regressed"]:
-        """The kind of change.
+        """Whether the row has improved, is the same, or has regressed.
 
         A row has improved or regressed if the change exceeds the noise and the ranges of the rounds do not
         overlap.
@@ -334,7 +334,7 @@ class Change:
 
 
 def old_result(path: Path, case: str) -> dict[str, Any]:
-    """Read the result to compare with.
+    """Read the older result, with which the new result is compared.
 
     Raises an OptionError if the file cannot be read or belongs to another case.
     """
@@ -345,7 +345,7 @@ def old_result(path: Path, case: str) -> dict[str, Any]:
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
-    """Return the changes of fastpipe's rows that are in both results.
+    """Return how fastpipe's rows have changed, for the rows that are in both results.
 
     Ratios to the replaced loader are compared instead of rates, because the replaced loader was measured on
     the same machine in the same minute.
@@ -362,7 +362,7 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Return a line for each important difference of two results except the figures."""
+    """Return a line for each important difference between two results, except in the measured figures."""
     lines = []
     for name in ("cpu", "cores", "memory_gib", "os", "python"):
         was, now = old["machine"].get(name), new["machine"].get(name)

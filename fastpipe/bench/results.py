@@ -65,7 +65,7 @@ UNIT = "images"
 
 @dataclass(frozen=True)
 class RowInfo:
-    """The name and the properties of a row.  Subclasses in the cases add properties to build the row."""
+    """Describes a row of the result, such as a loader.  Subclasses add what is needed to build the row."""
 
     key: str  # name of the row in the file
     label: str
@@ -81,7 +81,7 @@ class RowInfo:
 
 
 def entries(infos: Sequence[RowInfo], session: Session) -> list[dict[str, Any]]:
-    """Return the rows of the file, with all samples and their statistics."""
+    """Return the rows of the result file: all measurements of each row, with their statistics."""
     measured = [info for info in infos if session.samples.get(info.key)]
     rows = []
     for info in measured:
@@ -164,7 +164,7 @@ def row(result: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def shown(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows for a table; of the group ``"stock"``, only the best row is kept if it is known."""
+    """Return the rows for a table; of the group ``"stock"`` only the best row, if the best row is known."""
     best = result["best"].get("stock")
     return [row for row in result["rows"] if best is None or row["group"] != "stock" or row["key"] == best]
 
@@ -220,7 +220,7 @@ def validate(result: Any) -> dict[str, Any]:
 
 
 def _check_fields(found: Any, kinds: Kinds, where: str, some_have: Kinds | None = None) -> None:
-    """Check that all fields of ``kinds`` exist, and that these and optional fields have the right types."""
+    """Check that all fields in ``kinds`` exist, and that they and optional fields have the right types."""
     if not isinstance(found, dict):
         raise OptionError(f"{where} must be an object, got {type(found).__name__}")
     for name in kinds:

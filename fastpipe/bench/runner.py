@@ -21,7 +21,7 @@ import numpy as np
 
 
 class ContenderError(Exception):
-    """A contender cannot continue.  The run goes on without this contender."""
+    """A contender (an object to measure) cannot continue.  The run goes on without this contender."""
 
 
 class Contender(ABC):
@@ -40,7 +40,7 @@ class Contender(ABC):
         """
 
     def stage_seconds(self) -> Mapping[str, float]:
-        """Return the seconds by stage that a loader's clock has counted so far."""
+        """Return how many seconds a loader has spent in each of its stages so far."""
         return {}
 
     def close(self) -> None:  # noqa: B027 (many have nothing to end)
@@ -49,7 +49,7 @@ class Contender(ABC):
 
 @dataclass(frozen=True)
 class Sample:
-    """One measurement in a round."""
+    """One measurement in a round: the number of processed samples, and the seconds for all of them."""
 
     round: int
     count: int
@@ -68,9 +68,9 @@ class Summary(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """The length of a run, as a number of rounds or a time budget.
+    """How long a run takes: a number of rounds, or a time budget.
 
-    If both are given, the run ends when the first of them is reached.
+    If both are given, the run ends as soon as one of them is reached.
     """
 
     rounds: int | None = 7
@@ -82,7 +82,7 @@ class Plan:
 
 @dataclass
 class Session:
-    """The results of a run: the samples of each contender, and the reasons why contenders have failed."""
+    """The results of a run: measurements of each contender, and the reasons why contenders have failed."""
 
     samples: dict[str, list[Sample]] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
@@ -92,7 +92,8 @@ class Session:
 def round_order(count: int, number: int) -> list[int]:
     """Return the order of ``count`` contenders in round ``number``.
 
-    Each round begins with the next contender and reverses the direction, so that predecessors change.
+    Each round begins with the next contender, and every second round goes backwards.  So a contender is not
+    always measured after the same other contender.
 
     >>> [round_order(3, number) for number in range(4)]
     [[0, 1, 2], [1, 0, 2], [2, 0, 1], [0, 2, 1]]
@@ -102,7 +103,7 @@ def round_order(count: int, number: int) -> list[int]:
 
 
 def calibrate(contender: Contender, seconds: float) -> int:
-    """Warm a contender up; return the number of samples for ``seconds`` of work, a multiple of its chunk."""
+    """Warm up a contender; return how many samples, in multiples of its chunk, take ``seconds``."""
     count = contender.chunk
     contender.measure(count)  # the first call includes the warm-up and compilation, so it is not timed
     while True:
@@ -126,7 +127,7 @@ def interleave(
 ) -> Session:
     """Measure all contenders, round after round; a contender that raises ``ContenderError`` is removed.
 
-    ``counts`` has the number of samples in a measurement of each contender, by key (from `calibrate`).
+    ``counts`` maps the key of each contender to its number of samples in a measurement (from `calibrate`).
     """
     session = Session(samples={contender.key: [] for contender in contenders})
     alive = list(contenders)
@@ -166,7 +167,7 @@ def rates_by_round(samples: Iterable[Sample]) -> dict[int, float]:
 
 
 def ratios(samples: Mapping[str, Sequence[Sample]], key: str, reference: Iterable[str]) -> list[float]:
-    """Return, for each round, the rate of ``key`` divided by the highest rate of ``reference``.
+    """Return, for each round, the rate of ``key`` divided by the highest rate of those in ``reference``.
 
     >>> base = [Sample(0, 100, 1.0), Sample(1, 100, 2.0)]
     >>> fast = [Sample(0, 300, 1.0), Sample(1, 100, 1.0)]
@@ -188,11 +189,11 @@ def _enough(rounds: int, elapsed: float, plan: Plan) -> bool:
 
 
 class Draws:
-    """A sampler over a few samples, with any length, which may be changed between epochs.
+    """A sampler that makes epochs of any length from a few samples.
 
     The sampler yields all samples in random order, then all samples in another random order, and so on, until
     ``length`` samples have been yielded.  So a small folder makes a long epoch, in which each photo appears
-    about equally often.
+    about equally often.  ``length`` may be changed between epochs.
     """
 
     def __init__(self, indices: Sequence[int], length: int) -> None:
@@ -211,7 +212,7 @@ class Draws:
 
 
 def touch(batch: Any, *, any_number: bool = False) -> int:
-    """Read the first and the last number of a batch, which is little work; return the length of the batch.
+    """Read only the first and the last number of a batch, and return the length of the batch.
 
     Raises a ValueError for a NaN, unless ``any_number`` is true.
     """
@@ -223,7 +224,7 @@ def touch(batch: Any, *, any_number: bool = False) -> int:
 
 
 def consume(batches: Iterable[Any], count: int, *, any_number: bool = False) -> float:
-    """Iterate batches with ``count`` samples in all; return the duration in seconds."""
+    """Iterate all batches, which must have ``count`` samples in all; return the duration in seconds."""
     seen = 0
     start = time.perf_counter()
     for batch in batches:
@@ -235,7 +236,7 @@ def consume(batches: Iterable[Any], count: int, *, any_number: bool = False) -> 
 
 
 class DrawnRow(Contender):
-    """A `Contender` that iterates an epoch of a loader; `Draws` sets the length of the epoch.
+    """Measures an epoch of a loader (a `Contender`); the sampler `Draws` sets the length of the epoch.
 
     The clock runs from the request for an iterator until the end of the iteration.  No batch is prefetched
     before the clock starts, and no batch is left when the clock stops.
@@ -260,7 +261,7 @@ class DrawnRow(Contender):
 
 
 class Timeline(NamedTuple):
-    """The durations of the steps of an epoch, or of its first steps, in seconds."""
+    """Durations in seconds of the steps of an epoch, or only of the epoch's first steps."""
 
     wait_s: tuple[float, ...]  # time for which each step waits for its batch
     busy_s: tuple[float, ...]  # busy time of each step
@@ -284,7 +285,10 @@ class Timeline(NamedTuple):
 
 
 def timeline_of(batches: Iterable[Any], busy_s: Callable[[Any], float], steps: int | None = None) -> Timeline:
-    """Iterate ``steps`` batches or, if None, an epoch; sleep for ``busy_s(batch)`` seconds after a batch."""
+    """Simulate training: iterate batches, and sleep for ``busy_s(batch)`` seconds after each batch.
+
+    There are ``steps`` batches; if ``steps`` is None, all batches of an epoch are iterated.
+    """
     waits, busy, end = list[float](), list[float](), 0.0
     asked = time.perf_counter()
     iterator = iter(batches)

@@ -15,7 +15,7 @@ _SEED = 7
 
 
 def start_of(shape: Sequence[int], patch: Sequence[int], index: int) -> npt.NDArray[np.int64]:
-    """Return a random start of a patch, int64 (D,), uniform over all positions inside ``shape``.
+    """Return the random start of patch ``index``, int64 (D,), uniform over all positions inside ``shape``.
 
     >>> start_of((5, 5), (5, 5), 3).tolist()
     [0, 0]
@@ -35,7 +35,7 @@ def box_at(start: Sequence[int] | npt.NDArray[np.int64], patch: Sequence[int]) -
 
 
 class ZarrPatches:
-    """The dataset that fastpipe's dataset replaces: a sample is a slice of each of several Zarr arrays.
+    """The dataset that ``FastPatchDataset`` replaces: a sample has the same slice of several Zarr arrays.
 
     Each process opens the arrays on its first read.
     """
@@ -99,7 +99,7 @@ def generator(index: int) -> np.random.Generator:
 
 
 def rows_of(function: Function, count: int) -> Row:
-    """Return the first ``count`` rows, stacked: an array (count, …) for each name."""
+    """Return the first ``count`` rows of a function, stacked: an array (count, …) for each name."""
     rows = [made(function, index) for index in range(count)]
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 

@@ -1,4 +1,4 @@
-"""The case ``scaling``: the rate of images for each number of threads, and for as many worker processes."""
+"""The case ``scaling``: images per second for each number of threads, and for as many worker processes."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ def thread_counts(cores: int) -> tuple[int, ...]:
 class Bench(images.Bench):
     """One run of the case, for random crops of the photos of a folder.
 
-    The rows of n threads have the keys ``replaced-n`` and ``threads-n``.  If a floor, that is the rate of
-    only reading and decoding, is measured, its key is ``floor-n``.
+    In the result, the replaced loader with n worker processes has the key ``replaced-n``, and fastpipe's
+    loader with n threads has the key ``threads-n``.  A floor is the rate of only reading and decoding; if it
+    is measured, its key is ``floor-n``.
     """
 
     case = "scaling"
@@ -68,7 +69,7 @@ class Bench(images.Bench):
         return [row for count in self.counts for row in self.opened(self.rows_of(count))]
 
     def rows_of(self, n: int) -> Rows[Contender]:
-        """Return the row with n worker processes and the row with n threads, each with its build function."""
+        """Describe the loader with ``n`` processes and that with ``n`` threads; add their build functions."""
         more: dict[str, Any] = {"section": str(n), "unit": "images"}
         fast, photos = f"FastImageFolder(threads={n}) + FastLoader", self.photos
         specs = (
@@ -99,7 +100,7 @@ def scaling_of(counts: Sequence[int], samples: Mapping[str, Sequence[Sample]]) -
 
     - ``times_best`` is FastLoader's rate divided by the best rate of the replaced loader with any workers.
     - ``linear`` is FastLoader's rate per thread divided by its rate per thread with the fewest threads.
-    - ``floor_share`` is FastLoader's rate divided by the floor's rate.
+    - ``floor_share`` is FastLoader's rate divided by the floor's: the rate of only reading and decoding.
     - ``floor_linear`` is like ``linear``, for the floor.
     """
     replaced = [f"replaced-{count}" for count in counts if samples.get(f"replaced-{count}")]
@@ -127,7 +128,7 @@ def _linear(samples: Mapping[str, Sequence[Sample]], key: str, first: str, times
 
 
 def _counts(text: str) -> tuple[int, ...]:
-    """Convert numbers of at least 1, separated by commas, to a sorted tuple; an argparse type.
+    """Parse whole numbers from 1, separated by commas, for argparse; return them as a sorted tuple.
 
     >>> _counts("4,1,2")
     (1, 2, 4)

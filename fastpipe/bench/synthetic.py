@@ -28,9 +28,8 @@ _COMMON_SHARE = (0.42, 0.24, 0.14, 0.08, 0.05, 0.05, 0.02)
 def photograph(rng: np.random.Generator, size: tuple[int, int]) -> npt.NDArray[np.uint8]:
     """Make an image like a photograph: uint8 (H, W, 3), RGB; ``size`` is (H, W).
 
-    The image depends only on the state of ``rng`` and on ``size``.  If images of a few hundred pixels a side
-    are stored as JPEG of quality 90 with 4:2:0 chroma, the files take about 2 bits per pixel (mean over many
-    images).
+    The image depends only on the state of ``rng`` and on ``size``.  As a JPEG of quality 90 with 4:2:0
+    chroma, an image of a few hundred pixels a side takes about 2 bits per pixel (mean over many images).
 
     >>> photograph(np.random.default_rng(0), (30, 40)).shape
     (30, 40, 3)
@@ -73,7 +72,7 @@ def photo_tree(
 
     The files are ``root/class_000/0000.jpg`` and so on, with 4:2:0 chroma.  A file depends only on ``seed``,
     its class and its number, so a larger tree contains the files of a smaller tree.  ``sizes`` is the height
-    and width of every file; None takes random sizes from `imagenet_size`.
+    and width of every image.  If ``sizes`` is None, each image has a random size from `imagenet_size`.
 
     >>> import tempfile
     >>> root = photo_tree(Path(tempfile.mkdtemp()), classes=2, per_class=1, sizes=(32, 48))
@@ -137,7 +136,7 @@ def _texture(rng: np.random.Generator, size: tuple[int, int]) -> Floats:
 
 
 def _noise(rng: np.random.Generator, size: tuple[int, int], cell: float) -> Floats:
-    """Return independent random values, standard deviation 1, on a grid with a node every ``cell`` pixels."""
+    """Return independent random values on a grid with nodes ``cell`` pixels apart; standard deviation 1."""
     shape = [max(2, round(side / cell) + 1) for side in size]
     return (rng.random(shape, dtype=np.float32) - np.float32(0.5)) * np.float32(12**0.5)
 
@@ -196,9 +195,10 @@ def write_table(
 ) -> Path:
     """Write an HDF5 file with a float32 dataset ``key`` and an optional dataset ``labels``; return ``path``.
 
-    ``parts`` are concatenated along the first dimension.  If ``chunk`` is None, the dataset is contiguous.
+    The arrays in ``parts`` are concatenated along the first dimension.  If ``chunk`` is None, the dataset has
+    no chunks.
     ``compression`` is ``"gzip"`` (level 4, with shuffled bytes), ``"lzf"`` (with shuffled bytes) or
-    ``"bitshuffle"`` (with LZ4).  ``labels`` has the leading dimensions of ``shape``.
+    ``"bitshuffle"`` (with LZ4).  The shape of ``labels`` is the beginning of ``shape``.
     """
     h5py = require("h5py", extra="hdf5")
     options: dict[str, Any] = {} if chunk is None else {"chunks": tuple(chunk)}
@@ -219,7 +219,7 @@ def write_table(
 
 
 def _between(count: int, nodes: int) -> Floats:
-    """Return a matrix (count, nodes) that interpolates smoothly between values of equally spaced nodes."""
+    """Return a matrix (count, nodes) that interpolates smoothly between values at equally spaced nodes."""
     place = np.linspace(0, nodes - 1, count)
     left = np.minimum(place.astype(int), nodes - 2)
     share = place - left

@@ -62,7 +62,7 @@ _ENDINGS = (".jpg", ".jpeg")
 
 @dataclass(frozen=True)
 class Lengths:
-    """Number of samples in an epoch of each section; for batches in memory, the number of batches."""
+    """Number of samples in an epoch of each section; ``batches`` is a number of batches instead."""
 
     crops: int
     folder: int
@@ -89,7 +89,7 @@ class Photos:
 
     @classmethod
     def of(cls, folder: Path, name: str, most: int) -> Photos:
-        """Return at most ``most`` photos, spread evenly over a folder; an OptionError if it has no JPEGs."""
+        """Choose at most ``most`` JPEGs evenly from a folder; raise an OptionError if it has no JPEGs."""
         every = (path for one in class_folders(folder) for path in sorted(one.rglob("*")))
         files = [path for path in every if path.suffix.lower() in _ENDINGS and path.is_file()]
         count = min(len(files), most)
@@ -123,7 +123,7 @@ class Photos:
         return Table(tuple(self.files[i] for i in at), self.labels[at], boxes, numbers)
 
     def copied(self, folder: Path, count: int) -> Path:
-        """Fill ``folder`` with ``count`` copies of photos; links to one file would be cached only once."""
+        """Fill ``folder`` with ``count`` copies of photos.  Links to one file would be cached only once."""
         for number in range(count):
             at = number % len(self.files)
             target = folder / self.classes[self.labels[at]] / f"{number:06d}.jpg"
@@ -134,7 +134,7 @@ class Photos:
 
 @dataclass(frozen=True)
 class Table:
-    """The samples of an epoch, like the content of a script's data frame."""
+    """The samples of an epoch, like the content of a data frame in a user's script."""
 
     files: tuple[str, ...]
     labels: npt.NDArray[np.int32]  # (N,)
@@ -323,14 +323,14 @@ _KEPT = "from the second epoch on"
 
 
 class Make(Protocol):
-    """A function that makes a dataset from a setting, in sample order or reshuffled in each epoch."""
+    """A function that makes a dataset from a `Setting`, in sample order or reshuffled in each epoch."""
 
     def __call__(self, setting: Setting, *, is_shuffled: bool) -> Any: ...
 
 
 @dataclass(frozen=True)
 class Spec(RowInfo):
-    """The description of one dataset to measure."""
+    """Describes one dataset to measure."""
 
     section: str = "crop"
     make: Make = crops
@@ -347,7 +347,7 @@ UNITS = {"modalities": "samples", "hdf5": "rows", "patches": "patches"}
 
 
 def spec_of(section: str, kind: str, label: str, group: str, make: Make, note: str = "", **more: Any) -> Spec:
-    """Return the description of a dataset; by default fastpipe's values must equal the replaced dataset's."""
+    """Describe a dataset; by default, fastpipe's values must equal those of the dataset that it replaces."""
     more = {"most_apart": 0 if group == "fastpipe" and section != "augment" else None} | more
     unit = UNITS.get(section, "images")
     key = f"{section}-{kind}"
@@ -355,7 +355,7 @@ def spec_of(section: str, kind: str, label: str, group: str, make: Make, note: s
 
 
 def script_of(make: Callable[..., Any], table: str, **more: Any) -> Make:
-    """Return a function that makes a dataset from the setting's attribute ``table``."""
+    """Return a function that makes a dataset from a table, the setting's attribute named ``table``."""
 
     def script(setting: Setting, *, is_shuffled: bool) -> Any:
         return make(getattr(setting, table), setting.batch_size, is_shuffled=is_shuffled, **more)
@@ -369,7 +369,7 @@ def in_memory(make: Callable[[Setting], Any]) -> Make:
 
 
 def specs() -> list[Spec]:
-    """Return the datasets to measure; the replaced dataset is first in each section."""
+    """Describe the datasets to measure; in each section, the dataset that fastpipe replaces is first."""
     fast, several, ram = "image_dataset", "image_dataset(modalities=…)", 'cache="ram"'
     return [
         spec_of("crop", "replaced", "tf.py_function + Pillow", "replaced", script_of(by_pillow, "crops")),
@@ -395,7 +395,7 @@ def specs() -> list[Spec]:
 
 
 class EpochRow(Contender):
-    """A `Contender` that iterates whole epochs of a dataset.
+    """Measures whole epochs of a dataset (a `Contender`).
 
     The iterator is created after the clock starts, and is exhausted before the clock stops.  So no batch is
     prefetched earlier, and no thread continues afterwards.
@@ -447,7 +447,7 @@ _LABELS = "labels"
 
 @dataclass
 class SampleCheck(RowCheck, Compared):
-    """The comparison of samples with the samples of the replaced datasets."""
+    """Compares samples of fastpipe's datasets with samples of the replaced datasets."""
 
     told: ClassVar[tuple[str, ...]] = (*RowCheck.told, "values", "differing", "over_one", "largest")
 
@@ -489,10 +489,10 @@ class SampleCheck(RowCheck, Compared):
 def check_rows(
     setting: Setting, rows: Sequence[EpochRow], say: Say = unheard, every: Callable[[], list[Spec]] = specs
 ) -> SampleCheck:
-    """Compare each row of fastpipe's with the replaced dataset of its section.
+    """Compare each of fastpipe's datasets with the dataset that it replaces.
 
-    An epoch in sample order is compared number by number.  An epoch in random order, as it is measured, must
-    have the same samples.  If a row has a cache, the first epoch fills the cache.
+    First an epoch in sample order is compared number by number.  Then an epoch in random order, as it is
+    measured, must have the same samples.  If a dataset has a cache, the first of these epochs fills it.
     """
     check, errors = SampleCheck(), tensorflow().errors
     compared = [row for row in rows if row.spec.most_apart is not None]
@@ -563,7 +563,7 @@ class Apart:
 
 
 class ApartRow(Contender):
-    """A `Contender` that iterates whole epochs of a dataset in another process."""
+    """Measures whole epochs of a dataset in another process (a `Contender`)."""
 
     def __init__(self, spec: Spec, setting: Setting, apart: Apart) -> None:
         self.key, self.chunk = spec.key, spec.samples(setting.lengths, setting.batch_size)
@@ -642,7 +642,7 @@ class Bench(Case):
         return check_rows(self.setting, rows, self.progress.now, self.specs)
 
     def others(self) -> list[Contender]:
-        """Return the rows without fastpipe, in their own processes."""
+        """Return the rows of datasets without fastpipe, which run in other processes."""
         _ = self.setting.folder  # creates the folder before other processes need it
         specs = self.specs()
         apart = {name: Apart(self.setting, self.specs) for name in sorted({spec.process for spec in specs})}
@@ -676,7 +676,7 @@ class Bench(Case):
         }  # fmt: skip
 
     def _require_replaced(self, session: Session) -> None:
-        """Raise an error if a section has measured rows, but no measured row of the replaced dataset."""
+        """Raise an error if a section has measurements, but none of the dataset that fastpipe replaces."""
         for section, label in self.labels.items():
             of_it = [spec for spec in self.specs() if spec.section == section]
             replaced = [spec.key for spec in of_it if spec.group == "replaced"]

@@ -64,7 +64,7 @@ class Scroll:
 
     @property
     def epoch(self) -> int:
-        """Number of patches in an epoch: as many as together have the volume's size, rounded to even."""
+        """Number of patches in an epoch.  It is even; together they are about as large as the volume."""
         return self.nbytes // self.patch_nbytes // 2 * 2
 
     @property
@@ -131,12 +131,12 @@ _FAST = "FastPatchDataset + FastLoader"
 
 @dataclass(frozen=True)
 class PatchSpec(RowInfo):
-    """The description of one loader to measure.
+    """Describes one loader to measure.
 
     In the section ``"cold"`` the cache of decoded chunks is empty at first and may hold a quarter of the
-    volume.  In ``"warm"`` the cache holds the whole volume.  Loaders of the kinds ``"zarr"`` and ``"slices"``
-    slice arrays.  The kinds ``"tour"`` and ``"uniform"`` are fastpipe's.  ``"tour"`` orders the patches so
-    that few chunks are decoded twice, and ``"uniform"`` uses a random order.
+    volume.  In the section ``"warm"`` the cache holds the whole volume.  Loaders of the kinds ``"zarr"`` and
+    ``"slices"`` slice arrays.  Loaders of the kinds ``"tour"`` and ``"uniform"`` are fastpipe's.  ``"tour"``
+    orders the patches so that few chunks are decoded twice, and ``"uniform"`` uses a random order.
     """
 
     num_workers: int = 0
@@ -148,7 +148,7 @@ class PatchSpec(RowInfo):
 
 
 def specs() -> list[PatchSpec]:
-    """Return the loaders to measure; the replaced loader is first in each section."""
+    """Describe the loaders to measure; in each section, the loader that fastpipe replaces is first."""
     stock, note = "zarr-python + DataLoader(num_workers=1)", "spawned; decodes each chunk anew for each patch"
     tour, uniform = f'{_FAST}, Shuffle(unit="group")', f"{_FAST}, shuffle=True"
     anywhere, later = "all orders equally likely", "from the second epoch on"
@@ -172,13 +172,13 @@ def patch_dataset(
 
 
 def patch_loader(dataset: Any, batch_size: int, kind: str) -> Any:
-    """Return a `FastLoader` of a dataset, in the order of ``kind``: ``"tour"`` or ``"uniform"``."""
+    """Return a `FastLoader` of a dataset; ``kind`` is the order: ``"tour"``, or ``"uniform"`` (random)."""
     shuffle = fastpipe.Shuffle(unit="group") if kind == "tour" else True
     return fastpipe.FastLoader(dataset, batch_size, shuffle)
 
 
 class WholeEpochs(Contender):
-    """A `Contender` that iterates whole epochs of a `FastPatchDataset`.
+    """Measures whole epochs of a `FastPatchDataset` (a `Contender`).
 
     In the section ``"cold"`` each epoch is the first epoch of a new dataset.  The dataset is created before
     the clock starts.  The loader, which plans the order of the patches, is created while the clock runs.
@@ -193,7 +193,7 @@ class WholeEpochs(Contender):
 
     @property
     def budget(self) -> int:
-        """The largest size of the cache in bytes: a quarter of the volume, or more than the whole volume."""
+        """Largest size of the cache in bytes: a quarter of the volume, or in ``"warm"`` twice the volume."""
         return self._scroll.room if self.spec.section == COLD else 2 * self._scroll.nbytes
 
     def dataset(self, seed: int = 0) -> fastpipe.FastPatchDataset:
@@ -236,7 +236,7 @@ class WholeEpochs(Contender):
 
 
 class SlicedRow(DrawnRow):
-    """A `Contender` with torch's ``DataLoader``, which slices arrays patch by patch."""
+    """Measures torch's ``DataLoader``, which slices arrays patch by patch (a `Contender`)."""
 
     def __init__(self, spec: PatchSpec, loader: Any) -> None:
         self.spec, self.key, self.workers = spec, spec.key, spec.num_workers
@@ -245,7 +245,7 @@ class SlicedRow(DrawnRow):
 
 
 def sliced_loader(spec: PatchSpec, scroll: Scroll, batch_size: int, source: Any = None) -> Any:
-    """Return a ``DataLoader`` that slices Zarr arrays or ``source``, with a sampler of variable length."""
+    """Return torch's ``DataLoader`` for slices of Zarr arrays or ``source``, with epochs of any length."""
     data = require("torch.utils.data", extra="torch")
     if source is None:
         source = ZarrPatches(scroll.paths, scroll.sizes.shape, scroll.sizes.patch, scroll.epoch)
@@ -261,9 +261,9 @@ def sliced_loader(spec: PatchSpec, scroll: Scroll, batch_size: int, source: Any 
 
 
 def check_patches(scroll: Scroll, rows: Iterable[WholeEpochs | SlicedRow], say: Say = unheard) -> RowCheck:
-    """Compare each row with slices of the volume in memory.
+    """Compare the patches of each loader with slices of the volume in memory.
 
-    Two epochs of fastpipe's rows are compared, and one epoch of each other row.
+    Two epochs of each loader of fastpipe are compared, and one epoch of each other loader.
     """
     check = RowCheck("the source's slices")
     sizes = scroll.sizes
@@ -284,7 +284,7 @@ def check_patches(scroll: Scroll, rows: Iterable[WholeEpochs | SlicedRow], say: 
 
 
 def expected_patches(scroll: Scroll, starts: Iterable[Any]) -> Counter[bytes]:
-    """Return the digests of the patches at ``starts``, from the arrays in memory, with their counts."""
+    """Count the digests of the patches at ``starts``, which are sliced from the arrays in memory."""
     found: Counter[bytes] = Counter()
     for start in starts:
         box = box_at(start, scroll.sizes.patch)

@@ -1,8 +1,7 @@
 """A cache for arrays that are expensive to compute, in files of a private folder.
 
-Each file is an ``.npz`` archive of NumPy.  One of its arrays contains the other data as JSON.  The checksums
-of the zip format protect all arrays.  After an error in a file or in the folder, the arrays are computed
-again.
+Each file is an ``.npz`` archive of NumPy.  One array of the archive contains a text in JSON.  The checksums
+of the zip format protect all arrays.  After an error in a file or folder, the arrays are computed again.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ _warned: set[tuple[Path, str]] = set()
 
 
 class KeptFiles:
-    """The cache files of one kind in a folder.
+    """Saves arrays under keys, in cache files of a private folder.
 
-    Several kinds of files may share the folder.  The first write creates the folder.  ``warning`` is the
-    warning about an unusable folder, which each process logs once, with the reason.
+    Several objects of this class may share the folder.  The first write creates the folder.  If the folder
+    cannot be used, each process logs ``warning`` once, with the reason.
     """
 
     def __init__(self, path: Path, warning: str) -> None:
@@ -50,8 +49,8 @@ class KeptFiles:
     def load(self, key: Any, read: Callable[[dict[str, Any], Arrays], T]) -> T | None:
         """Return the result of ``read`` for the data saved with ``key``.
 
-        Return None if no data are saved, or if the file is damaged.  ``read`` receives the saved ``about``
-        and a function that returns the arrays.  An error of ``read`` means that the file is damaged.
+        Return None if no data are saved, or if the file is damaged.  ``read`` gets the dict ``about`` that
+        was saved, and a function that returns the arrays.  An error of ``read`` means a damaged file.
         """
         if not os.path.lexists(self.path):
             return None
@@ -69,7 +68,7 @@ class KeptFiles:
             return None
 
     def save(self, key: Any, about: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Save one-dimensional arrays, and ``about`` as JSON.  Data saved with ``key`` are replaced."""
+        """Save one-dimensional arrays, and the dict ``about`` as JSON.  Replace earlier data of ``key``."""
         text = json.dumps({"key": key, **about}, separators=(",", ":"))
         all_of_it = {"about": np.frombuffer(text.encode(), np.uint8), **arrays}
         try:
@@ -131,10 +130,10 @@ def _remove_unused(folder: PrivateFolder) -> None:
 
 
 class FileArrays:
-    """A cache of arrays that describe files.  The arrays of a file are valid until the file changes.
+    """A cache for arrays that were computed from files.  A file's arrays are valid until the file changes.
 
-    ``now`` returns the time of the files' file system in nanoseconds.  After an error the arrays are computed
-    again, and each process logs one warning.
+    ``now`` returns the current time on the clock of the files' file system, in nanoseconds.  After an error
+    the arrays are computed again, and each process logs one warning.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, now: Callable[[], int] = time.time_ns) -> None:
@@ -143,7 +142,7 @@ class FileArrays:
         self._files = KeptFiles(self.path, "Where chunks are is not kept, so each file is asked each time")
 
     def load(self, status: os.stat_result, about: str) -> list[npt.NDArray[Any]] | None:
-        """Return the arrays ``about`` that were saved for a file with ``status``; None if there are none."""
+        """Return the arrays that were saved for a file with ``status`` under the name ``about``, or None."""
 
         def read(kept: dict[str, Any], array: Arrays) -> list[npt.NDArray[Any]] | None:
             if kept["state"] != _state(status):
@@ -153,7 +152,7 @@ class FileArrays:
         return self._files.load(_key(status, about), read)
 
     def save(self, status: os.stat_result, about: str, arrays: Sequence[npt.NDArray[Any]]) -> None:
-        """Save one-dimensional arrays.  They replace the arrays ``about`` that were saved for the same file.
+        """Save one-dimensional arrays of a file under the name ``about``, in place of earlier arrays.
 
         ``status`` is the file's status before the arrays were computed.
         """

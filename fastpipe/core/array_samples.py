@@ -17,8 +17,8 @@ EpochOrder = Callable[[int], npt.NDArray[np.int64]]  # returns the ordered indic
 
 
 class Form(NamedTuple):
-    """The structure of a sample.  ``kind`` is ``"value"``, ``"tuple"`` or ``"dict"``.  ``fields`` are the
-    keys of a dict.  ``names`` are the names of the datasets that contain the values."""
+    """The structure of a sample.  ``kind`` says what a sample is: ``"value"``, ``"tuple"`` or ``"dict"``.
+    ``fields`` are the keys of a dict.  ``names`` are the datasets in the file that contain the values."""
 
     kind: str
     fields: tuple[Any, ...]
@@ -26,7 +26,7 @@ class Form(NamedTuple):
 
     @classmethod
     def of(cls, keys: Any) -> Form:
-        """Return the form for an option ``keys=``."""
+        """Return the structure that the user's option ``keys=`` describes."""
         if isinstance(keys, str):
             return cls("value", (), (keys,))
         if isinstance(keys, Mapping):
@@ -53,30 +53,31 @@ _MOST_REPLACEMENTS = 100
 
 
 class BatchReader(Protocol):
-    """A reader of batches from a dataset of arrays."""
+    """Reads batches of samples that are parts of arrays."""
 
     @property
     def plan(self) -> Any:
-        """The plan of how data are read.  The plan's ``lines`` describe the plan in words."""
+        """An object that says how data are read.  Its attribute ``lines`` says this in words."""
 
     def follow(self, batches: Callable[[], Iterator[npt.NDArray[np.int64]]], seed: int, epoch: int) -> None:
-        """Prefetch the data of an epoch from arrays in stores.  ``batches`` yields samples, int64 (N,)."""
+        """Prefetch the data of an epoch from arrays in stores.  For each batch, ``batches`` yields the
+        samples' positions in the dataset, int64 (N,)."""
 
     def _reading(
         self, indices: Any, samples: npt.NDArray[np.int64], key: Key | None, is_keyed: bool, runtime: Any,
         arrays: list[npt.NDArray[Any]], order: EpochOrder | None = None,
     ) -> Reading:  # fmt: skip
-        """Return the settings for reading a batch into ``arrays``.
+        """Return the ``Reading`` object that describes how to read a batch into ``arrays``.
 
         Args:
             samples: positions in the dataset, int64 (N,), in the order of the requested indices.
-            key: the key of the samples' random numbers.
+            key: the seed, epoch and positions from which the samples' random numbers are computed.
             is_keyed: whether a loader has set the key.
-            order: the order of the key's epoch, if the order is known.
+            order: the function that returns the order of an epoch; None if the order is not known.
         """
 
     def _running(self) -> Any:
-        """Return this process's runtime, which is created at the first use."""
+        """Return the state of the dataset in this process.  The state is created at the first use."""
 
 
 def checked_threads(threads: Any) -> Any:
@@ -88,8 +89,9 @@ def checked_threads(threads: Any) -> Any:
 def drawn_substitute(
     count: int, samples: npt.NDArray[np.int64], key: Key, row: int, attempt: int
 ) -> int | None:
-    """Return another of ``count`` samples, to replace the sample in ``row``; None after enough attempts.
-    ``attempt``, from 1, selects a sample of a random sequence that depends on the row's key."""
+    """Return another of a dataset's ``count`` samples, to replace sample number ``row`` of a batch.  Return
+    None if ``attempt`` is too large.  ``attempt``, from 1, selects a sample from a random sequence, which
+    depends on the key (seed, epoch, position in the epoch) of the replaced sample."""
     if attempt > min(count - 1, _MOST_REPLACEMENTS):
         return None
     seed = sample_seed(key.seed, key.epoch, int(key.draws[row]))

@@ -1,4 +1,4 @@
-"""Handling of bad samples (samples that cannot be read), which are counted and logged with their names."""
+"""Count bad samples (samples that cannot be read), and log them with their names."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ _DECODERS = ("PIL.", "tensorflow.")
 
 @dataclass(frozen=True)
 class Item:
-    """A description of a sample: its index in the dataset, its file, its class or None, its table column."""
+    """Describes a sample.  ``index`` is its index in the dataset, and ``path`` is its file.  ``target`` is
+    its class or None.  ``column`` is the column of a table that contains the sample's image, or empty."""
 
     index: int
     path: str
@@ -58,8 +59,8 @@ class Item:
 def is_of_machine(error: BaseException) -> bool:
     """Return whether an error is about the machine or the setup, and not about a file.
 
-    After such an error, other files could not be read either, or the file could be read at another time or by
-    another user.  A FileNotFoundError, also from a store, is about the file.
+    An error is about the machine or the setup if other files could not be read either, or if the file could
+    be read at another time or by another user.  A FileNotFoundError, also from a store, is about the file.
     """
     kinds = (MemoryError, ImportError, NameError, RecursionError, PermissionError)
     ours = (StoreError, StageError, CacheError, ClosedError)
@@ -69,8 +70,8 @@ def is_of_machine(error: BaseException) -> bool:
 def means_damage(error: BaseException) -> bool:
     """Return whether an error of reading or decoding an image means that the image's file is bad.
 
-    Other errors are raised with every policy, such as errors of the machine, missing packages, and warnings
-    that were turned into errors.
+    All other errors are raised with every policy for bad samples: for example errors of the machine, missing
+    packages, and warnings that were turned into errors.
     """
     if is_of_machine(error):
         return False
@@ -82,8 +83,8 @@ def means_damage(error: BaseException) -> bool:
 
 
 def is_of_samples(error: BaseException, damaged: type[FastpipeError]) -> bool:
-    """Return whether an error is about some samples of a file, and not about all of them.  ``damaged`` is the
-    only class of fastpipe's errors for which the result is True."""
+    """Return whether an error is about some samples of a file, and not about the whole file.  ``damaged`` is
+    the only class of fastpipe's errors for which the result is True."""
     if isinstance(error, FastpipeError):
         return isinstance(error, damaged)
     is_of_file = isinstance(error, OSError) and not isinstance(error, (FileNotFoundError, PermissionError))
@@ -104,7 +105,7 @@ def bad_sample_error(item: Item, cause: BaseException) -> BadSampleError:
 
 
 def no_replacement(item: Item, tried: int) -> BadSampleError:
-    """Return the error for a bad sample after ``tried`` other samples could not be read either."""
+    """Return the error for a bad sample whose ``tried`` replacements could not be read either."""
     of = "" if item.target is None else f" of class {item.target}"
     return BadSampleError(
         f"sample {item.index} ({item.path!r}) could not be read, nor could any of {tried} tried in its place"
@@ -114,7 +115,7 @@ def no_replacement(item: Item, tried: int) -> BadSampleError:
 
 
 def why_nothing_is_left(left_out: Mapping[int, BadSampleError], count: int) -> BadSampleError | None:
-    """Return the error of a batch whose ``count`` samples were all left out; None for an empty batch."""
+    """Return the error for a batch whose ``count`` samples were all left out; None if the batch was empty."""
     if not left_out:
         return None
     first = left_out[min(left_out)]
@@ -135,7 +136,7 @@ def _size_note(path: str) -> str:
 
 
 class BadSampleLog:
-    """A counter and log of the bad samples in this process.  A sample is counted once."""
+    """Counts and logs the bad samples of this process.  Each bad sample is counted only once."""
 
     def __init__(self, options: BadSamples) -> None:
         self._options = options
@@ -148,8 +149,8 @@ class BadSampleLog:
         return len(self._seen)
 
     def record(self, item: Item, error: BadSampleError) -> None:
-        """Count and log a bad sample that the policy accepts, each sample only once.  Raise an error if there
-        are more bad samples than the option ``max_errors`` allows."""
+        """Count and log a bad sample, unless it was recorded before.  Raise an error if there are more bad
+        samples than the option ``max_errors`` allows."""
         with self._lock:
             name = item.index, item.path
             new = name not in self._seen

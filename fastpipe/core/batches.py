@@ -35,7 +35,7 @@ _Asked = Sequence[tuple[PartlyDecoded, Box]]
 
 class UnreadableError(Exception):
     """An image could not be read or decoded.  ``__cause__`` is the original error.  If the sample has several
-    parts, ``item`` is the part that could not be read."""
+    images, ``item`` describes the image that could not be read."""
 
     def __init__(self, item: Item | None = None) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class UnreadableError(Exception):
 
 
 class WatchedImage:
-    """An opened image that measures the time of decoding.  If decoding fails, it raises UnreadableError."""
+    """An opened image that measures the time of decoding.  A damaged image raises UnreadableError."""
 
     def __init__(self, image: EncodedImage) -> None:
         self._image = image
@@ -96,13 +96,13 @@ class _WatchedRows:
 
 
 def judged(error: Exception) -> Exception:
-    """Return an ``UnreadableError`` if the error means a bad file; otherwise return ``error`` unchanged."""
+    """Return an ``UnreadableError`` if the error means a bad file.  Otherwise return ``error`` unchanged."""
     return UnreadableError() if means_damage(error) else error
 
 
 def said_of(decoder: BatchDecoder) -> str:
-    """Return the line of a plan's description about a batch decoder.  The line about decoders of single
-    images follows this line."""
+    """Return the line about a batch decoder for ``print(dataset.plan)``.  The line about the decoders of
+    single images follows this line."""
     return f"the JPEGs of a batch  →  {decoder.describe()}; those that it declines as follows"
 
 
@@ -116,19 +116,20 @@ def decoded_together(
     last: Callable[[], None] | None = None,
     width: int = 1,
 ) -> list[Job]:
-    """Start to make samples whose images are decoded in one call; return two jobs.
+    """Start to make samples whose images are decoded in one call, and return two jobs.
 
     The first job opens the images, and ends with the call that decodes all of them.  The second job makes the
-    samples.  Without a pool, the calling thread runs both jobs before this function returns.
+    samples.  If ``pool`` is None, the calling thread runs the two jobs before this function returns.
 
     Args:
         count: number of samples.
-        asked: returns for each of some samples the images that may be decoded, with the needed boxes.  The
-            result for a bad sample is empty; ``make`` then finds and handles the sample's error.
+        asked: gets the numbers of samples.  For each sample, it returns the images that ``decoder`` may
+            decode, and the rectangles that are needed.  For a bad sample, it returns no image, and ``make``
+            then finds and handles the sample's error.
         make: makes one sample.
         took: receives the nanoseconds that decoding took.
         last: is called when all samples are made.
-        width: the number of samples that a thread opens, or makes, at a time.
+        width: the number of samples that a thread opens (or makes) at a time.
     """
     parts = [range(first, min(first + width, count)) for first in range(0, count, width)]
     found: list[Sequence[_Asked]] = [()] * len(parts)
@@ -178,18 +179,18 @@ _AT_A_TIME = 8
 
 
 class BatchMaker:
-    """A maker of batches of image samples.
+    """Makes batches of image samples.
 
     Args:
         read: returns the data of the image at a path (the encoded file, or a cached image).
         open_image: returns the opened image for the data and the path.
-        policy: the policy for bad samples.
+        policy: what to do with bad samples: ``"raise"``, ``"skip"`` or ``"replace"``.
         bad: the log of bad samples.
         clock: the clock that collects the times of the stages.
-        decoder: decodes all images of a batch in one call; None lets each thread decode its own images.
+        decoder: decodes all images of a batch in one call.  If None, each thread decodes its own images.
         read_past: reads a path as ``read`` does, but without the cache.
-        read_many_past: reads several paths without the cache.  The result for a path may be None; the path
-            is then read with ``read_past``.
+        read_many_past: reads several paths without the cache.  If its result for a path is None, the path is
+            then read with ``read_past``.
     """
 
     def __init__(
@@ -226,15 +227,15 @@ class BatchMaker:
 
         Args:
             parameters: the random parameters of the samples, float64 (N, …).
-            memory: the memory of the batch, (N, …), or a list with the memory of each sample.  With None, the
+            memory: the memory of the batch, (N, …), or a list with the memory of each sample.  If None, the
                 samples are separate values.
-            finish: is called with a sample's value and number, in the thread that made the sample.  Its
-                result replaces the value.
-            substitute: returns another item for the policy ``"replace"``; its arguments are a sample's number
-                and the number of the attempt, from 1.  It returns None if no item is left.
-            is_batch: whether the maker's batch decoder may be used.
-            device: the device that makes as many samples as possible.  The CPU makes the other samples, and
-                ``plan`` then writes bytes to ``memory``.
+            finish: is called with a sample's value and number, in the thread that made the sample.  The
+                result of ``finish`` replaces the value.
+            substitute: returns another item for the policy ``"replace"``, or None if no item is left.  Its
+                arguments are a sample's number in the batch and the number of the attempt, from 1.
+            is_batch: whether this object's ``decoder`` may be used.
+            device: the device that makes as many samples as possible.  The CPU makes all other samples, and
+                writes them to ``memory`` as bytes.
         """
         batch = PendingBatch(self, items, plan, parameters.tolist(), memory, finish, substitute, device)
         batch.begin(pool, device or (self.decoder if is_batch else None))
@@ -258,8 +259,8 @@ class PendingSamples(ABC):
         self._open: dict[int, Any] = {}  # images that ``_asked`` opened, by the samples' numbers
 
     def begin(self, pool: ThreadPool | None, decoder: BatchDecoder | None = None) -> None:
-        """Start to make the samples in the pool's threads.  Without a pool, make them before returning.
-        ``decoder`` decodes all images in one call."""
+        """Start to make the samples in the pool's threads.  If ``pool`` is None, make the samples now.
+        ``decoder`` decodes all images in one call.  If it is None, images are decoded one by one."""
         count = len(self.items)
         if decoder is not None:
             self.jobs = decoded_together(
@@ -273,13 +274,13 @@ class PendingSamples(ABC):
             self.jobs[0].run_here()
 
     def wait(self) -> list[int]:
-        """Wait until all samples are made, and return their numbers.
+        """Wait until all samples are made, and return the samples' numbers in the batch.
 
         With the policy ``"skip"``, the numbers of bad samples are missing in the result.
 
         Raises:
-            BadSampleError: according to the policy, for the first bad sample of the batch.
-            Exception: the error of a transform, for the first sample on which a transform failed.
+            BadSampleError: a bad sample is neither replaced nor left out, or there are too many bad samples.
+            Exception: a transform failed.  If several samples have errors, the error of the first is raised.
         """
         for job in self.jobs:
             job.wait()
@@ -297,11 +298,12 @@ class PendingSamples(ABC):
 
     @property
     def left_out(self) -> Mapping[int, BadSampleError]:
-        """The errors of the samples that the policy left out, by sample number.  Valid after ``wait``."""
+        """The errors of the samples that the policy ``"skip"`` left out, by sample number.  Valid after
+        ``wait``."""
         return self._left_out
 
     def cancel(self) -> None:
-        """Cancel the batch, so that no further sample is started."""
+        """Cancel the batch.  No further sample is started."""
         for job in self.jobs:
             job.cancel()
 
@@ -326,8 +328,8 @@ class PendingSamples(ABC):
             self._errors[number] = error
 
     def _pass_over(self, number: int, item: Item, unreadable: UnreadableError) -> str:
-        """Raise the error of a bad sample unless the policy accepts it.  If the policy accepts the error,
-        keep the error for ``wait`` and return its text."""
+        """Raise the error of a bad sample if the policy is ``"raise"``.  Otherwise keep the error for
+        ``wait``, and return the error's text."""
         assert unreadable.__cause__ is not None
         item = unreadable.item or item
         error = bad_sample_error(item, unreadable.__cause__)
@@ -354,8 +356,8 @@ class PendingSamples(ABC):
 
     @abstractmethod
     def _asked(self, number: int) -> list[tuple[PartlyDecoded, Box]]:
-        """Return a sample's images that a batch decoder may decode, with the needed boxes.  The caller
-        ignores errors, because ``make`` finds and handles them."""
+        """Return those images of a sample that a batch decoder may decode, and the rectangles that are
+        needed.  The caller ignores errors, because ``make`` finds and handles them."""
 
     def _opened_before(self, number: int, item: Item) -> Any:
         """Remove and return the image that ``_asked`` opened.  Return None if ``item`` is a substitute, or if
@@ -366,8 +368,8 @@ class PendingSamples(ABC):
     def _decoding(self, nanoseconds: int) -> None: ...
 
     def _made_all(self) -> None:  # noqa: B027
-        """Finish the batch when each sample is made or has an error.  This method is called only if all
-        images were decoded in one call."""
+        """Finish the batch.  Each sample is made or has an error.  This method is called only if the batch
+        has a batch decoder."""
 
     @abstractmethod
     def _make_from(self, number: int, item: Item) -> None:
@@ -376,8 +378,8 @@ class PendingSamples(ABC):
 
 
 class PendingBatch(PendingSamples):
-    """A batch of images that is being made, as ``BatchMaker.start`` returns.  The samples are written to
-    ``memory``, or are separate ``values``, or are a batch ``there`` on a device."""
+    """A batch of images that is being made, as returned by ``BatchMaker.start``.  The samples are in
+    ``memory``, or in the list ``values``, or are the batch ``there`` on a device."""
 
     def __init__(
         self,
@@ -466,8 +468,8 @@ class PendingBatch(PendingSamples):
     def _opened(
         self, item: Item, read: Callable[[str], Any] | None = None, found: Any = None
     ) -> WatchedImage:
-        """Read and open an image.  ``read`` replaces the maker's ``read``.  ``found`` is the image's data if
-        they were read already."""
+        """Read and open an image.  ``read``, if given, is used in place of the ``BatchMaker``'s ``read``.
+        ``found`` is the image's data if the data were read already."""
         maker, start = self._maker, perf_counter_ns()
         try:
             if found is None:

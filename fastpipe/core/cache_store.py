@@ -33,7 +33,7 @@ _ALIGNMENT = 64
 
 
 def aligned(nbytes: int) -> int:
-    """Return the bytes that an entry of ``nbytes`` (with its note) takes, rounded up to the alignment."""
+    """Return the space for an entry of ``nbytes`` (note included): ``nbytes`` rounded up to the alignment."""
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
@@ -44,9 +44,9 @@ class Entry(NamedTuple):
         number: the entry's number in the log.
         offset, nbytes: offset and size of the array in the data file.
         shape: shape of the uint8 array (height, width, channels).
-        flags: the flags given to ``put``.
-        sum: the checksum ``native.sum_of`` of the array's bytes.
-        note: number of bytes of the note, which follows the array.
+        flags: the number that was passed to ``put`` as ``flags``.
+        sum: the checksum of the array's bytes, as ``native.sum_of`` computes it.
+        note: number of bytes of the note.  The note is stored behind the array.
     """
 
     number: int
@@ -70,7 +70,7 @@ _MOST_PARTS = 1024  # maximum number of parts that Linux writes in one call
 
 
 def write_all(descriptor: int, parts: Sequence[memoryview], offset: int) -> None:
-    """Write ``parts`` one after another, from ``offset`` on."""
+    """Write ``parts`` to a file one after another, from ``offset`` on."""
     left = deque(part for part in parts if len(part))
     while left:
         written = os.pwritev(descriptor, list(islice(left, _MOST_PARTS)), offset)
@@ -82,7 +82,7 @@ def write_all(descriptor: int, parts: Sequence[memoryview], offset: int) -> None
 
 
 def read_into(descriptor: int, array: UInt8Array, offset: int) -> None:
-    """Fill ``array`` from a file; raise an OSError if the file has become too short."""
+    """Fill ``array`` with bytes of a file from ``offset`` on.  Raise an OSError if the file is too short."""
     if read_at(descriptor, array.reshape(-1), offset) < array.size:
         raise OSError(errno.EIO, "a cache's data file is shorter than it was")
 
@@ -98,23 +98,25 @@ _PAUSE_S = 2.0  # no entries are added for this time after another process did n
 
 
 class DamagedStoreError(OSError):
-    """The two files do not belong together, or are not files of a store."""
+    """The two files of a store do not belong together, or are not files of a store."""
 
 
 class EntryStore:
-    """A store of byte arrays by the digests of their identities.  Safe for concurrent threads and processes.
+    """A store of byte arrays.  An array is found by the digest (hash) of a description of its content.
 
-    A store has two files, ``data`` and ``log``, which are closed with the store.  After an error, ``put``
-    stores nothing more, but ``find`` still finds the known entries.
+    Several threads and processes may use the store at the same time.  A store has two files, ``data`` and
+    ``log``, which are closed with the store.  After an error, ``put`` stores nothing more, but ``find`` still
+    finds the entries that this process knows.
 
     Args:
         max_bytes: the limit for the entries' bytes.
         verify: whether this process compares an entry's bytes with the checksum at the first read.
-        marks: the number of bytes that ``mark`` uses.  They precede the entries.  All processes that share
-            the file have the same number.
-        is_in_memory: whether the data file always has its full size.  It is then read through a memory map,
-            without a copy.
-        is_short: is called now and then, and returns whether the machine has no room left for more entries.
+        marks: the number of bytes that ``mark`` uses at the beginning of the data file.  All processes that
+            share the file must pass the same number.
+        is_in_memory: whether the data file is in memory, and always has its full size.  The file is then read
+            through a memory map, without a copy.
+        is_short: a function that is called now and then.  It returns whether the machine has no room left for
+            more entries.
     """
 
     def __init__(
@@ -168,7 +170,8 @@ class EntryStore:
         return len(self._table)
 
     def find(self, digest: bytes) -> Entry | None:
-        """Return the entry of a 16-byte digest, or None.  Entries of other processes are found at once."""
+        """Return the entry with a 16-byte digest; None if there is none.  An entry that another process has
+        added is also found."""
         while True:
             entry = self._known(digest)
             if entry is None and self._refresh():
@@ -181,7 +184,7 @@ class EntryStore:
         return None if found is None else Entry(*found)
 
     def images(self, tag: bytes, *, marks: bool) -> Any:
-        """Return the ``native.KeptImages`` that finds images in this store.  ``tag`` is the tag of
+        """Return the native core's object that finds images in this store.  ``tag`` is explained at
         ``identify``.  With ``marks``, an image is stored only at its second use."""
         return native.KeptImages(
             self._table,
@@ -195,14 +198,15 @@ class EntryStore:
         )
 
     def chunks(self, tag: bytes, count: int, nbytes: int, *, marks: bool) -> Any:
-        """Return the ``native.KeptChunks`` that finds ``count`` decoded chunks of ``nbytes`` each."""
+        """Return the native core's object that finds decoded chunks in this store: ``count`` chunks of
+        ``nbytes`` each.  ``tag`` and ``marks`` are as for ``images``."""
         return native.kept_chunks(
             self._table, self._data, self.mapped, self._end, tag, self._verify, self._marks if marks else 0,
             count, nbytes, self,
         )  # fmt: skip
 
     def read(self, entry: Entry, first: int, count: int) -> UInt8Array:
-        """Return ``count`` rows of an entry from row ``first`` on: uint8 (count, width, channels)."""
+        """Return ``count`` rows of an entry's array from row ``first`` on: uint8 (count, width, channels)."""
         _, width, channels = entry.shape
         offset, nbytes = entry.offset + first * width * channels, count * width * channels
         if self.mapped is not None:
@@ -221,8 +225,8 @@ class EntryStore:
         return [Entry(*one) for one in self._table.entries()]
 
     def mark(self, digest: bytes) -> bool:
-        """Mark a digest, and return whether the mark was set already by any process.  Several digests share a
-        mark."""
+        """Set the mark of a digest, and return whether any process had set this mark before.  Several digests
+        share a mark."""
         place = int.from_bytes(digest[:8], "little") % self._marks
         try:
             if os.pread(self._data, 1, place) == b"\1":
@@ -233,7 +237,7 @@ class EntryStore:
         return False
 
     def has_room(self, nbytes: int) -> bool:
-        """Return whether an entry of ``nbytes`` would fit."""
+        """Return whether the store accepts a new entry of ``nbytes``."""
         part = self._part
         left = self._end - (part.start if part.stop == self._allocated else self._allocated)
         left = max(left, part.stop - part.start)
@@ -245,8 +249,8 @@ class EntryStore:
         return not self._not_before or time.monotonic() >= self._not_before
 
     def put(self, digest: bytes, pixels: UInt8Array, flags: int = 0, note: bytes = b"") -> bool:
-        """Store a C-contiguous uint8 (H, W, C) array with a note.  Return whether the store has an entry for
-        ``digest`` now."""
+        """Store a C-contiguous uint8 (H, W, C) array, and the bytes ``note`` with it.  Return whether the
+        store has an entry for ``digest`` now."""
 
         height, width, channels = pixels.shape
         # Another process may have added the entry first.
@@ -256,9 +260,9 @@ class EntryStore:
     def put_all(self, digests: Sequence[bytes], arrays: Sequence[UInt8Array], note: bytes = b"") -> int:
         """Store new arrays of equal length, uint8 (N,), if there is room for all of them.
 
-        This method is for small arrays: storing them one by one would take longer than computing them.
         Return the offset of the first array, or -1 if the arrays are not stored.  The distance from each
-        array to the next is ``aligned(N + len(note))``.
+        array to the next is ``aligned(N + len(note))``.  This method is for small arrays: storing small
+        arrays one by one would take longer than computing them.
         """
         return self._put(digests, arrays, (1, arrays[0].nbytes, 1), 0, note)
 
@@ -383,8 +387,8 @@ class EntryStore:
         return is_right
 
     def _is_too_late(self, nbytes: int) -> bool:
-        """Count ``nbytes``, and return whether the store accepts no more entries.  Check now and then whether
-        the machine has run out of room."""
+        """Return whether the store accepts no more entries.  Count ``nbytes`` as stored, and check now and
+        then whether the machine has run out of room."""
         if self._is_short is not None and self._taken >= self._look_at:
             self._look_at = self._taken + _LOOK_AFTER
             try:

@@ -37,9 +37,9 @@ _LOOKED_AT = 1000  # entries that are checked for staleness
 
 
 def open_cache_store(option: Cache) -> EntryStore | None:
-    """Return the store for an option.
+    """Return the store of cached data for a ``Cache`` option.
 
-    Equal options have the same store in this process, and they share its content with other processes.  The
+    In this process, equal options have the same store.  Other processes share the content of the store.  The
     store lives as long as a reference to the store or to the option object exists.  If the store cannot be
     created in memory or in the default folder, log the reason and return None.
 
@@ -89,7 +89,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _ram(option: Cache) -> EntryStore:
-    """Return the store in memory that processes of this user share, or a new store."""
+    """Return the store in memory that processes of this user already share, or create one."""
     store = None
     try:
         with meeting_folder() as folder:
@@ -125,7 +125,7 @@ def _ram_store(data: int, log: int, limit: int) -> EntryStore:
 
 
 def _marks(limit: int) -> int:
-    """Return the number of bytes for marks, a multiple of the entries' alignment."""
+    """Return how many bytes ``EntryStore.mark`` uses: a multiple of the entries' alignment."""
     return min(_MARKS, max(64, limit // 1024 * 64))  # processes that share a cache have the same limit
 
 
@@ -174,7 +174,7 @@ def _disk(option: Cache) -> EntryStore:
 
 
 def _generations(folder: PrivateFolder) -> list[int]:
-    """Return the numbers of the pairs of files in the folder; other files are ignored."""
+    """Return the numbers of the generations (pairs of files) in the folder.  Other files are ignored."""
     names = [os.path.splitext(name) for name in folder.names()]
     return [
         int(name) for name, end in names if end in (".data", ".log") and len(name) == 6 and name.isdigit()

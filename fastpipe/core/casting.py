@@ -14,7 +14,7 @@ _HELD_BY = {"b": "biufc", "i": "biufc", "u": "biufc", "f": "fc", "c": "c", "S": 
 def unheld(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[np.bool_]:
     """Return which ``values`` the dtype cannot hold, as a bool array of the same shape.
 
-    Integers and strings must stay exact.  Floats may be rounded, but must stay finite and never become ints.
+    Integers and strings must stay exact.  A float may be rounded, but not to infinity or to an integer type.
 
     >>> unheld(np.array([1, 300, -1]), np.dtype("uint8")).tolist()
     [False, True, True]

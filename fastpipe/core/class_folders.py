@@ -46,10 +46,10 @@ class Folder(Generic[T]):
 
     Attributes:
         path: path of the folder, relative to the root.
-        stamp: a stamp that shows later changes of the folder; None if no reliable stamp is available.
+        stamp: numbers that change whenever the folder changes; None if no reliable numbers are available.
         folders: names of the folders in this folder.
-        count: number of files in ``content``.
-        content: the second result of ``Walker``'s ``take`` for the files of this folder.
+        count: number of files that ``content`` represents.
+        content: the object that ``Walker``'s function ``take`` returned for the files of this folder.
     """
 
     path: str
@@ -71,13 +71,13 @@ _Visit = tuple[int, Folder[T] | None, list[_Task]]
 
 def waits(since: tuple[float, float]) -> bool:
     """Return whether at least 50 ms have passed, and this thread waited for more than half of that time.
-    ``since`` are the values of ``perf_counter`` and ``thread_time`` at the beginning of the time."""
+    ``since`` contains ``perf_counter()`` and ``thread_time()`` from the beginning of that time."""
     passed, ran = time.perf_counter() - since[0], time.thread_time() - since[1]
     return passed >= _WINDOW_S and passed - ran > passed / 2
 
 
 class Walker(Generic[T]):
-    """A finder of folders and their files, in the order of ``sorted(os.walk(top, followlinks=True))``.
+    """Finds folders and their files, in the order of ``sorted(os.walk(top, followlinks=True))``.
 
     Every entry that is not a folder counts as a file, including broken links, fifos, and links in a loop that
     the operating system does not follow any more.  A folder that cannot be read is left out, with all
@@ -85,10 +85,10 @@ class Walker(Generic[T]):
 
     Args:
         prefix: prefix of all paths: a folder with its separator, or an empty string.
-        take: a function of a folder's path and the names of its files.  It returns how many files are taken,
-            and an object that represents these files.  It is called from any thread.
+        take: a function that gets a folder's path and the names of its files.  It returns how many of these
+            files are used, and an object that represents the used files.  Any thread may call it.
         known: the listings of a previous scan, by path.  A folder with the same stamp is not listed again.
-        now: returns the time of the file systems in nanoseconds.
+        now: returns the current time on the clock of the file systems, in nanoseconds.
         is_waiting: returns whether the thread that lists folders has spent most of its time waiting.  It is
             called before each folder.
         on_progress: is called with the number of folders and of files found so far, a few times a second.
@@ -115,8 +115,8 @@ class Walker(Generic[T]):
         self._remote = False
 
     def walk(self, tops: Sequence[str]) -> list[list[Folder[T]]]:
-        """Return for each of ``tops`` the folder and all folders in it, sorted by path.  The list of a top
-        that is not a folder is empty."""
+        """For each path in ``tops``, return a list of this folder and all folders below it, sorted by path.
+        If a path is not a folder, its list is empty."""
         found: list[list[Folder[T]]] = [[] for _ in tops]
         pending = [_Task(number, path, is_top=True) for number, path in enumerate(tops)]
         pending.reverse()
@@ -179,8 +179,8 @@ class Walker(Generic[T]):
         return task.top, folder, [_Task(task.top, os.path.join(task.path, name)) for name in names]
 
     def _unchanged_below(self, task: _Task, known: Folder[T], status: os.stat_result) -> list[_Task] | None:
-        """Return the tasks for the folders in a folder with an unchanged stamp.  Return None if the folder
-        must be listed although its stamp is unchanged."""
+        """Return tasks that visit the known subfolders of a folder with an unchanged stamp.  Return None if
+        the folder must be listed again although its stamp is unchanged."""
         path = self._prefix + task.path
         may_list = os.access(path, os.R_OK, effective_ids=os.access in os.supports_effective_ids)
         if not (may_list and self._file_systems.is_local(status.st_dev, path)):
@@ -256,9 +256,10 @@ _VERSION = 1
 
 
 class IndexCache:
-    """A cache for the results of scans that took longer than ``keep_from_s``, in files of a folder.
+    """Keeps the results of scans of datasets in files of a folder, for the next scan.
 
-    An unusable folder causes one warning.  ``now`` returns the time of the scanned file systems in
+    Only scans that took longer than ``keep_from_s`` seconds are kept.  If the folder cannot be used, one
+    warning is logged.  ``now`` returns the current time on the clock of the scanned file systems, in
     nanoseconds.
     """
 
@@ -275,11 +276,11 @@ class IndexCache:
         self._files = KeptFiles(self.path, "The index of the dataset is not kept, so it is scanned each time")
 
     def load(self, key: list[Any]) -> dict[str, Folder[Packed]]:
-        """Return the folders of a previous scan by path; an empty dict if there are none or on damage."""
+        """Return the folders of a previous scan by path.  Without a scan, or after damage, return {}."""
         return self._files.load(key, _read) or {}
 
     def save(self, key: list[Any], folders: Sequence[Folder[Packed]]) -> None:
-        """Save folders, which all have stamps.  They replace the folders saved with ``key``."""
+        """Save folders in place of the folders saved with ``key`` before.  All folders must have stamps."""
         described = [[one.path, one.stamp, list(one.folders), one.count] for one in folders]
         lengths = [np.zeros(0, dtype=np.int64), *(one.content.lengths for one in folders)]
         arrays: dict[str, npt.NDArray[Any]] = {
@@ -295,7 +296,7 @@ def default_index_cache() -> IndexCache | None:
 
 
 def _read(about: dict[str, Any], array: Arrays) -> dict[str, Folder[Packed]]:
-    """Return the folders that a cache file describes; raise a ValueError if the file is inconsistent."""
+    """Return the folders that a cache file describes.  Raise a ValueError if the file is inconsistent."""
     arena = array("arena", np.uint8).tobytes()
     lengths = array("lengths", np.int32).astype(np.int64)
     offsets = checked_offsets(arena, lengths)
@@ -322,7 +323,7 @@ def _all_are(kind: type, values: Iterable[Any]) -> bool:
 def left_out(
     known: Mapping[str, Folder[Packed]], tops: Iterable[str], prefix: str
 ) -> dict[str, Folder[Packed]]:
-    """Return the known folders of classes that exist but are not among the scanned classes ``tops``."""
+    """Return those of the ``known`` folders whose class exists but is not among the scanned ``tops``."""
     above = {path: path.split(os.sep, 1)[0] for path in known}
     others = set(above.values()) - set(tops)
     there = {top for top in others if os.path.isdir(prefix + top)}
@@ -340,11 +341,11 @@ _NAMED_AT_MOST = 20
 def find_classes(
     directory: str | os.PathLike[str], classes: Classes | None = None
 ) -> tuple[list[str], dict[str, int]]:
-    """Find the class folders of a dataset; return their names, and the class index of each name.
+    """Find the class folders of a dataset.  Return their names, and a dict from names to class indices.
 
     ``classes`` may be the names of the folders to take, in this order.  ``classes`` may also be a function
-    that receives the sorted names of all folders and returns the names to take.  With a ``Subset``, the
-    chosen classes are sorted.  With None, all folders are taken, sorted.
+    that receives the sorted names of all folders and returns the names to take.  If ``classes`` is a
+    ``Subset``, the chosen folders are sorted by name.  If ``classes`` is None, all folders are taken, sorted.
 
     Raises:
         FileNotFoundError: the directory does not exist, or contains no folder.
@@ -421,13 +422,13 @@ def scan_folder(
 
     Args:
         directory: the folder that contains one folder for each class; ``~`` is expanded.
-        class_to_idx: the class folders to scan, and their class indices.
+        class_to_idx: the names of the class folders to scan, and their class indices.
         extensions: the extension or extensions of the files to take, in lower case.  Case of the files' names
             is ignored.
         is_valid_file: a function that returns whether to take a path.  Pass either this or ``extensions``.
         allow_empty: whether a class may have no file.  If not, a class without files is a FileNotFoundError.
-        cache: the cache of scans, with which unchanged folders are not listed again.  The cache is not used
-            with ``is_valid_file``, because its result may depend on anything.
+        cache: the cache of scans.  Folders that have not changed since a cached scan are not listed again.
+            The cache is not used with ``is_valid_file``, because this function may depend on anything.
         on_progress: is called a few times a second with the number of folders and of files found.
     """
     directory = os.path.expanduser(directory)
@@ -509,7 +510,7 @@ def _find_by_extension(
 
 
 def _key(directory: str, endings: tuple[str, ...]) -> list[Any] | None:
-    """Return the cache's key for the scan of a folder; None if the folder cannot be read.  The key does not
+    """Return the key of a folder's scan in the cache; None if the folder cannot be read.  The key does not
     change if the folder is moved."""
     try:
         status = os.stat(directory)
@@ -552,8 +553,8 @@ _ERASE = "\x1b[2K"  # erases a terminal's line
 
 
 class ScanProgress:
-    """The display of a scan's progress: a changing line in a terminal, or else lines in the log.  Nothing is
-    shown during the first two seconds of a scan."""
+    """Shows the progress of a scan: a changing line in a terminal, or lines in the log if there is no
+    terminal.  Nothing is shown during the first two seconds of a scan."""
 
     def __init__(self, root: str | os.PathLike[str], *, clock: Callable[[], float] = time.monotonic) -> None:
         self._root, self._clock, self._start = os.fspath(root), clock, clock()

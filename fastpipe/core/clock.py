@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 
 
 class StageClock:
-    """Seconds spent in each stage, summed over the threads that worked in it.
+    """Measures the seconds spent in each stage of loading, summed over all threads.
 
     The stage ``"read"`` reads files.  ``"decode"`` decodes pixels or chunks.  ``"transform"`` resamples and
-    converts.  ``"copy"`` copies samples out of decoded chunks.  ``"wait"`` is the time that the consumer
-    waited for a batch.
+    converts.  ``"copy"`` copies samples out of decoded chunks.  In ``"wait"``, the training loop waits for a
+    batch.
 
     >>> clock = StageClock()
     >>> clock.add("read", 1_500_000_000)
@@ -62,11 +62,11 @@ _VARIABLE = "FASTPIPE_NVTX"
 
 
 def ranged(name: str) -> Callable[[_F], _F]:
-    """Decorate a function so that each call is an NVTX range ``fastpipe.NAME`` of the calling thread.
+    """Decorate a function so that Nsight Systems shows each call as an NVTX range ``fastpipe.NAME``.
 
     If the environment does not enable ranges when fastpipe is imported, the function stays unchanged.  Torch
-    makes the ranges if torch has a GPU; otherwise the package ``nvtx`` makes them.  So far, ranges were
-    tested only with modules that imitate torch and ``nvtx``, without a GPU.
+    makes the ranges if torch has a GPU.  Otherwise the package ``nvtx`` makes the ranges.  So far, ranges
+    were tested only with modules that imitate torch and ``nvtx``, without a GPU.
     """
     if os.environ.get(_VARIABLE, "") in ("", "0"):
         return lambda function: function
@@ -87,7 +87,7 @@ def _range(text: str) -> Iterator[None]:
 def _marks() -> tuple[Callable[[str], object], Callable[[], object]]:
     """Return the functions that begin and end a range of the calling thread.
 
-    The first range looks the functions up, because the script has then imported its packages.
+    The functions are looked up at the first range, because the user's script has then imported torch.
     """
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is not None and cuda.is_available():

@@ -28,16 +28,17 @@ class EpochTimes(NamedTuple):
 
     Attributes:
         epoch: the epoch's number, from 0.
-        seconds: duration of the training steps and of the time between steps, without a trainer's validation.
+        seconds: duration of all steps and of the time between steps, without a trainer's validation.
         steps: number of steps.
         step_seconds: median duration of a step, including its wait for data.
         waiting: fraction of ``seconds`` in which steps waited for their batches, 0 to 1; None if
             unknown.
-        images_per_second: samples per second of ``seconds``; None if unknown.
+        images_per_second: number of samples divided by ``seconds``; None if unknown.
         step_seconds_p95: 95th percentile of a step's duration.
-        wait_seconds, wait_seconds_p95: median and 95th percentile of a step's wait; None if unknown.
+        wait_seconds, wait_seconds_p95: median and 95th percentile of a step's wait for its batch; None if
+            unknown.
         first_batch_seconds: time from the epoch's beginning to its first batch; None if unknown.
-        late_batches: number of batches that took longer than ``warn_after``, not counting the first batch.
+        late_batches: number of batches with a wait longer than ``warn_after``; the first batch never counts.
         is_complete: False if the loop ended before the loader was exhausted.
         gpu_utilisation: fraction of time in which the GPU ran a kernel, 0 to 1; None if not measured.
         gpu_memory_utilisation: fraction of time in which the GPU's memory was read or written, 0 to 1; None
@@ -97,10 +98,11 @@ def epoch_times(
     warn_after: float | None = None,
     is_complete: bool = True,
 ) -> EpochTimes:
-    """Return the times of a measured epoch.
+    """Compute the times of an epoch from measurements.
 
-    ``seconds`` is the total duration, ``steps`` are the durations of the steps, and ``waits`` are the waits
-    of the steps (None if unknown), all in seconds.  ``samples`` is the number of samples; NaN if unknown.
+    ``seconds`` is the duration of the epoch.  ``steps`` are the durations of the steps in seconds, and
+    ``waits`` are the seconds that the steps waited for their batches; None if unknown.  ``samples`` is the
+    number of samples; NaN if unknown.
 
     >>> epoch_times(0, 2.0, [0.5, 1.5], [0.25, 0.75], 8)[:6]
     (0, 2.0, 2, 1.0, 0.5, 4.0)
@@ -128,11 +130,11 @@ def _quantile(values: Sequence[float] | npt.NDArray[np.float64], part: float) ->
 
 @dataclass(frozen=True)
 class WaitLimits:
-    """The limits of waiting times.  A time beyond a limit causes a warning.
+    """Limits for the time that training waits for data.  A longer time causes a warning.
 
     Args:
-        warn_after: the limit of seconds for one batch; None for no limit.
-        warn_waiting: the limit of the fraction of an epoch that is spent waiting, 0 to 1; None for no limit.
+        warn_after: the longest wait for one batch, in seconds; None for no limit.
+        warn_waiting: the largest fraction of an epoch that is spent waiting, 0 to 1; None for no limit.
 
     Raises:
         OptionError: a limit has a value that cannot work.
@@ -158,7 +160,7 @@ class WaitLimits:
     def warning(self, times: EpochTimes, stages: Mapping[str, float] | None = None) -> str | None:
         """Return the warning about an epoch; None if no limit was exceeded.
 
-        ``stages`` are the seconds of the loader's stages, which the warning mentions.
+        ``stages`` contains the seconds that the loader spent in each stage.  The warning mentions them.
         """
         said = []
         if times.late_batches and self.warn_after is not None:
@@ -180,7 +182,7 @@ class WaitLimits:
 
 
 def samples_of(batch: Any) -> float:
-    """Return the number of samples in a batch; NaN if it is unknown.
+    """Return the number of samples in a batch; NaN if the number is unknown.
 
     The number is the first dimension of the batch's first array, or the length of a list of strings or
     numbers.

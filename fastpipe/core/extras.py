@@ -21,8 +21,8 @@ def load_part(module: str) -> ModuleType:
     """Import a module by its full name.  The ``__getattr__`` of a package may call this function.
 
     Raises:
-        ImportError: an imported module lacks an attribute, or a file hides a package.  (Python would
-            treat an AttributeError as a missing name of the package, and hide the reason.)
+        ImportError: an imported module lacks an attribute, or a user's file hides a package.  (An
+            AttributeError would look like a missing name of the package.)
     """
     try:
         return importlib.import_module(module)
@@ -46,10 +46,11 @@ def _advice(found: object) -> str:
 def require(module: str, *, extra: str = "", package: str = "") -> Any:
     """Import ``module``, or raise an error with the pip command that installs it.
 
-    The command installs ``package`` if it is given, else the extra ``extra`` of fastpipe.
+    The command installs ``package`` if given.  Otherwise it installs fastpipe's extra ``extra``.
 
     Raises:
-        MissingDependencyError: the package of ``module``, or a package that it imports, is not installed.
+        MissingDependencyError: the package of ``module``, or a package that ``module`` imports, is not
+            installed.
         Exception: an installed package cannot be imported.  The error is the package's own error, or an error
             of ``load_part``.
 
@@ -70,7 +71,7 @@ def require(module: str, *, extra: str = "", package: str = "") -> Any:
 
 
 def missing_package(error: ModuleNotFoundError) -> MissingDependencyError:
-    """Return the error for a missing package that no extra installs, from the error of its import."""
+    """Return the error for a missing package that no extra installs.  ``error`` is from its import."""
     name = str(error.name).partition(".")[0]
     return MissingDependencyError(
         f"the package {name!r} is needed here and it is not installed. "
@@ -79,8 +80,8 @@ def missing_package(error: ModuleNotFoundError) -> MissingDependencyError:
 
 
 def load_rich() -> None:
-    """Import the part of rich that uses Python's random generator on import, and restore the generator.  Call
-    this before any other import of rich in a script's process."""
+    """Import the part of rich that uses Python's random generator on import, and restore the generator.
+    Call this before any other import of rich in a process of the user's script."""
     state = random.getstate()
     load_part("rich.style")
     random.setstate(state)
@@ -91,7 +92,7 @@ def briefly_set(name: str, value: str) -> Iterator[None]:
     """Set an environment variable within the ``with`` block, unless the variable is set already.
 
     This is for packages that read or set the variable on import.  After the block the variable is unset
-    again, because other child processes must inherit the script's own values.
+    again, because other child processes must inherit the values of the user's script.
     """
     was_set = name in os.environ
     os.environ.setdefault(name, value)
@@ -106,9 +107,9 @@ def briefly_set(name: str, value: str) -> Iterator[None]:
 def require_threadpoolctl(extra: str) -> Any:
     """Import threadpoolctl as ``require`` does, without its permanent change of the environment.
 
-    The import of threadpoolctl sets the variable ``KMP_DUPLICATE_LIB_OK``.  Another package that imports
-    threadpoolctl later, such as scikit-learn, relies on the variable.  So that package gets a separate
-    module, whose import sets the variable.
+    The import of threadpoolctl sets the variable ``KMP_DUPLICATE_LIB_OK``.  Other packages that import
+    threadpoolctl, such as scikit-learn, rely on the variable.  So a later import by such a package loads the
+    module again, and sets the variable.
     """
     if "threadpoolctl" in sys.modules:
         return sys.modules["threadpoolctl"]

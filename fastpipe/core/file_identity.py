@@ -1,4 +1,4 @@
-"""Identity of files, which shows whether cached data still belong to the file at a path."""
+"""Identify files, to find out whether cached data still belong to the file at a path."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _STEP_NS, _COARSE_STEP_NS = 20_000_000, 2_100_000_000
 class FileIdentity(NamedTuple):
     """The state of a file at one time.
 
-    ``digest`` is a 16-byte hash of ``state`` and of the ``tag`` of ``identify``.  If ``is_settled``, any
-    further change gives another state.  Otherwise, a further change may give an equal state, because file
-    systems store times in steps.
+    ``digest`` is a 16-byte hash of ``state`` and of the ``tag`` that was passed to ``identify``.  If
+    ``is_settled`` is True, any further change of the file gives another state.  If it is False, a further
+    change may give an equal state, because file systems store times in steps.
     """
 
     digest: bytes
@@ -37,7 +37,7 @@ class FileIdentity(NamedTuple):
     is_settled: bool
 
     def note(self) -> bytes:
-        """Return the state and the path.  ``is_stale`` uses them to check whether the file is unchanged."""
+        """Return the state and the path as bytes, with which ``is_stale`` checks if the file has changed."""
         return self.state + os.fsencode(os.path.abspath(self.path))
 
 
@@ -46,7 +46,7 @@ def identify(path: str, tag: bytes) -> FileIdentity:
 
     Every way to change or replace a settled file changes one of these values, because a program cannot set
     the time of change.  ``tag``, at most 64 bytes, describes everything else that the cached data depend on,
-    such as how the file is decoded.
+    for example how the file is decoded.
     """
     now = time.time_ns()
     status = os.stat(path)
@@ -57,8 +57,8 @@ def identify(path: str, tag: bytes) -> FileIdentity:
 
 
 def states_of_objects(versions: Sequence[bytes]) -> npt.NDArray[np.uint64]:
-    """Return the states of objects, uint64 (N, 5), as ``identify_object`` computes each state.  Each of
-    ``versions`` is 16 bytes."""
+    """Return the states of a store's objects, uint64 (N, 5), as ``identify_object`` computes them.  Each
+    version in ``versions`` is 16 bytes."""
     states = np.zeros((len(versions), 5), np.uint64)
     states[:, 0] = _NO_DEVICE
     states[:, 3:] = np.frombuffer(b"".join(versions), "<u8").reshape(-1, 2)
@@ -66,14 +66,14 @@ def states_of_objects(versions: Sequence[bytes]) -> npt.NDArray[np.uint64]:
 
 
 def identify_object(version: bytes, path: str, tag: bytes) -> FileIdentity:
-    """Return the state of a store's object from the object's listed ``version``, 16 bytes."""
+    """Return the state of a store's object.  ``version``, 16 bytes, is its version in the listing."""
     state = _NUMBERS.pack(_NO_DEVICE, 0, 0, *_HALVES.unpack(version))
     return FileIdentity(hashlib.blake2b(state, digest_size=16, key=tag).digest(), state, path, True)
 
 
 def is_stale(note: bytes) -> bool:
-    """Return whether the file of a ``note`` is gone or has changed.  The result for a store's object is
-    always False, because only the store could tell."""
+    """Return whether the file that a ``note`` describes is gone or has changed.  The result for a store's
+    object is always False, because a request to the store would be needed."""
     if note.startswith(_OF_OBJECT):
         return False
     try:
@@ -103,7 +103,7 @@ _RESOLUTION_NS = 2_100_000_000
 
 
 class FileSystems:
-    """The kinds of the file systems that are mounted, read once from ``/proc/self/mountinfo``."""
+    """Knows the types of the mounted file systems.  They are read once, from ``/proc/self/mountinfo``."""
 
     def __init__(self, mounts: str | None = None) -> None:
         self._of_device: dict[int, str] = {}
@@ -122,11 +122,11 @@ class FileSystems:
             self._of_folder[folder] = kind
 
     def kind(self, device: int, folder: str) -> str | None:
-        """Return the kind of a folder's file system, such as ``"ext4"``; None if unknown.
+        """Return the type of a folder's file system, such as ``"ext4"``; None if unknown.
 
         ``device`` is the folder's ``st_dev``, which identifies most file systems.  If the device is not in
-        the list of mounts, the folder's path decides: subvolumes of btrfs have device numbers that are not
-        listed.
+        the list of mounts, the file system is found by the folder's path.  For example, the device numbers of
+        btrfs subvolumes are not listed.
         """
         kind = self._of_device.get(device)
         if kind is None and self._of_folder:
@@ -139,7 +139,7 @@ class FileSystems:
         return self.kind(device, folder) in _LOCAL
 
     def is_remote(self, device: int, folder: str) -> bool:
-        """Return whether the file system is known to be remote, so that each access may take long."""
+        """Return whether the file system is known to be remote.  Each access may then take long."""
         return self.kind(device, folder) not in (None, *_LOCAL)
 
     def _kind_at(self, folder: str) -> str | None:
@@ -152,7 +152,7 @@ class FileSystems:
 
 
 def is_settled(changed: int, now: int) -> bool:
-    """Return whether a change after ``now`` would get another time than ``changed``, in nanoseconds."""
+    """Return whether a change after ``now`` would get another time than ``changed``.  All in nanoseconds."""
     return now - changed > _RESOLUTION_NS
 
 

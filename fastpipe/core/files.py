@@ -54,7 +54,7 @@ def open_regular(
 ) -> int:
     """Open a regular file, without waiting on a fifo or triggering a device.
 
-    ``follows`` says whether the path may be a link.
+    The path may be a symbolic link only if ``follows`` is True.
 
     Raises:
         OSError: the errors of ``os.open``, and an error for a directory, a fifo, a socket or a device.
@@ -88,10 +88,10 @@ def write_whole(
     """Create or replace a file atomically, so a reader finds the complete old file or the complete new file.
 
     If ``path`` is a link, the link itself is replaced.  Without ``sync``, a crash of the machine may leave an
-    empty file.  ``unfinished`` is the file's name during writing; the caller chooses a name in a private
-    folder, to find leftovers of killed processes.  The default is an unguessable name in the folder of
-    ``path``.  If ``dir_fd`` is given, the paths are relative to this open folder, and ``sync`` does not sync
-    the folder itself.
+    empty file.  The file is written as ``unfinished`` and then renamed.  By default, ``unfinished`` is an
+    unguessable name in the folder of ``path``.  A caller passes its own name, in a private folder, to find
+    the files of killed processes later.  If ``dir_fd`` is given, the paths are relative to this open folder,
+    and ``sync`` does not sync the folder itself.
     """
     path = Path(path)
     try:
@@ -140,7 +140,7 @@ def open_output(path: str | os.PathLike[str], *, appends: bool = False) -> int:
 
 
 def write_output(path: str | os.PathLike[str], text: str) -> None:
-    """Write a text in UTF-8 to a file named by the user, opened by ``open_output``."""
+    """Write a text in UTF-8 to a file named by the user.  The file is opened by ``open_output``."""
     with os.fdopen(open_output(path), "w", encoding="utf-8") as file:
         file.write(text)
 
@@ -233,10 +233,11 @@ def folder_below(root: str | os.PathLike[str], inside: str, *, makes: bool = Fal
 
 
 def who_else_may_write(descriptor: int, status: os.stat_result, *, root_may: bool = False) -> str:
-    """Return who may write to a file or folder apart from this user (and root, with ``root_may``); else "".
+    """Return a text that says who else may write to a file or folder; "" if only this user may write.
 
-    Some file systems show all files as files of one user, or have no modes.  So the function creates a file
-    in the folder ``descriptor``, and accepts the owner and the mode that the new file has.
+    With ``root_may``, root may write too.  Some file systems show all files as files of one user, or have no
+    modes.  So the function creates a file in the folder ``descriptor``, and accepts the owner and the mode
+    that this new file has.
     """
     if not hasattr(os, "geteuid"):  # on Windows, modes have no meaning
         return ""
@@ -271,7 +272,7 @@ _closing: list[Callable[[], object]] = []
 
 
 def closes_idle(function: Callable[[], T]) -> Callable[[], T]:
-    """Register a function that closes idle files, to be called when no file descriptor is left."""
+    """Register a function that closes idle files.  It is called when no file descriptor is left."""
     _closing.append(function)
     return function
 
@@ -302,9 +303,9 @@ def is_spent(error: BaseException) -> bool:
 
 
 def is_tight(descriptor: int) -> bool:
-    """Return whether half of this process's descriptors are in use, given a newly opened ``descriptor``.
+    """Return whether half of this process's descriptors are in use.  ``descriptor`` was just opened.
 
-    The system returns the lowest free number, so a large number shows that many descriptors are in use.
+    The system always opens the lowest free number.  So a large number shows that many descriptors are in use.
     """
     limit = _limit()
     return limit is not None and descriptor >= limit // 2
@@ -360,7 +361,7 @@ _SIGNATURE = b"\x89HDF\r\n\x1a\n"  # the first bytes of an HDF5 file
 
 
 def open_file(path: str, flags: int = 0) -> int:
-    """Open a regular file for reading.  Can be the ``opener=`` of ``open``; ``flags`` is ignored."""
+    """Open a regular file for reading.  ``open`` accepts this function as ``opener``.  Ignore ``flags``."""
     return retrying_open(open_regular, path, follows=True)
 
 
@@ -405,7 +406,7 @@ def read_file(path: str) -> bytes:
 def read_at(descriptor: int, memory: Any, offset: int) -> int:
     """Fill ``memory`` (uint8, C-contiguous) with bytes of a file from ``offset`` on.
 
-    Return the number of bytes read, which is smaller than the memory if the file ends.
+    Return the number of bytes read.  This number is smaller than the memory if the file ends before.
     """
     view, done = memoryview(memory), 0
     while done < len(view):

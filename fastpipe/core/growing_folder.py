@@ -21,7 +21,7 @@ _Self = TypeVar("_Self", bound="GrowingFolder")
 
 
 def folder_of(out: Path) -> Path:
-    """Return the folder of an unfinished copy: ``OUT.partial``."""
+    """Return the folder for the unfinished copy of ``out``: ``OUT.partial``."""
     return out.with_name(f"{out.name}.partial")
 
 
@@ -36,10 +36,10 @@ def has_empty_lock(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def opened_folder(out: Path) -> Iterator[str]:
-    """Give the ``with`` block a path of an unfinished copy's folder.
+    """Give the ``with`` block a path of an unfinished copy's folder ``OUT.partial``.
 
-    The path stays valid if the folder is replaced.  Because the caller continues the folder's content, an
-    OptionError is raised if other users may write there, or if it is not a folder.
+    The path leads to the same folder even if another folder replaces it.  The caller continues the content of
+    the folder.  So an OptionError is raised if other users may write there, or if it is not a folder.
     """
     folder = folder_of(out)
     with contextlib.ExitStack() as stack:
@@ -74,7 +74,8 @@ def remove_folder(out: Path, names: Iterable[str]) -> None:
 
 
 class GrowingFolder(ABC):
-    """The locked folder ``OUT.partial``.  ``busy`` is the error if another process or thread uses it."""
+    """The folder ``OUT.partial``, locked until ``close``.  The constructor raises ``busy`` if another process
+    or thread uses the folder."""
 
     # The file lock excludes only other processes.  This set excludes other threads of this process.
     _held: ClassVar[set[str]] = set()

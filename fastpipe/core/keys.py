@@ -38,11 +38,11 @@ _MOST_REPLACEMENTS = 100
 
 
 def uniforms(seed: int, epoch: int, draws: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.float64]:
-    """Return uniform random numbers for a batch; each row depends only on its own key.
+    """Return uniform random numbers for a batch.  A sample's numbers depend only on the sample's own key.
 
     ``seed`` and ``epoch`` are any integers, taken modulo 2**64.  ``draws``, int64 (N,), are the samples'
-    positions in the epoch's unsharded order.  ``count`` is the number of random numbers for each sample, 0 to
-    2**32.  A larger ``count`` only appends numbers to each row.
+    positions in the epoch's order of all ranks.  ``count``, 0 to 2**32, is the number of random numbers for
+    each sample.  A larger ``count`` only appends numbers to each row of the result.
 
     Returns:
         float64 array (N, count), each number a multiple of 2**-53 in [0, 1).
@@ -75,7 +75,7 @@ def sample_seed(seed: int, epoch: int, draw: int) -> int:
 
 @lru_cache(maxsize=64)
 def _steps(count: int) -> npt.NDArray[np.uint64]:
-    """Return ``golden * (1, …, count)``.  The array is read-only, because calls share it."""
+    """Return ``golden * (1, …, count)``.  The array is read-only, because several calls share it."""
     steps = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN_U
     steps.flags.writeable = False
     return steps
@@ -108,10 +108,11 @@ def _mix_array(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 def another_of_its_class(
     targets: npt.NDArray[Any], target: Any, position: int, seed: int, attempt: int
 ) -> int | None:
-    """Return another sample of class ``target``, to replace the sample at ``position``; None if no sample is
-    left.
+    """Return another sample of class ``target``, to replace the sample at ``position``.  Return None if no
+    sample is left.
 
-    The candidates are in a random order that depends on ``seed``.  ``attempt``, from 1, selects one of them.
+    The candidates are in a random order that depends on ``seed``.  ``attempt``, from 1, is the place of the
+    returned sample in this order.
     """
     same = np.flatnonzero(targets == target)
     others = same[same != position]

@@ -1,14 +1,14 @@
 """Reusable, unnamed memory that a worker process writes and its parent reads.
 
 A *lane* belongs to one worker process.  A lane has several segments for batches, and a page on which the
-worker notes what it is doing.  Segments and page are ``memfd`` files.  Because these files have no
+worker notes what it is doing.  Each segment and the page are ``memfd`` files.  Because these files have no
 name, nothing is left when a process ends, and the size of ``/dev/shm`` does not matter.
 
-Two numbers on the page show who owns a segment.  The worker counts how often it has sent the segment.  The
-parent counts how many of these messages it has released, because no array over the segment is left.  If the
-numbers are equal, the segment belongs to the worker.  The worker keeps its own list of the segments that it
-is filling.  (A flag would not suffice: user code may send the same tensor again, with the next batch, while
-the parent releases the tensor.)
+Two numbers on the page show who owns a segment.  The worker counts how often it has sent the segment.  When
+no array over the segment is left, the parent adds the messages that it has received to its own count.  If
+the numbers are equal, the segment belongs to the worker.  The worker keeps its own list of the segments that
+it is filling.  (A flag would not suffice: user code may send the same tensor again, with the next batch,
+while the parent releases the tensor.)
 
 A process that the parent forks sees the segments that the parent holds at that time.  These segments are
 returned to the worker only after the forked process has ended.
@@ -44,7 +44,7 @@ _numbers = itertools.count()
 
 
 def lanes_are_possible() -> bool:
-    """Return whether this system supports lanes, as Linux does."""
+    """Return whether this system supports lanes.  Linux supports them."""
     return hasattr(os, "memfd_create") and hasattr(os, "posix_fallocate")
 
 
@@ -66,8 +66,8 @@ class _Fork:
 
 
 class _Received:
-    """A segment that the parent holds.  ``owner`` owns the arrays over the segment.  ``times`` is the number
-    of messages that delivered the segment.  ``forks`` are the forked children that see the segment."""
+    """A segment that the parent holds.  ``owner`` is the base of the arrays over the segment.  ``times`` is
+    the number of messages that delivered it.  ``forks`` are the forked children that see the segment."""
 
     def __init__(self, owner: Lease, lane: Lane, segment: int) -> None:
         self.owner = weakref.ref(owner)
@@ -79,8 +79,8 @@ class _Received:
         _in_hand.add(self)
 
     def give_back(self) -> bool:
-        """Give the segment back to the worker, unless a forked child still sees the segment.  Return whether
-        the segment was given back."""
+        """Give the segment back to the worker, unless a forked child still sees the segment.  Return True
+        if the segment was given back."""
         if any(not fork.is_over() for fork in self.forks):
             return False
         self.forks.clear()
@@ -123,10 +123,10 @@ if hasattr(os, "register_at_fork"):
 
 
 class Lane:
-    """The parent's side of a lane.  A lane can be pickled only for a process that is being started.
+    """The parent's side of the memory in which one worker process sends batches to its parent.
 
-    A lane transports batches while at most ``segments`` batches are in transit or held by the user.  Further
-    batches must be sent without the lane.
+    At most ``segments`` batches can be in transit or held by the user at a time.  Further batches must be
+    sent without the lane.  A lane can be pickled only for a process that is being started.
     """
 
     def __init__(self, segments: int) -> None:
@@ -149,7 +149,7 @@ class Lane:
         return LaneWriter(self, self._fds)
 
     def close(self) -> None:
-        """Close the descriptors; received arrays stay valid."""
+        """Close the descriptors.  Received arrays stay valid."""
         self._close()
 
     def receive(self, segment: int, size: int) -> UInt8Array:
@@ -196,7 +196,8 @@ class Lane:
 
 
 class LaneWriter:
-    """The worker's side of a lane.  The threads of the worker process share this object."""
+    """The worker's side of the memory in which one worker process sends batches to its parent.  The threads
+    of the worker process share this object."""
 
     def __init__(self, lane: Lane, fds: list[int]) -> None:
         self.number = lane.number
@@ -252,7 +253,7 @@ class LaneWriter:
         return None
 
     def note(self, thread: int, text: str) -> None:
-        """Note what a thread is about to do, so that the parent can read the note if the thread never ends.
+        """Write down what a thread is about to do.  If the thread then hangs, the parent can read this note.
         ``thread`` is any number that identifies the thread."""
         line = self._threads.setdefault(thread, len(self._threads))
         if line < _NOTES:

@@ -3,8 +3,8 @@
 A ``FileLock`` belongs to a process (``fcntl.lockf``).  A process has one ``FileLock`` for each file that its
 threads and other processes use at the same time.  A ``LockFile`` belongs to an open file ("open file
 description locks", fcntl(2)).  Two ``LockFile`` objects exclude each other even in one process, and closing
-another descriptor of the file does not release their locks.  No kind of lock depends on a clock or leaves a
-file behind.
+another descriptor of the file does not release their locks.  ``FileLock`` and ``LockFile`` depend on no
+clock, and leave no file behind.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TRIES, _WAIT_S = 50, 0.001
 
 
 class FileLockedError(OSError):
-    """Another process has held the lock for much longer than a process needs."""
+    """Another process has held the lock for much longer than the work under the lock takes."""
 
 
 def locks_are_possible() -> bool:
@@ -41,12 +41,12 @@ def locks_are_possible() -> bool:
 
 
 class FileLock:
-    """A lock of a file among the threads and processes that use the file.
+    """Locks a file against all other threads and processes that use the file.
 
     The system's lock belongs to the process and is released when the process ends.  But the system's lock
     does not exclude threads of the same process, and it is released early when the process closes any
     descriptor of the file.  So a process has one ``FileLock`` object for a file, see ``lock_of``, and
-    closes the file's descriptors through this object.  ``threads`` excludes this process's threads.
+    closes the file's descriptors through this object.  ``threads`` is the lock among the process's threads.
     """
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class FileLock:
 
 
 def try_to_lock(descriptor: int) -> bool:
-    """Lock a file for this process, and return True; return False if another process holds the lock.
+    """Lock a file for this process.  Return True on success, and False if another process holds the lock.
 
     Child processes do not inherit the lock.
     """
@@ -111,7 +111,7 @@ def unlock(descriptor: int) -> None:
 
 
 def lock_of(descriptor: int) -> FileLock:
-    """Return this process's lock of an open file.  All descriptors of the file have the same lock."""
+    """Return this process's lock of an open file.  For all descriptors of the file, the lock is the same."""
     status = os.fstat(descriptor)
     key = (status.st_dev, status.st_ino)
     with _making:
@@ -139,7 +139,7 @@ class LockFile:
     A forked child would share its parent's locks.  The child could release the locks, and would hold them
     after the parent's end.  So the child closes its descriptor at once, and opens the file again when needed.
 
-    ``makes`` creates a missing file, with mode 0600.
+    If ``makes`` is True, a missing file is created, with mode 0600.
     """
 
     def __init__(self, path: str, *, makes: bool = True) -> None:
@@ -161,7 +161,8 @@ class LockFile:
         return self._descriptor
 
     def take(self, byte: int, *, shared: bool = False, waits: bool = False) -> bool:
-        """Lock a byte, or change the kind of the byte's lock; return whether that succeeded."""
+        """Lock a byte, exclusively or ``shared``.  Return False if another ``LockFile`` prevents this, unless
+        ``waits``."""
         command = fcntl.F_OFD_SETLKW if waits else fcntl.F_OFD_SETLK
         try:
             _set(self.descriptor, command, fcntl.F_RDLCK if shared else fcntl.F_WRLCK, byte)

@@ -46,8 +46,8 @@ _UNLIMITED = 1 << 60  # version 1's value for "no limit" is just below 2**63
 
 
 class ControlGroups:
-    """The cgroups (versions 1 and 2) of this process, from its own group to the highest visible group.
-    ``root`` is the folder that contains ``proc`` and ``sys``."""
+    """Reads the limits of this process's cgroups, from the process's own group to the highest visible group.
+    Versions 1 and 2 of cgroups are supported.  ``root`` is the folder that contains ``proc`` and ``sys``."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
@@ -70,12 +70,12 @@ class ControlGroups:
 
     def least(self, controller: str, *names: str) -> int | None:
         """Return the lowest limit of all groups; None if no group has a limit.  ``names`` are the names of
-        the file of the limit in versions 2 and 1."""
+        the file with the limit: in version 2, and in version 1."""
         values = [_number(folder / name) for folder in self.folders(controller) for name in names]
         return min((value for value in values if value is not None), default=None)
 
     def cores(self) -> float | None:
-        """Return the processor time that the groups allow, in cores; None if there is no limit."""
+        """Return how many cores' time the groups allow this process to use; None if there is no limit."""
         found = []
         for folder in self.folders("cpu"):
             try:
@@ -100,13 +100,13 @@ class ControlGroups:
         return least
 
     def table(self, controller: str, name: str) -> dict[str, int]:
-        """Return the content of a file of lines "name number", from the lowest group that has the file."""
+        """Return the numbers by name in a file of lines "name number", of the lowest group with this file."""
         tables = (numbers_by_name(folder / name) for folder in self.folders(controller))
         return next(filter(None, tables), {})
 
 
 def numbers_by_name(path: Path) -> dict[str, int]:
-    """Return the content of a file of lines "name number …"; an empty dict if the file does not exist."""
+    """Return the first number by name in a file of lines "name number …"; {} if the file does not exist."""
     found = {}
     for line in _lines(path):
         words = line.split()
@@ -116,7 +116,7 @@ def numbers_by_name(path: Path) -> dict[str, int]:
 
 
 def _own_groups(path: Path) -> dict[str, str]:
-    """Return the groups by controller.  The group of version 2 has an empty name as its controller."""
+    """Return the process's group by controller.  For the group of version 2, the controller is ""."""
     found = {}
     for line in _lines(path):
         parts = line.split(":", 2)  # number:controllers:group
@@ -156,8 +156,8 @@ def _number(path: Path) -> int | None:
 
 
 def free_memory(root: Path = Path("/")) -> int | None:
-    """Return the bytes of free memory of the machine or of the cgroups, whichever is less; None if unknown.
-    Cached file pages count as free."""
+    """Return the free bytes of memory; None if unknown.  This is the smaller of the machine's and the
+    cgroups' free memory.  Cached file pages count as free."""
     available = numbers_by_name(root / "proc/meminfo").get("MemAvailable:")
     known = [None if available is None else available * 1024, ControlGroups(root).free_memory()]
     return min((value for value in known if value is not None), default=None)

@@ -34,8 +34,8 @@ def epoch_order(count: int, *, seed: int, epoch: int) -> npt.NDArray[np.int64]:
 
     Sample ``i`` gets the ``i``-th 64-bit word that NumPy's ``Philox`` generates for the key
     ``(seed mod 2**64, epoch)`` and the counter ``(0, 0, 0, _DOMAIN)``.  The samples are sorted by their
-    words, and samples with equal words by ``i``.  NumPy guarantees that the raw words of a bit generator are
-    equal in all versions, but does not guarantee that for ``Generator.permutation``.
+    words, and samples with equal words by ``i``.  NumPy guarantees that ``Philox`` generates the same words
+    in all versions, but does not guarantee that ``Generator.permutation`` returns the same order.
 
     Raises:
         OptionError: ``epoch`` is not in 0 to 2**64 - 1, or the order does not fit into memory.
@@ -49,16 +49,16 @@ def epoch_order(count: int, *, seed: int, epoch: int) -> npt.NDArray[np.int64]:
 def grouped_order(
     groups: npt.NDArray[np.integer[Any]], window: int, *, seed: int, epoch: int
 ) -> npt.NDArray[np.int64]:
-    """Return an order that mixes the samples of ``window`` groups at a time, an int64 permutation of
-    ``range(N)``.
+    """Return an order of an epoch that mixes the samples of ``window`` groups at a time.
 
+    The order is an int64 permutation of ``range(N)``.  Samples that are cheap to read together are a group.
     The groups are shuffled as ``epoch_order`` shuffles samples, but with the counter
     ``(0, 0, 0, _GROUP_DOMAIN)``.  The shuffled groups are cut into windows of ``window`` groups.  Within a
     window, the samples are sorted by the upper bits of the words that ``epoch_order`` uses.  So all orders of
     a window's samples are equally likely, and the samples of different windows are not mixed.
 
-    ``groups`` is the group of each sample, integers (N,) from 0.  Groups without samples also count as groups
-    of a window.  ``seed``, ``epoch`` and the errors are described at ``epoch_order``.
+    ``groups``, integers (N,), has the number of each sample's group, from 0.  Groups without samples also
+    count as groups of a window.  ``seed``, ``epoch`` and the errors are described at ``epoch_order``.
 
     >>> grouped_order(np.array([0, 0, 1, 1, 2, 2]), 1, seed=0, epoch=0)
     array([4, 5, 3, 2, 1, 0])
@@ -72,16 +72,16 @@ def grouped_order(
 
 
 def tour_words(count: int, seed: int, epoch: int, *, other: bool = False) -> npt.NDArray[np.uint64]:
-    """Return an epoch's random words for tours (see ``Tour``), uint64 (count,).  ``other`` selects a second
-    sequence of random words."""
+    """Return random 64-bit words for an epoch's tour (see ``Tour``), uint64 (count,).  ``other`` selects a
+    second, independent sequence of words."""
     return _words(count, seed, epoch, _TOUR_DOMAINS[other])
 
 
 def interleaved(ranks: npt.NDArray[np.int64], fronts: int, *, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-    """Return an order that cuts a tour into ``fronts`` parts and takes a patch from each part in turn.
+    """Cut a tour of patches into ``fronts`` parts, and return an order with a patch of each part in turn.
 
-    ``ranks``, int64 (N,), are the positions of the patches in the tour, all different.  The order is a
-    permutation, int64 (N,).
+    In a tour, neighbouring patches of a volume follow each other.  ``ranks``, int64 (N,), are the positions
+    of the patches in the tour, all different.  The result is a permutation of ``range(N)``, int64 (N,).
     """
     count = len(ranks)
     if not count:
@@ -121,10 +121,10 @@ def _sorted(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
 
 
 class BlockShard(Shard):
-    """A rank's shard if the samples of each step are cut into consecutive blocks, one block for each rank.
+    """The part of an epoch that a rank gets if each step's samples are cut into one block for each rank.
 
     The concatenated blocks of all ranks are the step's samples in the epoch's order.  Accelerate gathers
-    results in this way, and cuts off the end of the last step.  Only for the mode ``"train"``.
+    results in this order, and cuts off the end of the last step.  Only for the mode ``"train"``.
     """
 
 
@@ -133,7 +133,8 @@ class RankBatch(NamedTuple):
 
     Attributes:
         first: position of the batch's first sample in the epoch's order.
-        step: distance from each sample of the batch to the next (the number of ranks, or 1 in a block).
+        step: distance between the positions of two consecutive samples of the batch.  This is the number of
+            ranks, or 1 for a ``BlockShard``.
         size: number of samples in the batch.
         end: position in the epoch's order where the next step begins.
     """
@@ -145,19 +146,20 @@ class RankBatch(NamedTuple):
 
     @property
     def positions(self) -> range:
-        """Positions of the batch's samples.  Positions past the epoch's end mean its first samples."""
+        """The positions of the batch's samples in the epoch's order.  Positions behind the last sample
+        continue with the epoch's first samples."""
         return range(self.first, self.first + self.step * self.size, self.step)
 
 
 class ShardedBatches:
     """The batches of one rank in an epoch, from the position ``start`` on.
 
-    In ``"train"`` mode, all ranks get equally many batches of equal sizes.  The last step is
-    filled up with samples from the epoch's start (fewer samples than ranks).  In ``"eval"``
-    mode, each sample comes exactly once.  The ranks get equally many batches, and the ranks' batch
-    sizes in a step differ by at most one.  If the last step would have fewer samples than ranks,
-    it gets ``world`` samples, some of them from the step before it.  With a batch size of one, the
-    step before it gets the remaining samples instead.  ``drop_last`` leaves out an incomplete last step.
+    In ``"train"`` mode, all ranks get equally many batches of equal sizes.  If the last step's samples cannot
+    be divided equally, the step gets samples from the epoch's start, fewer than ranks.  In ``"eval"`` mode,
+    each sample comes exactly once.  The ranks get equally many batches, and the ranks' batch sizes in a step
+    differ by at most one.  If the last step would have fewer samples than ranks, the step gets one sample for
+    each rank, and some of these samples come from the step before.  But with a batch size of one, the samples
+    of such a last step go to the step before.  ``drop_last`` leaves out an incomplete last step.
 
     Raises:
         OptionError: in ``"eval"`` mode there are fewer samples than ranks.
@@ -220,8 +222,8 @@ _WINDOW_NBYTES = 1 << 25
 
 
 class Groups:
-    """An arrangement that mixes the samples of ``window`` groups at a time.  ``groups``, int64 (N,), is the
-    group of each sample.  The groups are renumbered from 0, without gaps."""
+    """A way to order epochs that mixes the samples of ``window`` groups at a time.  ``groups``, int64 (N,),
+    has the number of each sample's group.  The groups are renumbered from 0, without gaps."""
 
     gives_seed = False  # whether the samples are drawn with the order's seed
 
@@ -242,12 +244,12 @@ class Groups:
 
     @property
     def option(self) -> Shuffle:
-        """Return the ``Shuffle`` option for this arrangement."""
+        """Return the ``Shuffle`` option with which the user gets this order."""
         return Shuffle(self.window, "group")
 
     @property
     def about(self) -> str:
-        """Return a description of all that decides the order, except seed and epoch."""
+        """Return a text that differs for different orders of the same seed and epoch."""
         return f"{self.option!r} of {self.count} groups, {zlib.crc32(self.groups.tobytes()):08x}"
 
     def describe(self) -> str:
@@ -259,10 +261,10 @@ class Groups:
 
 
 class Tour:
-    """An arrangement that visits patches of volumes along a tour, from ``window`` parts of the tour in turn.
+    """A way to order epochs that visits patches of volumes from ``window`` parts of a tour in turn.
 
-    A tour is an order in which neighbouring patches of a volume follow each other.  ``ranks`` maps seed and
-    epoch to the position of each sample in its dataset's tour, int64 (N,).
+    A tour is an order in which neighbouring patches of a volume follow each other.  ``ranks`` is a function
+    of seed and epoch.  It returns the position of each sample in its dataset's tour, int64 (N,).
     """
 
     gives_seed = True
@@ -303,8 +305,8 @@ Arrangement = Groups | Tour
 def order_of(
     count: int, seed: int | None, epoch: int, arrangement: Arrangement | None
 ) -> npt.NDArray[np.int64] | range:
-    """Return the order of an epoch's samples.  Without a ``seed`` the order is sequential.  With a seed it is
-    shuffled, by ``arrangement`` if given."""
+    """Return the order of an epoch's samples.  If ``seed`` is None, the order is sequential.  If
+    ``arrangement`` is None, all samples are shuffled.  Otherwise ``arrangement`` decides the order."""
     if seed is None:
         return range(count)
     if arrangement is None:
@@ -322,7 +324,7 @@ class GroupedSamples(ABC):
 
     @abstractmethod
     def locality_groups(self) -> npt.NDArray[np.int64]:
-        """Return the group of each sample, int64 (N,)."""
+        """Return the number of each sample's group, int64 (N,)."""
 
     @property
     @abstractmethod
@@ -330,7 +332,7 @@ class GroupedSamples(ABC):
 
     @abstractmethod
     def _expect_window(self, groups: int) -> None:
-        """Prepare for an order that mixes the samples of ``groups`` groups."""
+        """Prepare for an order that mixes the samples of ``groups`` groups at a time."""
 
 
 class TouredSamples(ABC):
@@ -338,16 +340,16 @@ class TouredSamples(ABC):
 
     @abstractmethod
     def _tour_window(self) -> int:
-        """Return the best number of parts of a tour to alternate between."""
+        """Return the number of parts of a tour from which samples should be taken in turn."""
 
     @abstractmethod
     def _tour_ranks(self, window: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-        """Return the position of each of an epoch's samples in the tour, int64 (N,)."""
+        """Return each sample's position in an epoch's tour (see ``Tour``), int64 (N,)."""
 
     @abstractmethod
     def _tour_about(self, window: int) -> str:
-        """Return a description of all that the tour depends on, except seed and epoch."""
+        """Return a text that differs for different tours of the same seed and epoch."""
 
     @abstractmethod
     def _tour_amplification(self, window: int) -> float:
-        """Return the approximate number of bytes that are decoded for each byte that is used."""
+        """Return about how many bytes are decoded for each byte that is used."""

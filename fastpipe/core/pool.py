@@ -1,17 +1,17 @@
-"""A pool of threads that runs jobs.  A job consists of numbered tasks, and is finished when all are done.
+"""A pool of threads that runs jobs.  A job has numbered tasks, and is finished when all tasks are done.
 
-The life cycle, which tests check:
+The life cycle of a pool, which tests check:
 
 * Threads start with the first job, in the process that submits the job.  In a forked child the
   pool is empty, because threads do not survive a fork.  Jobs of the parent stay in the parent.
 * Tasks start in the order in which their jobs were submitted.  When all tasks of a job have started,
   threads continue with the next job.  So a slow task delays only its own job.
-* ``cancel`` on a job prevents tasks that have not started.  Running tasks finish.
-* ``close``, the collection of the pool, and the end of the interpreter end each thread after
-  its current task.  Waiting for a job of a closed pool raises ``ClosedError``.
-* A signal handler's exception (Ctrl-C) may interrupt the script's thread at any line of Python.  So the
-  script's thread uses only locks that are implemented in C.  ``Event`` and ``with condition:`` are written in
-  Python, and an interrupt in the middle of them would leave a lock held forever.
+* After ``cancel`` of a job, tasks that have not started never start.  Running tasks finish.
+* If the pool is closed or garbage-collected, or if the interpreter ends, each thread ends after its
+  current task.  Waiting for a job of a closed pool raises ``ClosedError``.
+* Ctrl-C may raise an exception in the user's thread at any line of Python.  So the user's thread uses only
+  locks that are implemented in C.  ``Event`` and ``with condition:`` are written in Python, and an exception
+  in the middle of their code would leave a lock held forever.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _Options = TypeVar("_Options")
 
 
 class Job:
-    """A job of numbered tasks, as ``ThreadPool.submit`` returns.
+    """A job of numbered tasks, as returned by ``ThreadPool.submit``.
 
-    ``task`` is called with 0 … count - 1, from several threads.  When all tasks are done, the thread of the
+    Several threads call ``task`` with the numbers 0 … count - 1.  When all tasks are done, the thread of the
     last task calls ``last``.  The job is finished after this call.
     """
 
@@ -64,7 +64,7 @@ class Job:
         self._when_done: Callable[[], None] | None = None
 
     def expect(self, count: int) -> None:
-        """Set the number of tasks, if it was unknown at first.  Call this before any task begins."""
+        """Set the number of tasks, if this number was unknown at first.  Call this before any task begins."""
         with self._lock:
             if self._finished:
                 return
@@ -77,8 +77,8 @@ class Job:
 
         Raises:
             ClosedError: the pool was closed, or the job was cancelled, before the job was done.
-            BaseException: the error that a task raised.  It is an error of the program, because tasks handle
-                the errors of samples.
+            BaseException: the error that a task raised.  This is an error of the program, because tasks
+                handle the errors of samples themselves.
         """
         if os.getpid() != self._pid:
             raise ClosedError(
@@ -102,10 +102,10 @@ class Job:
         gate.acquire()
 
     def wait_for_either(self, last: Job) -> bool:
-        """Block until this job is done, or until every task of ``last``, the last submitted job, has started.
+        """Block until this job is done, or until every task of the last submitted job ``last`` has started.
 
-        Return whether this job is done.  When every task has started, threads would become idle.  Only one
-        thread at a time may call this.
+        Return whether this job is done.  Once every task has started, threads become idle if no further job
+        is submitted.  Only one thread at a time may call this.
         """
         gate = _shut_gate()
         news = partial(_open_gate, gate)
@@ -119,7 +119,7 @@ class Job:
         return self.done()
 
     def _watch_begun(self, news: Callable[[], None]) -> bool:
-        """Return whether every task has started; if not, call ``news`` once every task has started."""
+        """Return whether every task has started.  If not, ``news`` is called once every task has started."""
         with self._lock:
             self._when_begun = news
             return self._next >= self._count
@@ -135,7 +135,7 @@ class Job:
             pass
 
     def run_next(self) -> bool:
-        """Run one task that has not started; return False if every task has started."""
+        """Run one task that has not started.  Return False if there was no such task or the task failed."""
         with self._lock:
             number, task = self._next, self._task
             if task is None or number >= self._count:
@@ -190,7 +190,7 @@ def _open_gate(gate: threading.Lock) -> None:
 
 
 class _Queue:
-    """The shared state of the threads.  It has no reference to the pool, so the pool can be collected."""
+    """The state that a pool's threads share.  It does not refer to the pool, which can then be collected."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -310,12 +310,12 @@ def _work_until_closed(queue: _Queue) -> None:
 
 
 class Process(NamedTuple):
-    """A framework's description of a process that makes batches.
+    """Describes a process that makes batches, as PyTorch's or TensorFlow's part of fastpipe knows it.
 
     Attributes:
         pool: the threads of the process; None if the calling thread makes the batches.
-        workers: the number of parallel worker processes; 0 if this process uses its batches itself.
-        number: this worker process's number.
+        workers: the number of parallel worker processes; 0 if this process is not a worker process.
+        number: the number of this process among the worker processes.
     """
 
     pool: ThreadPool | None
@@ -324,7 +324,7 @@ class Process(NamedTuple):
 
 
 class ProcessRuntime(Generic[_Options]):
-    """The state of a dataset with certain options in one process.  Other processes must not use the state."""
+    """Holds a dataset's state in one process, for one set of options.  Other processes must not use it."""
 
     def __init__(self, options: _Options, pool: ThreadPool | None) -> None:
         self._pid, self.options, self.pool = os.getpid(), options, pool
@@ -357,11 +357,12 @@ _LEAVE_S = 10.0
 
 @contextmanager
 def stopped_at_exit() -> Iterator[None]:
-    """Keep the script's daemon threads out of the ``with`` block when the interpreter ends.
+    """Keep the user's daemon threads out of the ``with`` block when the interpreter ends.
 
     When the interpreter ends, Python ends a daemon thread by unwinding the thread's stack as soon as the
-    thread requests the GIL.  C++ code on that stack (of torch) then aborts the process.  So the end of the
-    interpreter waits for threads in the block, and threads that leave or enter the block stop forever.
+    thread requests the GIL.  If that stack contains C++ code of torch, the process aborts.  So the
+    interpreter waits at its end for threads in the block, and a thread that then leaves or enters the block
+    stops forever.
     """
     thread = threading.current_thread()
     if not thread.daemon:
@@ -384,9 +385,10 @@ def stopped_at_exit() -> Iterator[None]:
 def _stop_if_ending() -> None:
     """Stop a daemon thread forever when the interpreter ends, as Python does a little later.
 
-    Otherwise the thread would end with an error, and Python would print the error.  Threads that Python did
-    not start are not stopped, because their library (such as TensorFlow) waits and handles the error.  A
-    pool's own threads are not stopped either, because they end by themselves and the interpreter waits."""
+    If it did not stop, the thread would end with an error, and Python would print the error.  Threads that
+    Python did not start are not stopped, because their library (such as TensorFlow) waits for them and
+    handles the error.  A pool's own threads are not stopped either: they end by themselves, and the
+    interpreter waits for them."""
     thread = threading.current_thread()
     is_started = not isinstance(thread, threading._DummyThread)
     if _is_ending and thread.daemon and is_started and thread not in _busy:
@@ -395,8 +397,8 @@ def _stop_if_ending() -> None:
 
 
 def say_ending() -> None:
-    """Record that the interpreter ends.  From now on, daemon threads of the script stop forever where a
-    cancelled job would raise an error."""
+    """Record that the interpreter ends.  From now on, a daemon thread of the user stops forever where a
+    cancelled job would raise an error in the thread."""
     global _is_ending
     _is_ending = True
 
@@ -423,7 +425,7 @@ atexit.register(_close_all)
 #
 # The engine's threads do not use Python.  One thread of this module, the *watcher*, receives events from the
 # engine.  An event says that a job is done, or that all items of a job are begun (if a thread waits for this
-# event).  The watcher runs the next steps, so that no batch has to wait for the script's thread.
+# event).  The watcher runs the next steps, so that no batch has to wait for the user's thread.
 
 _log = logging.getLogger("fastpipe")
 
@@ -438,8 +440,8 @@ _LEAVE_MS = 10_000  # how long the interpreter's end waits for images that are b
 class NativeJob(Job):
     """A job of the native engine, which makes a batch (``native.ImageBatch``).
 
-    ``channel`` limits the number of threads for the batch.  The watcher calls ``last`` when no part of the
-    batch runs any more, unless the job was cancelled.
+    ``channel`` limits the number of threads for the batch.  When no part of the batch runs any more, the
+    watcher thread calls ``last``, unless the job was cancelled.
     """
 
     def __init__(self, batch: Any, channel: Any, threads: int, last: Callable[[], None]) -> None:
@@ -458,14 +460,14 @@ class NativeJob(Job):
         return False
 
     def cancel(self, error: BaseException | None = None) -> None:
-        """Cancel the job as ``Job.cancel`` does.  The memory that the engine writes to stays allocated until
-        the engine has stopped."""
+        """Cancel the job as ``Job.cancel`` does.  The memory of the batch stays allocated until the engine
+        has stopped writing to it."""
         if not self._finished and os.getpid() == self._pid:
             native.cancel(self._number)
         super().cancel(error)
 
     def _watch_begun(self, news: Callable[[], None]) -> bool:
-        """Do as ``Job._watch_begun``, and make the engine send the event."""
+        """Do as ``Job._watch_begun``, and ask the engine to report when every task has started."""
         return super()._watch_begun(news) or bool(native.watch_begun(self._number))
 
     def begun(self) -> None:
@@ -475,7 +477,7 @@ class NativeJob(Job):
                 self._when_begun()
 
     def ended(self) -> None:
-        """Handle the end of the job, when no part of the batch runs any more."""
+        """Call ``last`` and finish the job.  The engine has stopped working on the batch."""
         with self._lock:
             last = None if self._finished else self._last
         try:
@@ -525,7 +527,7 @@ def _listen() -> None:
 
 
 def _forget_in_child() -> None:
-    """Forget all jobs in a forked child, because the jobs, the engine and the watcher stay in the parent."""
+    """Forget all jobs in a forked child.  The engine and the watcher exist only in the parent process."""
     global _table_lock, _watcher
     _table_lock, _watcher = threading.Lock(), None
     # The engine may have been writing to the memory of these jobs, so the memory is never used again.

@@ -1,8 +1,8 @@
 """Folders for caches and stages (local copies of datasets) that only their owner can access.
 
 fastpipe trusts the content of a cache when it reads the cache again.  So no other user may be able to
-write there.  A folder of another user is not used, links are not followed, an opened folder stays the same
-if a folder above it is renamed, and an interrupted write leaves no incomplete file.
+write to the cache.  A folder of another user is not used.  Links are not followed.  An opened folder stays
+the same if a folder above it is renamed.  An interrupted write leaves no incomplete file.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _ABANDONED_S = 3600.0  # an unfinished file of this age is taken as left over by
 
 
 def user_cache_folder() -> Path:
-    """Return fastpipe's folder in the user's cache folder, which may not exist yet.  The folder is
-    ``~/.cache/fastpipe``, unless ``XDG_CACHE_HOME`` names another cache folder."""
+    """Return fastpipe's folder in the user's cache folder: ``~/.cache/fastpipe``, unless ``XDG_CACHE_HOME``
+    names another cache folder.  The returned folder may not exist yet."""
     import platformdirs  # imported here, because most programs never need it
 
     return platformdirs.user_cache_path("fastpipe", appauthor=False)
@@ -48,9 +48,10 @@ def made_folder(path: str | os.PathLike[str], mode: int = 0o700) -> Path:
 class PrivateFolder:
     """An open folder that only this user can access.  All access goes through the folder's descriptor.
 
-    A missing folder is created with mode 0700, and missing parents are created too.  A folder that is a link,
-    belongs to another user, or is accessible to other users raises ``error``; the message calls the folder
-    ``called``.  If ``IS_PINNED`` (on Linux), the paths of ``here`` stay valid when the folder is moved.
+    A missing folder is created with mode 0700, and missing parents are created too.  ``error`` is raised for
+    a folder that is a link, belongs to another user, or is accessible to other users.  The error's message
+    calls the folder ``called``.  If ``IS_PINNED`` (on Linux), paths from ``here`` stay valid when the folder
+    is moved.
 
     >>> with PrivateFolder(getfixture("tmp_path") / "cache") as folder:
     ...     folder.write("x", lambda file: file.write(b"1"))
@@ -94,7 +95,7 @@ class PrivateFolder:
         return f"{folder}/{name}" if name else folder
 
     def read(self, name: str) -> bytes | None:
-        """Return a file's content; None if the file does not exist."""
+        """Return the content of a file in the folder; None if the file does not exist."""
         try:
             descriptor = self.open(name, os.O_RDONLY)
         except FileNotFoundError:

@@ -22,9 +22,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def process_tree(root: int, ticks: dict[int, int] | None = None) -> list[int]:
-    """Return the process ``root`` and all its descendants.
+    """Return the numbers of the process ``root`` and of all its descendants.
 
-    ``ticks`` is filled with the CPU time of each process of the machine, in clock ticks.
+    If ``ticks`` is given, the dict gets the CPU time of each process of the machine, in clock ticks.
 
     >>> process_tree(os.getpid())[0] == os.getpid()
     True
@@ -51,8 +51,8 @@ def process_tree(root: int, ticks: dict[int, int] | None = None) -> list[int]:
 def why_no_processes() -> str:
     """Return why ``multiprocessing`` cannot start a child of this process; an empty string if it can.
 
-    Call this only where fastpipe decides to start processes.  A script that requests processes gets the error
-    of ``multiprocessing``.
+    Call this only where fastpipe itself decides to start processes.  If the user's script requests processes,
+    the script gets the error of ``multiprocessing``.
 
     >>> why_no_processes()
     ''
@@ -87,10 +87,10 @@ def signal_name(number: int) -> str:
 def memory_of_processes(*, of_files: bool = False) -> int | None:
     """Return the bytes of memory of this process and its descendants; None without ``/proc``.
 
-    A page that processes share is counted once, as each process's proportional share (PSS).  ``of_files``
-    includes the pages of mapped files, which the kernel may drop at any time.  A process's share of library
-    pages grows when another process with the same libraries ends.  Before Linux 5.4, pages of mapped files
-    are always included.
+    A page that n processes share counts as 1/n page for each of them (PSS).  ``of_files`` includes the pages
+    of mapped files, which the kernel may drop at any time.  The result for pages of libraries grows when
+    another process with the same libraries ends.  Before Linux 5.4, pages of mapped files are always
+    included.
 
     >>> memory_of_processes() is None or memory_of_processes() > 1 << 20
     True
@@ -111,7 +111,8 @@ def memory_of_processes(*, of_files: bool = False) -> int | None:
 def end_with_parent(parent: int | None) -> bool:
     """Make the kernel kill this process when its parent ends, even if this process is stuck or stopped.
 
-    Return whether that is arranged.  That requires Linux, and that ``parent`` is the direct parent.
+    ``parent`` is the number of the parent.  Return False, and change nothing, if the system is not Linux or
+    ``parent`` is not the direct parent.
     """
     global _end
     if sys.platform != "linux" or os.getppid() != parent:
@@ -127,8 +128,8 @@ def end_with_parent(parent: int | None) -> bool:
 def end_with_pipe() -> None:
     """Make the kernel kill this process of ``multiprocessing`` when its parent ends.
 
-    The signal comes from a pipe, whose other end the parent holds.  The kernel sends the signal when that end
-    is closed.  Other children of the parent that hold the end may delay the signal.
+    This process reads from a pipe whose writing end the parent holds.  The kernel sends the signal when the
+    writing end is closed.  If other children of the parent also hold the writing end, the signal comes later.
     """
     global _end
     parent = multiprocessing.parent_process()
@@ -148,7 +149,9 @@ def end_with_pipe() -> None:
 
 @contextmanager
 def outliving_parent() -> Iterator[None]:
-    """Delay the kill that follows the parent's end, during short work that must not be left incomplete.
+    """Keep this process alive during the ``with`` block even if the parent ends.
+
+    The process is then killed after the block.  Use this for short work that must not be left incomplete.
 
     Only the thread that called ``end_with_parent`` or ``end_with_pipe`` may use this context.
     """
@@ -185,7 +188,7 @@ def load_triton_apart() -> None:
     TensorFlow's libraries export the symbols of the LLVM that they contain.  A library with its own LLVM that
     is loaded later uses these symbols and registers the options of LLVM a second time.  The process then
     aborts, for example at ``import torchvision``.  So this function loads triton with its own symbols first.
-    If triton is loaded already, or torch or TensorFlow is not, the function does nothing.
+    If triton is loaded already, or if torch or TensorFlow is not loaded, the function does nothing.
     """
     if "triton" in sys.modules or "torch" not in sys.modules or "tensorflow" not in sys.modules:
         return

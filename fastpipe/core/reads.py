@@ -22,20 +22,21 @@ MADE, DECLINED = 1, 2  # values of the enum of outcomes in fastpipe/native/statu
 
 
 class Task(NamedTuple):
-    """A part of a batch that Python reads.  ``run`` reads the batch's rows ``rows``, int64 (N,)."""
+    """A part of a batch that Python code reads.  ``run`` reads the samples of the batch whose numbers in
+    the batch are ``rows``, int64 (N,)."""
 
     rows: Int64Array
     run: Callable[[], None]
 
 
 class Started(NamedTuple):
-    """The work of reading some samples.
+    """The work of reading some samples, divided between the native core and Python.
 
     Attributes:
-        batch: the native core's batch, or None.
-        statuses: the native core's status of each row, uint8 (rows, 8).
-        tasks: the tasks that run in Python.
-        keep: the function that stores the chunks decoded by the core in the cache.
+        batch: the part that the native core reads; None if Python reads all samples.
+        statuses: the native core's status of each sample, uint8 (samples, 8).
+        tasks: the parts that Python reads.
+        keep: the function that stores the chunks decoded by the core in the cache; None without a cache.
     """
 
     batch: Any
@@ -45,26 +46,26 @@ class Started(NamedTuple):
 
 
 class ReadThreads(NamedTuple):
-    """A dataset's Python threads in this process.  ``channel`` (``native.Channel``) limits the number of
-    native threads."""
+    """The threads in this process that read a dataset's batches.  ``pool`` has the Python threads, and
+    ``channel`` (``native.Channel``) limits the number of native threads."""
 
     pool: ThreadPool
     channel: Any
 
     @classmethod
     def of(cls, pool: ThreadPool | None) -> ReadThreads | None:
-        """Return as many native threads as ``pool`` has Python threads; None if there is no pool."""
+        """Allow as many native threads as ``pool`` has Python threads.  Return None if ``pool`` is None."""
         return None if pool is None else cls(pool, native.Channel(pool.threads))
 
 
 class ReadPolicy(NamedTuple):
-    """The policy for unreadable samples.
+    """What to do with unreadable samples.
 
     Attributes:
-        policy: the name of the policy.
+        policy: ``"raise"``, ``"skip"`` or ``"replace"``.
         log: the log of unreadable samples.
         is_bad: tests whether an error is about a sample, and not about the machine or the whole file.
-        item: returns the description of a sample for the sample's number.
+        item: gets the number of a sample, and returns a description of the sample.
     """
 
     policy: str
@@ -74,14 +75,15 @@ class ReadPolicy(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """The settings for reading a batch.
+    """What ``PendingRead`` needs to read a batch.  A row is a sample's place in the batch.
 
     Attributes:
-        start: returns the work of reading samples into rows of the batch; its arguments are the samples
-            and the rows.
-        read_alone: reads one sample into a row, and raises the sample's error.
-        substitute: returns another sample for the policy ``"replace"``; its arguments are a row and the
-            number of the attempt, from 1.  It returns None if no sample is left.
+        start: gets the numbers of samples and their rows, and returns the work of reading these samples.
+        read_alone: gets the number of a sample and its row, reads the sample, and raises the sample's error.
+        samples: the numbers of the batch's samples, as ``start`` and ``read_alone`` expect them.
+        policy: what to do with unreadable samples.
+        substitute: returns another sample for the policy ``"replace"``, or None if no sample is left.  Its
+            arguments are a row and the number of the attempt, from 1.  Other policies do not need it.
         heard: is called with the native core's batch when the core has finished its part.
         where: returns the location of the batch's first sample.
     """
@@ -96,7 +98,7 @@ class Reading(NamedTuple):
 
 
 class PendingRead:
-    """A batch that is being read by threads.  Without threads, the constructor reads the batch."""
+    """A batch that threads are reading.  If ``threads`` is None, the constructor reads the batch itself."""
 
     def __init__(self, threads: ReadThreads | None, reading: Reading) -> None:
         self.samples, self._reading, self._policy = reading.samples, reading, reading.policy
@@ -151,12 +153,13 @@ class PendingRead:
             raise
 
     def wait(self) -> Sequence[int]:
-        """Wait until the batch is read, and return the rows that were read.
+        """Wait until the batch is read, and return the rows (places in the batch) of its samples.
 
-        With the policy ``"skip"``, the rows of bad samples are missing in the result.
+        With the policy ``"skip"``, the rows of unreadable samples are missing in the result.
 
         Raises:
-            BadSampleError: according to the policy, for the first bad sample of the batch.
+            BadSampleError: the first unreadable sample of the batch, if the policy is ``"raise"``, or if no
+                replacement is left.
             Exception: an error of the machine, or of the whole file.
         """
         for job in self.jobs:
@@ -181,14 +184,15 @@ class PendingRead:
 
     @property
     def left_out(self) -> Mapping[int, BadSampleError]:
-        """The errors of the samples that the policy left out, by row.  Valid after ``wait``."""
+        """The errors of the samples that the policy ``"skip"`` left out.  The keys are the samples' rows
+        (places in the batch).  Valid after ``wait``."""
         return self._left_out
 
     def item(self, row: int) -> Item:
         return self._policy.item(int(self.samples[row]))
 
     def cancel(self) -> None:
-        """Cancel the batch, so that work that has not begun never begins."""
+        """Cancel the batch.  Work that has not begun never begins."""
         self._is_given_up = True
         for job in self.jobs:
             job.cancel()
@@ -203,8 +207,8 @@ class PendingRead:
                 self._failed[number] = error
 
     def _settle(self, tasks: Sequence[Task], failed: dict[int, BaseException], declined: Int64Array) -> None:
-        """Read the samples of failed tasks and of ``declined`` rows one by one, to find the bad samples.
-        ``declined`` are the rows that the native core did not read."""
+        """Read the samples of failed tasks and of ``declined`` one by one, to find the unreadable samples.
+        ``declined`` are the rows (places in the batch) that the native core did not read."""
         others = [failed[number] for number in sorted(failed) if not self._policy.is_bad(failed[number])]
         if others:
             failed.clear()  # a traceback refers to this batch and its memory
@@ -235,7 +239,7 @@ class PendingRead:
             sample = self._reading.substitute(row, attempt)
 
     def _refuse(self, sample: int, row: int, cause: Exception) -> None:
-        """Apply the policy to a bad sample.
+        """Apply the policy to an unreadable sample.
 
         This method is separate from ``_read_alone``, because the traceback of ``cause`` refers to the frame
         of ``_read_alone``.  If that frame had a variable for an error with this cause, the reference cycle
@@ -267,26 +271,26 @@ _PROBLEMS = {  # enum Problem of fastpipe/native/codecs.h
 
 
 class ChunkError(ValueError):
-    """A chunk's bytes are incomplete, or are not valid output of its filters or codec."""
+    """The bytes of a chunk are incomplete, or its filters or its codec cannot have produced them."""
 
 
 def chunk_error(codec: str, problem: int, nbytes: int) -> ChunkError | MemoryError:
-    """Return the error for ``problem``, the native core's number for why it could not decode a chunk.
-    ``nbytes`` is the size of the decoded chunk."""
+    """Return the error for a chunk that the native core could not decode.  ``problem`` is the core's number
+    for the reason.  ``nbytes`` is the size of the decoded chunk."""
     if problem == _NO_MEMORY:  # not an error of the chunk
         return MemoryError(f"{codec}: there is no memory for a chunk of {nbytes} bytes")
     return ChunkError(f"{codec}: {_PROBLEMS[problem].format(nbytes=nbytes)}")
 
 
 def read_fully(descriptor: int, memory: Any, offset: int) -> None:
-    """Fill ``memory`` (uint8, C-contiguous) with bytes of a file.  Raise a ChunkError if the file is too
-    short."""
+    """Fill ``memory`` (uint8, C-contiguous) with the bytes of a file from ``offset`` on.  Raise a ChunkError
+    if the file is too short."""
     if read_at(descriptor, memory, offset) < len(memory):
         raise ChunkError("the file ends within it")
 
 
 def read_bytes(descriptor: int, offset: int, size: int) -> bytes:
-    """Return ``size`` bytes of a file from ``offset`` on; raise a ChunkError if the file is too short."""
+    """Return ``size`` bytes of a file from ``offset`` on.  Raise a ChunkError if the file is too short."""
     if offset + size > os.fstat(descriptor).st_size:  # checked before memory is allocated
         raise ChunkError("the file ends within it")
     stored = bytearray(size)

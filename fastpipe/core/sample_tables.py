@@ -1,8 +1,8 @@
-"""The ``samples`` and ``targets`` of a dataset, which are lists that are stored as flat arrays.
+"""The ``samples`` and ``targets`` of a dataset: lists that are stored as flat arrays.
 
-A table behaves like the list that the table replaces.  The first change of a table converts it to that list
-internally.  So a script may read and change ``dataset.samples`` as with torchvision.  An unchanged dataset
-needs almost no memory and time in forked and spawned workers.
+A table behaves like a Python list.  When a table is first changed, it is converted to a list internally.  So
+a script may read and change ``dataset.samples`` as with torchvision.  An unchanged dataset needs almost no
+memory and time in forked and spawned workers.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def pack_paths(prefix: str, names: Sequence[str]) -> Packed:
 
 
 class FrozenSamples(Sequence[Sample]):
-    """A sequence of ``(path, class index)`` tuples in three buffers.
+    """A sequence of ``(path, class index)`` tuples that are stored in three buffers.
 
     Path ``i`` is ``prefix + arena[offsets[i]:offsets[i + 1]]``, and its class index is ``targets[i]``.
     ``offsets`` and ``targets`` are int64.
@@ -77,7 +77,7 @@ class FrozenSamples(Sequence[Sample]):
 
     @classmethod
     def from_items(cls, items: Sequence[Any]) -> FrozenSamples | None:
-        """Store items as arrays; return None if an item is not exactly a (str, int64) tuple."""
+        """Store items as arrays.  Return None if an item is not exactly a (str, int64) tuple."""
         for item in items:
             if type(item) is not tuple or len(item) != 2 or type(item[0]) is not str:
                 return None
@@ -88,14 +88,14 @@ class FrozenSamples(Sequence[Sample]):
         return cls(bytes(paths.block), offsets_of(paths.lengths), targets.array)
 
     def path(self, position: int) -> str:
-        """Return the path of a sample; ``position`` must be from 0 to N - 1."""
+        """Return the path of a sample.  ``position`` must be from 0 to N - 1."""
         start = self.offsets.item(position)
         stop = self.offsets.item(position + 1)
         return self.prefix + self.arena[start:stop].decode("utf-8", "surrogatepass")
 
     @cached_property
     def is_of_file_system(self) -> bool:
-        """Return whether the bytes of ``arena`` are equal to the paths that ``os.fsencode`` encodes."""
+        """Return whether the bytes in ``arena`` are those that ``os.fsencode`` returns for these paths."""
         if self.arena.isascii():
             return True
         if sys.getfilesystemencoding() != "utf-8":
@@ -146,7 +146,7 @@ class FrozenTargets(Sequence[int]):
 
     @classmethod
     def from_items(cls, items: Sequence[Any]) -> FrozenTargets | None:
-        """Store items as an array; return None if an item is not exactly an int in the range of int64."""
+        """Store items as an array.  Return None if an item is not exactly an int in the range of int64."""
         if any(type(item) is not int for item in items):
             return None
         try:
@@ -193,7 +193,7 @@ def offsets_of(lengths: Int64Array) -> Int64Array:
 
 
 def checked_offsets(block: bytes, lengths: Int64Array) -> Int64Array:
-    """Return ``offsets_of(lengths)``; raise a ValueError if ``block`` is not a result of ``pack_paths``."""
+    """Return ``offsets_of(lengths)``.  Raise a ValueError if ``block`` is not a result of ``pack_paths``."""
     offsets = offsets_of(lengths)
     if offsets[-1] != len(block) or (lengths < 0).any():
         raise ValueError(f"a block of {len(block)} bytes does not hold texts of {offsets[-1]} bytes")
@@ -225,8 +225,8 @@ class PackedPaths(NamedTuple):
 def paths_of(samples: Any, positions: Int64Array) -> PackedPaths:
     """Return the paths of the samples at ``positions``, int64 (N,).
 
-    ``samples`` is a sequence of (path, target).  If it is stored as arrays, no Python object is created for a
-    path.
+    ``samples`` is a sequence of (path, target).  If ``samples`` is stored as arrays, no Python object is
+    created for a path.
     """
     if isinstance(samples, FrozenSamples) and samples.is_of_file_system:
         starts, ends = samples.offsets[positions], samples.offsets[positions + 1]
@@ -393,9 +393,9 @@ class Table(MutableSequence[T]):
 class SampleTable(Table[Sample]):
     """The ``samples`` of a dataset, a list of ``(path, class index)``.
 
-    Stored as arrays, each sample takes the bytes of its path and 16 bytes more.  The paths of a scan are
-    stored without the root.  Items with a path that is not a ``str`` or a target that is not an ``int`` are
-    stored as a list.
+    The samples are stored as arrays if each path is a ``str`` and each target is an ``int``, else as a list.
+    In arrays, a sample takes the bytes of its path and 16 bytes more.  If a scan has found the paths, they
+    are stored without the root.
 
     Args:
         samples: the items.
@@ -428,11 +428,11 @@ class SampleTable(Table[Sample]):
         return data if isinstance(data, FrozenSamples) else None
 
     def has_items_of(self, other: SampleTable) -> bool:
-        """Return whether both tables share the same arrays.  The items are not compared."""
+        """Return whether this table and ``other`` share the same arrays.  The items are not compared."""
         return self._data is other._data
 
     def path(self, index: SupportsIndex) -> str:
-        """Return the path of a sample; raise a TypeError if the stored object is not a path."""
+        """Return the path of a sample.  Raise a TypeError if the stored object is not a path."""
         position, data = self._position(index), self._data
         if isinstance(data, FrozenSamples):
             return data.path(position)
@@ -444,7 +444,7 @@ class SampleTable(Table[Sample]):
             ) from None
 
     def target(self, index: SupportsIndex) -> int:
-        """Return the class index of a sample, or the object that was stored instead."""
+        """Return the class index of a sample, or the object that the user stored in its place."""
         position, data = self._position(index), self._data
         return data.targets.item(position) if isinstance(data, FrozenSamples) else data[position][1]
 
@@ -500,7 +500,7 @@ class TargetTable(Table[int]):
 
 
 class SampleTableBuilder:
-    """A builder that collects a table folder by folder, without a Python object for each sample.
+    """Builds a ``SampleTable`` folder by folder, without a Python object for each sample.
 
     >>> builder = SampleTableBuilder("root/")
     >>> builder.add("cat/", ["1.jpg", "2.jpg"], 0)
@@ -523,7 +523,7 @@ class SampleTableBuilder:
         self.add_packed(pack_paths(folder, names), target)
 
     def add_packed(self, paths: Packed, target: int) -> None:
-        """Append packed paths, which all have the class ``target``."""
+        """Append paths from ``pack_paths``, which all have the class ``target``."""
         self._blocks.append(paths.block)
         self._lengths.append(paths.lengths)
         self._targets.append(target)

@@ -32,8 +32,10 @@ _LINE = 64
 
 
 def private_units(keys: int, slots: int, nbytes: int) -> Any:
-    """Return a ``native.UnitMemory`` that only this process uses.  The memory holds ``slots`` of the ``keys``
-    units at a time.  A unit takes ``nbytes``."""
+    """Return memory for decoded units (``native.UnitMemory``) that only this process uses.
+
+    ``keys`` is the number of all units, and ``nbytes`` is the size of a decoded unit.  The memory holds at
+    most ``slots`` units at a time."""
     each = slot_nbytes(nbytes)
     memory = mmap.mmap(-1, native.UnitMemory.nbytes(keys, slots, each), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return native.UnitMemory(np.frombuffer(memory, np.uint8), -1, keys, slots, each)
@@ -44,12 +46,12 @@ def slot_nbytes(nbytes: int) -> int:
 
 
 class UnitFile:
-    """Memory for units that several processes share.  The arguments are those of ``private_units``.
+    """Memory for decoded units that several processes share.  The arguments are those of ``private_units``.
 
-    Unpickling in another process gives access to the same memory, or None if the memory no longer exists.
-    Unpickling in this process gives this object.  The system allocates the memory when data are written, and
-    frees it when no process refers to it any more.  The constructor raises an OSError if the memory cannot be
-    created.
+    Unpickling in another process gives an object with access to the same memory, or None if the memory no
+    longer exists.  Unpickling in this process gives this object.  The system allocates the memory when data
+    are written, and frees the memory when no process refers to it any more.  The constructor raises an
+    OSError if the memory cannot be created.
     """
 
     def __init__(self, keys: int, slots: int, nbytes: int) -> None:
@@ -79,14 +81,14 @@ class UnitFile:
         return int(native.UnitMemory.nbytes(*self._shape))
 
     def close(self) -> None:
-        """Release the memory in this process.  Call this only if this process does not use it any more."""
+        """Release the memory in this process, which must not use the memory any more."""
         if self._close.alive:
             _files.pop(os.fstat(self.descriptor).st_ino, None)
         self._close()
 
     def opened(self) -> Any:
-        """Return the ``native.UnitMemory`` of this process.  All threads of a process share the object,
-        because the locks exclude only other processes."""
+        """Return this process's ``native.UnitMemory``.  All threads of the process must use this one object,
+        because the memory's locks exclude only other processes."""
         with _opening:
             pid, units = os.getpid(), None
             if self._here is not None:
@@ -110,8 +112,8 @@ class UnitFile:
 
     @staticmethod
     def joined(pid: int, number: int, inode: int, shape: tuple[int, int, int]) -> UnitFile | None:
-        """Return the memory that the process ``pid`` has at the descriptor ``number``; None if it has none.
-        ``shape`` is the number of keys, the number of slots and the bytes of a slot."""
+        """Return the memory that the process ``pid`` has open at the descriptor ``number``.  Return None if
+        there is none.  ``shape`` is the number of keys, the number of slots and the bytes of a slot."""
         # Open the memory only once in a process: closing a second descriptor would release the locks.
         known = _files.get(inode)
         if known is not None:
@@ -151,10 +153,10 @@ if hasattr(os, "register_at_fork"):
 
 
 def joined_memory(what: str, keys: int, slots: int, nbytes: int) -> UnitFile:
-    """Return memory for units that all processes of this user on this machine share.
+    """Return memory for decoded units that all processes of this user on this machine share.
 
-    Processes with equal ``what`` (which identifies the data of the units), ``keys`` and ``nbytes`` share
-    memory.  If such memory exists already, the result has that memory's number of slots.
+    ``what`` identifies the data of the units.  Processes with equal ``what``, ``keys`` and ``nbytes`` share
+    memory.  If this memory exists already, ``slots`` is ignored: the memory keeps its number of slots.
     """
     digest = hashlib.sha256(os.fsencode(f"units 2 {what} {keys} {slot_nbytes(nbytes)}")).hexdigest()[:32]
     with meeting_folder() as folder:
@@ -171,7 +173,8 @@ def joined_memory(what: str, keys: int, slots: int, nbytes: int) -> UnitFile:
 
 
 def _announced_memory(found: Announced, keys: int, nbytes: int) -> UnitFile | None:
-    """Return the announced memory of a process; None if the memory does not match its announcement."""
+    """Return the memory that another process has announced.  Return None if it differs from its
+    announcement."""
     try:
         (number,), (inode,) = found.numbers, found.inodes
         return UnitFile.joined(found.pid, number, inode, (keys, int(found.about["slots"]), nbytes))

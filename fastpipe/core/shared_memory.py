@@ -38,7 +38,7 @@ def anonymous_file() -> int:
 
 
 def mapped(descriptor: int, nbytes: int, protection: int = mmap.PROT_READ) -> npt.NDArray[np.uint8] | None:
-    """Return a file as a memory-mapped array; None if the file cannot be mapped."""
+    """Return the memory-mapped content of a file as an array; None if the file cannot be mapped."""
     try:
         return np.frombuffer(mmap.mmap(descriptor, nbytes, mmap.MAP_SHARED, protection), np.uint8)
     except (OSError, ValueError, OverflowError):
@@ -69,8 +69,8 @@ class Announced(NamedTuple):
 
     Attributes:
         note: the name of the note.
-        about: all values of the note, including the values that ``announce`` received as ``about``.
-        pid: the process that has the files open.
+        about: all values of the note, including the values that were passed to ``announce`` as ``about``.
+        pid: the number of the process that has the files open.
         numbers: the descriptors of the files in that process.
         inodes: the inodes of the files.
     """
@@ -82,7 +82,7 @@ class Announced(NamedTuple):
     inodes: list[int]
 
     def opened(self) -> list[int]:
-        """Return descriptors of the files in this process, which the caller closes."""
+        """Open the files in this process, and return descriptors, which the caller closes."""
         found: list[int] = []
         try:
             for number, inode in zip(self.numbers, self.inodes, strict=True):
@@ -95,7 +95,7 @@ class Announced(NamedTuple):
 
 
 def meeting_name(what: str) -> str:
-    """Return a name for notes, which is equal for processes that can share memory and use equal ``what``."""
+    """Return a name for notes, the same for all processes that can share memory and use equal ``what``."""
     return f"{_place()}.{what}"
 
 
@@ -118,7 +118,7 @@ def meeting_folder() -> Iterator[PrivateFolder]:
 
 @contextmanager
 def alone(folder: PrivateFolder) -> Iterator[None]:
-    """Exclude other processes that open a cache in this folder from the ``with`` block.
+    """Run the ``with`` block alone among all processes that open a cache in this folder.
 
     If the lock is not free after a second, the block runs without the lock.  The worst result is that two
     caches exist instead of one.
@@ -138,7 +138,7 @@ def announce(
     folder: PrivateFolder, name: str, descriptors: Sequence[int], about: dict[str, Any], owner: Any
 ) -> None:
     """Write a note about files in memory that this process has open.  ``about`` is added to the note as JSON.
-    The note is removed when ``owner`` is collected."""
+    The note is removed when ``owner`` is garbage-collected."""
     inodes = [os.fstat(one).st_ino for one in descriptors]
     told = {**about, "pid": os.getpid(), "descriptors": list(descriptors), "inodes": inodes}
     file = f"{name}.{os.getpid()}.{descriptors[0]}.json"
@@ -166,7 +166,7 @@ def _clear(folder: PrivateFolder) -> None:
 
 
 def announced(folder: PrivateFolder, name: str) -> Iterator[Announced]:
-    """Yield the content of all notes with a name.  A caller that finds a wrong note removes the note."""
+    """Yield the content of all notes with a name.  The caller removes a note that turns out to be wrong."""
     for file in sorted(folder.names()):
         if not file.startswith(f"{name}."):
             continue

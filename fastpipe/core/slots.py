@@ -19,11 +19,11 @@ _PATIENCE = 16  # after this many smaller batches in a row, the larger slots are
 
 
 class Lease:
-    """The owner of a slot's memory while any array or tensor over the memory lives.
+    """Owns the memory of a slot as long as any array or tensor uses this memory.
 
     ``np.asarray(lease)`` makes the lease the base of the new array, and every view, tensor and DLPack
     capsule keeps that base alive.  (A finalizer on the array itself would be wrong: a view of a view
-    refers to the first owner, and not to the array in between.)
+    refers to the base, and not to the array in between.)
     """
 
     __slots__ = ("__array_interface__", "__weakref__", "_memory")
@@ -34,17 +34,17 @@ class Lease:
 
 
 class _Slot(NamedTuple):
-    """Memory of a pool, uint8 (N,).  It is aligned to a cache line, because TensorFlow copies unaligned
-    memory."""
+    """A piece of a pool's memory, uint8 (N,).  It is aligned to a cache line, because TensorFlow copies
+    unaligned memory."""
 
     memory: npt.NDArray[np.uint8]
     address: int
 
 
 class _SlotLease(Lease):
-    """The owner of a pool's slot, which returns the slot to the pool when it is deleted.
+    """Owns a slot of a pool.  When this object is deleted, the slot returns to the pool.
 
-    (``weakref.finalize`` would take as long as all the rest of ``SlotPool.take``.)
+    (``weakref.finalize`` would do the same, but would double the time of ``SlotPool.take``.)
     """
 
     __slots__ = ("_pool",)
@@ -61,11 +61,11 @@ class _SlotLease(Lease):
 
 
 class SlotPool:
-    """A pool of arrays whose memory is reused when their last view is gone.
+    """A pool of arrays.  The memory of an array is reused when the array's last view is gone.
 
-    The pool never waits: if no slot is free, the pool allocates memory.  The pool keeps at most ``keep`` free
-    slots, all of the largest size recently requested.  A short last batch fits into such a slot.  After a
-    series of smaller batches, the larger slots are freed.
+    The pool never waits: if no slot (a piece of memory) is free, the pool allocates one.  The pool keeps at
+    most ``keep`` free slots, all of the largest size recently requested.  The short last batch of an epoch
+    fits into a slot of this size.  After a series of smaller batches, the larger slots are freed.
     """
 
     def __init__(self, keep: int) -> None:
@@ -78,7 +78,7 @@ class SlotPool:
         self._smaller, self._largest = 0, 0  # smaller batches since the last large one
 
     def take(self, shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
-        """Return an uninitialised C-contiguous array.  Its memory is not reused while any view lives."""
+        """Return an uninitialised C-contiguous array.  Its memory is not reused while a view of it exists."""
         dtype = np.dtype(dtype)
         slot = self._pop(max(math.prod(shape) * dtype.itemsize, 1))
         # Make an array of the final shape directly: views of views would take as long as all the rest.

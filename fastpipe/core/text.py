@@ -61,8 +61,8 @@ _LOGGERS = (
 def printable(text: str) -> str:
     """Return ``text`` with control characters escaped.
 
-    The result is one line and contains no terminal commands.  Letters of all scripts, spaces and emoji stay
-    unchanged.
+    The result is one line and contains no terminal commands.  Letters of all writing systems, spaces and
+    emoji stay unchanged.
 
     >>> print(printable("Müller/猫 🚀.jpg"), printable("line\\nbreak"), printable("\\x1b[31m\\udcff\\u202e"))
     Müller/猫 🚀.jpg line\\nbreak \\x1b[31m\\xff\\u202e

@@ -18,8 +18,8 @@ from fastpipe.errors import OptionError
 
 
 def checked_device(device: Any) -> Any:
-    """Return the ``torch.device`` for any value that torch accepts as a device.  Raise an OptionError if the
-    value is no device, or if the device does not exist."""
+    """Return the ``torch.device`` for a value that torch accepts as a device.  Raise an OptionError if torch
+    does not accept the value, or if the device does not exist."""
     torch = require("torch", extra="torch")
     try:
         found = torch.device(device)
@@ -81,7 +81,7 @@ class Transfer:
         return lambda: self._given(moved, done)
 
     def on_stream(self) -> AbstractContextManager[Any]:
-        """Return a context in which work runs on the copy stream, if the device has one."""
+        """Return a context in which work runs on the copy stream.  It does nothing for other devices."""
         if not self.is_asynchronous:
             return nullcontext()
         if self._stream is None:
@@ -90,7 +90,7 @@ class Transfer:
         return on_stream(self._stream)
 
     def _moved(self, value: Any) -> Any:
-        """Move an object that is not a tensor if it has a method ``to``, as a user's batch class may have."""
+        """Move an object that is not a tensor, for example a user's batch, if it has a method ``to``."""
         if not hasattr(value, "to"):
             return value
         self._has_unknown = True
@@ -123,8 +123,8 @@ def _copy_stream(index: int) -> Any:
 def on_stream(stream: Any) -> AbstractContextManager[Any]:
     """Return a context in which work runs on a stream, and the stream's device is the current device.
 
-    In a thread without a current device, torch would create a CUDA context on the first device.  This context
-    avoids that.
+    In a thread without a current device, torch would create a CUDA context on the first device.  The returned
+    context prevents this.
     """
     cuda, stack = require("torch", extra="torch").cuda, ExitStack()
     stack.enter_context(cuda.device(stream.device))
@@ -135,8 +135,8 @@ def on_stream(stream: Any) -> AbstractContextManager[Any]:
 def map_tensors(
     batch: Any, function: Callable[[Any], Any], otherwise: Callable[[Any], Any] = lambda value: value
 ) -> Any:
-    """Return a batch with ``function`` applied to each tensor, and ``otherwise`` to each other value.  The
-    batch may consist of nested mappings, sequences and named tuples."""
+    """Return a batch in which ``function`` was applied to each tensor, and ``otherwise`` to each other value.
+    The batch may consist of nested mappings, sequences and named tuples."""
     if isinstance(batch, require("torch", extra="torch").Tensor):
         return function(batch)
     if isinstance(batch, Mapping):

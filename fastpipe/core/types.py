@@ -37,7 +37,8 @@ class Key(NamedTuple):
     """The key from which a batch's random parameters are computed.
 
     ``seed`` is any integer, taken modulo 2**64, and ``epoch`` counts from 0.  ``draws``, int64 (N,), are the
-    samples' positions in the epoch's unsharded order, so a sample drawn twice gets two augmentations.
+    samples' positions in the epoch's order of all ranks.  So a sample that comes twice in an epoch gets two
+    different augmentations.
     """
 
     seed: int
@@ -46,7 +47,7 @@ class Key(NamedTuple):
 
 
 class StoredObject(NamedTuple):
-    """An object as its store lists the object.
+    """What a store's listing says about an object.
 
     ``key`` is the object's full key in the store, and ``size`` is the number of bytes.  ``version`` (an ETag,
     quotes included) changes when the object changes.  ``version`` is empty if the store has no versions.
@@ -63,10 +64,11 @@ class FetchedObject(NamedTuple):
 
 
 class PartlyDecoded(Protocol):
-    """An image that a batch decoder may decode in part."""
+    """An image of which a batch decoder may decode a part."""
 
     def encoded(self) -> bytes | None:
-        """Return the encoded file if a batch decoder may decode the image; None if only this object may."""
+        """Return the encoded file if a batch decoder may decode the image.  Return None if the image must
+        be decoded by this object."""
 
     def give(self, box: Box, pixels: Any) -> None:
         """Receive the pixels of ``box``, which a batch decoder decoded."""
@@ -84,8 +86,8 @@ class EncodedImage(PartlyDecoded, Protocol):
         """Decode a rectangle inside the image to a C-contiguous (H, W, 3) RGB array."""
 
     def rows(self, top: int, count: int) -> UInt8Array | None:
-        """Return ``count`` whole rows from row ``top`` on, if they are decoded already; else None.  The rows
-        are C-contiguous, (count, W, 3), RGB and read-only."""
+        """Return ``count`` whole rows of pixels from row ``top`` on; None if they are not decoded yet.  The
+        rows are C-contiguous, (count, W, 3), RGB and read-only."""
 
     def pil(self) -> Any:
         """Return the whole image as ``PIL.Image.open(f).convert("RGB")`` returns it."""
@@ -94,10 +96,10 @@ class EncodedImage(PartlyDecoded, Protocol):
         """Return the ``info`` of the PIL image (EXIF data, colour profile …), without decoding the image."""
 
     def reduced(self, factor: int) -> ReducedImage | None:
-        """Return the image at 1 / ``factor`` (2, 4, 8) of its size, which is faster to decode.
+        """Return the image at 1 / ``factor`` of its size.  ``factor`` is 2, 4 or 8.
 
-        Return None if that is impossible.  Also return None unless the options allow reduced decoding,
-        which changes the pixels of a later resize.
+        A reduced image is faster to decode, but a later resize gives other pixels.  Return None if reduced
+        decoding is impossible, or if the options do not allow it.
         """
 
 
@@ -105,8 +107,8 @@ class BatchDecoder(Protocol):
     """A decoder that decodes parts of all images of a batch in one call.  Thread-safe."""
 
     def decode(self, parts: Sequence[tuple[bytes, Box]]) -> Sequence[UInt8Array | None]:
-        """Decode a rectangle of each trusted JPEG to RGB pixels (H, W, 3), C-contiguous.  The result of an
-        image that the decoder does not support is None."""
+        """Decode a rectangle of each trusted JPEG to RGB pixels (H, W, 3), C-contiguous.  If the decoder does
+        not support an image, the result for this image is None."""
 
     def describe(self) -> str:
         """Return the decoder's name and purpose, in a few words."""
@@ -119,15 +121,16 @@ class BatchDevice(BatchDecoder, Protocol):
         """Return whether the device may decode the batch's sample ``number``."""
 
     def decode(self, parts: Sequence[tuple[bytes, Box]]) -> Sequence[Any | None]:
-        """Decode a rectangle of each trusted JPEG; the pixels stay on the device."""
+        """Decode a rectangle of each trusted JPEG.  The pixels stay on the device."""
 
     def finish(
         self, plan: Any, images: Mapping[int, tuple[Any, Any]], rows: Mapping[int, Any], count: int
     ) -> Any:
         """Make a batch of ``count`` samples on the device.
 
-        ``images`` maps some sample numbers to the result of ``decode`` and the plan's ``Resampling``.
-        ``rows`` maps other sample numbers to finished rows.  All remaining samples are missing in the batch.
+        ``images`` has the samples that the device makes: by sample number, the pixels that ``decode``
+        returned and the plan's ``Resampling``.  ``rows`` has the finished samples of the CPU, by sample
+        number.  The batch does not contain any other samples.
         """
 
 
@@ -143,7 +146,7 @@ class ReducedImage(Protocol):
 
 
 class ChunkObjects(Protocol):
-    """The chunks of one array, each stored as an object of a store.  Thread-safe, and can be pickled.
+    """The chunks of one array.  Each chunk is an object of a store.  Thread-safe, and can be pickled.
     ``how`` describes how the chunks are fetched.  ``state`` identifies the objects and their versions."""
 
     @property
@@ -159,7 +162,7 @@ class ChunkObjects(Protocol):
         """Return the content of a chunk's object; None if the chunk was never written."""
 
     def together(self, chunks: Sequence[int]) -> AbstractContextManager[None]:
-        """Return a context in which the caller reads each of ``chunks``; they are fetched in parallel."""
+        """Return a context in which the caller reads ``chunks`` one by one.  They are fetched in parallel."""
 
 
 class Store(Protocol):
@@ -183,17 +186,17 @@ class Store(Protocol):
 
     @property
     def objects_after(self) -> Callable[[str, str], Iterator[Sequence[StoredObject]]] | None:
-        """A function of a prefix and a key that yields only the ``objects`` whose keys follow the key.  None
-        if the store cannot begin a listing after a key."""
+        """A function that gets a prefix and a key, and yields those ``objects`` of the prefix whose own keys
+        follow the given key.  None if the store cannot begin a listing after a key."""
 
     def find(self, key: str) -> StoredObject: ...
 
     def get(self, key: str, version: str = "") -> FetchedObject:
-        """Return an object's whole content.  Raise an ObjectChangedError if ``version`` is given and the
-        object has another version."""
+        """Return an object's whole content.  Raise an ObjectChangedError if the object has another version
+        than ``version``, unless ``version`` is empty."""
 
     def get_range(self, key: str, start: int, stop: int, version: str = "") -> bytes:
-        """Return the bytes ``start`` to ``stop - 1`` of an object.  ``version`` is checked as by ``get``."""
+        """Return the bytes ``start`` to ``stop - 1`` of an object.  Check ``version`` as ``get`` does."""
 
     def describe(self) -> str:
         """Return the name of the client that reads the store, in one word."""
@@ -203,11 +206,11 @@ class Store(Protocol):
 
 
 class NextUses(Protocol):
-    """The known future uses of objects."""
+    """Knows when each sample of a dataset will be needed next."""
 
     @property
     def tag(self) -> bytes:
-        """Return an identifier of the order; processes that share an order have equal identifiers."""
+        """Return an identifier of the epochs' order.  It is equal for all processes that share the order."""
 
     def next_uses(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return when each of ``rows`` is needed next, counted in samples; 2**62 if that is unknown."""
+        """Return when each sample in ``rows`` is needed next, counted in samples.  2**62 means unknown."""

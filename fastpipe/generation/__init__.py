@@ -1,4 +1,4 @@
-"""Generation of samples on all cores, and memoized functions.
+"""Make samples with a function on all cores, and store the results of functions (``memoize``).
 
 ``generate`` and ``probe`` are in the module ``run``.  ``memoize`` is in the module ``memoized``.  See
 ARCHITECTURE.md.

@@ -29,7 +29,7 @@ exit codes: 0 done, 2 bad input or a row failed, 130 interrupted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
+    """Add the command's options to the parser."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     add = parser.add_argument
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Make the file; with ``--dry-run`` only probe the function."""
+    """Make the file of samples; with ``--dry-run``, only print an estimate of the time and the size."""
     progress.stop()
     options: dict[str, Any] = {
         "seed": args.seed, "workers": args.workers, "executor": "threads" if args.threads else None,
@@ -95,5 +95,5 @@ def _imported(name: str) -> Callable[..., Any]:
 
 
 def _workers(text: str) -> int | str:
-    """Convert the text of ``--workers`` to an int, or return ``"auto"``; an argparse type."""
+    """Parse the argument of ``--workers`` for argparse: a whole number, or ``"auto"``."""
     return text if text == "auto" else int(text)

@@ -1,10 +1,12 @@
-"""Versions of code, and digests of values.
+"""Versions of functions' code, and digests of values, to decide whether a stored result is still valid.
 
 A stored result is valid only for the code and the arguments of its call.  The version of a function covers
-its own code and the user's functions, classes, constants and modules that the code names.  Each of these is a
-*part* with its own digest, so that messages can name the parts that changed.  If the source compiles to the
-code that runs, the digest is that of the source's syntax tree without docstrings.  Otherwise the digest is
-that of the bytecode instructions.  Packages and Python count by their versions.
+the function's own code, and the user's functions, classes, constants and modules that this code names.  Each
+of these is a *part* with its own digest, so that messages can name the parts that changed.
+
+If a function's source compiles to the code that runs, the function's digest is made from the syntax tree of
+the source, without docstrings.  Otherwise the digest is made from the bytecode instructions.  For packages
+and for Python, only the version numbers count.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ Origin = Literal["user", "package", "python"]
 
 
 class CodeVersion(NamedTuple):
-    """The version of a function's code and of everything that the code names."""
+    """The version of a function: a digest of its code and of everything that the code names."""
 
     digest: str
     parts: dict[str, str]  # name of a part, ``"module:name"`` -> its kind and digest, ``"helper:3f0c…"``
@@ -53,8 +55,8 @@ def code_version(fn: Callable[..., Any]) -> CodeVersion:
     - the user's functions, classes and constants that the code names, and the code that they name in turn;
     - the versions of Python and of packages.
 
-    A value without a digest counts by its type.  Global variables that the user's functions assign are
-    ignored.
+    If a value has no digest, only the value's type counts.  Global variables to which the user's functions
+    assign values are ignored.
 
     >>> mine = {"__name__": "mine"}
     >>> exec("rate = 2; fast = lambda x: x * rate", mine)
@@ -67,7 +69,9 @@ def code_version(fn: Callable[..., Any]) -> CodeVersion:
 
 
 def changed(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    """Return a text for each difference between the ``parts`` of two versions.
+    """Return a message for each part of a function's code that differs between two versions.
+
+    ``old`` and ``new`` are the attributes ``parts`` of the two `CodeVersion` objects.
 
     >>> changed({"a:f": "function:1", "a:g": "helper:2"}, {"a:f": "function:1", "a:g": "helper:3"})
     ["helper 'a:g' changed"]
@@ -88,7 +92,7 @@ def changed(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
 
 
 def code_name(fn: Any) -> str:
-    """Return the name of a function, a class, or another callable: ``"module:name"``.
+    """Return the name of a function, a class or another callable in the form ``"module:name"``.
 
     >>> code_name(code_name)
     'fastpipe.generation.code:code_name'
@@ -113,7 +117,7 @@ _MOST_DIGESTS = 1 << 14
 
 
 class _Code(NamedTuple):
-    """The digest of a code object, and the names that it uses."""
+    """The digest of a Python code object, and the names that the code uses."""
 
     digest: str
     chains: tuple[
@@ -172,8 +176,9 @@ _digests: dict[int, tuple[types.CodeType, str, str]] = {}
 def _body_digest(fn: types.FunctionType, decorators: bool) -> str:
     """Return a digest of the body of a function, and of its decorators if ``decorators`` is true.
 
-    The digest of the source does not depend on formatting.  If there is no source, or the file was edited
-    after the code was loaded, the digest is that of the instructions, and decorators do not count.
+    The digest is made from the source, and does not depend on formatting.  If there is no source, or the file
+    was edited after the code was loaded, the digest is made from the bytecode instructions.  Decorators do
+    not count then.
     """
     code = fn.__code__  # not fn: tools that reload edited files put new code into the same function
     if id(code) not in _digests:
@@ -199,7 +204,7 @@ def _body_digest(fn: types.FunctionType, decorators: bool) -> str:
 
 @functools.lru_cache(64)
 def _functions_in(source: str, filename: str) -> list[tuple[int, types.CodeType, Any]]:
-    """Return the first line, the code and the syntax tree of each function in a source."""
+    """Return the first line, the code and the syntax tree of each function in a module's source."""
     try:
         tree = ast.parse(source, filename)
         todo = [compile(tree, filename, "exec", dont_inherit=True)]
@@ -238,9 +243,9 @@ _FUNCTIONS = types.FunctionType, staticmethod, classmethod, property
 
 
 class _Walk:
-    """The collector of all parts of a function's version.
+    """Collects all parts of a function's version: its code, and the code and values that this code names.
 
-    Many methods return *words*: a text that identifies a value in the digest of the code that uses the value.
+    Many methods return *words*: a text that stands for a value in the digest of the code that uses the value.
     """
 
     def __init__(self) -> None:
@@ -251,7 +256,7 @@ class _Walk:
         self._todo: list[tuple[Any, str, str, bool]] = []
 
     def run(self, fn: Any) -> str:
-        """Return the words for the function ``fn``, and collect all parts in ``parts``."""
+        """Collect all parts of the function ``fn`` in ``parts``; return the text that stands for ``fn``."""
         name = code_name(fn)
         is_code = isinstance(fn, types.FunctionType | types.MethodType | functools.partial | type)
         words = [name, self._mention(fn, name if is_code else f"{name}[self]", kind="function")]
@@ -266,9 +271,10 @@ class _Walk:
         return "; ".join(words)
 
     def _mention(self, thing: Any, place: str, *, kind: str = "helper", decorators: bool = False) -> str:
-        """Return the words for a value that code names ``place``; "" if the value does not count.
+        """Return the text that stands for a value in the digest of code; "" if the value does not count.
 
-        The decorators of a function count only if a package's decorator returned the value.
+        ``place`` is the name of the value in messages.  If ``decorators`` is true, a function's decorators
+        count, too.  This is so if a decorator of a package or of Python returned the value.
         """
         if isinstance(thing, types.FunctionType | type):
             return self._code(thing, kind=kind, decorators=decorators)
@@ -300,7 +306,7 @@ class _Walk:
         return self._value(thing, place)
 
     def _value(self, value: Any, place: str) -> str:
-        """Return the words for a constant, a default or another value that is not code."""
+        """Add a constant, a default or another value that is no code to ``parts``; return the part's name."""
         try:
             words = value_digest(value, self._code)
         except DigestError:
@@ -311,7 +317,7 @@ class _Walk:
         return place
 
     def _free(self, name: str, words: str | None = None) -> str:
-        """Return ``name``, with a number if another part already has this name."""
+        """Return ``name``; append a number if another part already has this name."""
         count, wanted = 1, name
         while name in self.parts and self.parts[name] != words:
             count += 1
@@ -319,7 +325,7 @@ class _Walk:
         return name
 
     def _code(self, thing: Any, *, kind: str = "", decorators: bool = False) -> str:
-        """Return the name of a function or class; put the user's own code on the list to visit."""
+        """Return the name of a function or class; if it is the user's, add it to the code to visit."""
         if id(thing) in self._names:
             return self._names[id(thing)][1]
         is_class = isinstance(thing, type)
@@ -372,7 +378,7 @@ class _Walk:
                 yield f"{attribute} {self._mention(inner, f'{name}.{attribute}')}"
 
     def _reference(self, chain: Sequence[str], namespace: Any, closure: dict[str, Any], name: str) -> str:
-        """Return the words for the value to which a name and its attributes refer."""
+        """Return the text that stands for the value of a name with attributes, such as ``module.rate``."""
         first, *attributes = chain
         holder, at = _module_name(str(namespace.get("__name__", "?"))), first
         if first in closure:
@@ -392,7 +398,7 @@ class _Walk:
         return f"{'.'.join(chain)} is {self._mention(found, place or f'{holder}:{at}')}"
 
     def _names_written(self, namespace: dict[str, Any]) -> frozenset[str]:
-        """Return the global names that a module's functions assign; these are state, not constants."""
+        """Return the global variables that a module's functions assign; these are state, not constants."""
         if id(namespace) not in self._written:
             found: set[str] = set()
             for value in list(namespace.values()):
@@ -405,7 +411,7 @@ class _Walk:
         return self._written[id(namespace)]
 
     def _imported(self, module: str, names: tuple[str, ...], level: int, package: str) -> Iterator[str]:
-        """Yield the words for a module and submodules that code imports when the code runs."""
+        """Collect the module and the submodules that an import statement names, and yield their names."""
         if level:
             try:
                 module = importlib.util.resolve_name("." * level + module, package)
@@ -418,7 +424,7 @@ class _Walk:
                     yield self._module(f"{module}.{name}")
 
     def _module(self, module: str) -> str:
-        """Return the words for a module; its whole code and its imports become parts."""
+        """Return the name of a module; if it is the user's, its whole code and its imports become parts."""
         module, (origin, file) = _module_name(module), _module_file(module)
         if origin == "package":
             self._package(module)
@@ -439,7 +445,7 @@ class _Walk:
 
 
 def _wrapped(thing: Any) -> Any:
-    """Return the function that ``thing`` wraps; None if ``thing`` wraps none."""
+    """Return the function that ``thing``, such as a decorator's result, wraps; None if there is none."""
     try:
         inner = getattr(thing, "__wrapped__", None)
     except Exception:  # a proxy object may raise anything
@@ -455,7 +461,7 @@ _MAIN = ("__main__", "__mp_main__")  # "__mp_main__" is the script in a process 
 
 
 def origin_of_module(name: str) -> Origin:
-    """Return the origin of a module's code, according to the location of its file.
+    """Return ``"user"``, ``"package"`` or ``"python"``: whose a module is, according to its file's folder.
 
     >>> origin_of_module("json.decoder"), origin_of_module("numpy")
     ('python', 'package')
@@ -479,7 +485,7 @@ def _origin_of_file(top: str, file: str | None) -> Origin:
 
 
 def _module_name(name: str) -> str:
-    """Return the name by which other code imports a module, also for the script that runs."""
+    """Return the name by which other code imports a module; for ``__main__``, the name of the script."""
     if name not in _MAIN:
         return name
     module = sys.modules.get(name)
@@ -491,7 +497,7 @@ def _module_name(name: str) -> str:
 
 
 def _module_file(name: str) -> tuple[Origin, str | None]:
-    """Return the origin of a module and the file with its source, without importing the module."""
+    """Return a module's origin (user, package or Python) and its source file, without importing it."""
     top, search, spec, at = name.partition(".")[0], None, None, ""
     if top == "fastpipe" or top in sys.builtin_module_names:
         return "package" if top == "fastpipe" else "python", None
@@ -512,7 +518,7 @@ def _module_file(name: str) -> tuple[Origin, str | None]:
 
 @functools.cache
 def _package_version(top: str) -> str:
-    """Return the version of the distribution that contains a package; "" if it is unknown."""
+    """Return the version of an installed package, from its distribution; "" if it is unknown."""
     if top == "fastpipe":
         return str(sys.modules["fastpipe"].__version__)
     try:
@@ -531,11 +537,11 @@ _PLAIN = {bool, int, float, str, bytes, type(None)}  # C's pickler writes equal 
 
 
 class DigestError(TypeError):
-    """A value has no digest: pickle does not save its state, so the value cannot be compared."""
+    """A value has no digest, for example because pickle cannot save it, so it cannot be compared."""
 
 
 def joined(*parts: bytes | memoryview) -> bytes:
-    """Return a digest, 32 bytes, of all ``parts`` in order."""
+    """Return one digest, of 32 bytes, for all ``parts`` in their order."""
     made = hashlib.blake2b(digest_size=32)
     for part in parts:
         made.update(len(part).to_bytes(8, "little"))
@@ -546,9 +552,10 @@ def joined(*parts: bytes | memoryview) -> bytes:
 def value_digest(value: object, code: Callable[[Any], str]) -> str:
     """Return a digest of a value; equal values have equal digests in every process.
 
-    Arrays, tables and tensors count by their values.  Functions and classes count by the result of
-    ``code(thing)``, and other objects by the state that pickle would save.  The order of a dict counts,
-    because a function may iterate over the dict.  Raises a DigestError if the value has no digest.
+    The digest of an array, a table or a tensor is made from its values.  For a function or a class, the
+    digest is made from the text that ``code(thing)`` returns.  For any other object, it is made from the
+    state that pickle would save.  The order of a dict counts, because a function may iterate over the dict.
+    Raises a DigestError if the value has no digest.
 
     >>> one, same, other = (value_digest([1, (number, "x")], repr) for number in (2.0, 4 / 2, 2))
     >>> one == same != other
@@ -565,7 +572,7 @@ def value_digest(value: object, code: Callable[[Any], str]) -> str:
 
 
 class _Digests:
-    """Digests of the parts of a value.  An object's digest is computed once and used for all references."""
+    """Computes the digests of a value's parts, once for an object to which several parts refer."""
 
     def __init__(self, code: Callable[[Any], str]) -> None:
         self._code = code
@@ -634,7 +641,7 @@ class _Digests:
         return joined(tag, as_bytes.data)
 
     def _of_table(self, value: Any) -> bytes | None:
-        """Return the digest of the values in a pandas table; the memory layout does not count."""
+        """Return the digest of a pandas table's values, whatever their memory layout; None for no table."""
         pandas = sys.modules.get("pandas")
         if pandas is None or not isinstance(value, pandas.Index | pandas.Series | pandas.DataFrame):
             return None
@@ -661,7 +668,7 @@ class _Digests:
         return joined(b"tensor", repr((*tag, value.device.type)).encode(), values)
 
     def _of_object(self, value: Any) -> bytes:
-        """Return the digest of the state that pickle would save for another object."""
+        """Return the digest of the state that pickle would save for an object."""
         if any(one.__name__ == "KerasSaveable" for one in type(value).__mro__):
             raise DigestError(
                 "a saved Keras model contains the time of saving: pass its get_weights() instead"
@@ -685,7 +692,7 @@ class _Digests:
 
 
 def _plain(value: Any) -> bytes:
-    """Return a digest of a value with parts of the types in ``_PLAIN`` only."""
+    """Return the digest of a value whose parts all have types in ``_PLAIN``."""
     made = hashlib.blake2b(digest_size=32)
     pickler = pickle.Pickler(types.SimpleNamespace(write=made.update), 4)
     pickler.fast = True  # write every part completely, also a part that was written before

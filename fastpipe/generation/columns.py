@@ -1,4 +1,7 @@
-"""The columns of samples.  They are derived from the first row or declared, and all rows must fit them."""
+"""Columns: the names, types and shapes that the values of all samples must have.
+
+The columns are taken from the first sample, or the user declares them.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +26,12 @@ Columns = Sequence[str] | Mapping[str, Any] | None
 
 
 class SampleError(ValueError):
-    """A function returned a value that is not a sample, or a sample of another form than other samples."""
+    """The user's function returned no valid sample, or a sample that does not have the form of the others."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """The description of a value that every sample has; the values become a dataset of the file."""
+    """Describes one value of every sample: name, type and shape.  The values become a dataset of the file."""
 
     name: str
     dtype: str  # NumPy's text for the dtype of the elements, or "text"
@@ -41,7 +44,7 @@ class Column:
 
     @cached_property
     def is_ragged(self) -> bool:
-        """True if the first length of the values varies between samples; also true for text."""
+        """True if the length of the values' first dimension varies between samples; also true for text."""
         return self.is_text or (len(self.shape) > 0 and self.shape[0] is None)
 
     @cached_property
@@ -52,16 +55,16 @@ class Column:
 
     @cached_property
     def inner(self) -> tuple[int, ...]:
-        """The shape of a value; in a ragged column, the shape of one element along the varying length."""
+        """The shape of a value; if its first dimension has a varying length, without this dimension."""
         return tuple(length for length in self.shape if length is not None)
 
     @cached_property
     def nbytes(self) -> int:
-        """The bytes of a value; in a ragged column, the bytes of one element along the varying length."""
+        """Number of bytes of a value; if its length varies, of one element along the first dimension."""
         return int(np.prod(self.inner, dtype=np.int64)) * self.element.itemsize
 
     def array(self, value: Any) -> npt.NDArray[Any]:
-        """Return a value as an array with the column's dtype and shape; (length, …) if ragged.
+        """Return a value as an array with the column's dtype and shape; (length, …) if the length varies.
 
         Raises a SampleError if the value does not fit this column.
         """
@@ -97,7 +100,7 @@ class Column:
         return array
 
     def stacked(self, values: Any, count: int) -> npt.NDArray[Any]:
-        """Return ``values`` of ``count`` samples as an array (count, …); only for columns of fixed shape."""
+        """Return the values of ``count`` samples as an array (count, …); their shape must be fixed."""
         return replace(self, shape=(count, *self.shape)).array(values)
 
 
@@ -107,7 +110,7 @@ def _as_ragged(name: str, dtype: str, shape: Sequence[int | None]) -> str:
 
 @dataclass(frozen=True)
 class Schema:
-    """The columns of all samples, in the order of the file."""
+    """The columns of all samples (names, types and shapes of the values), in the order of the file."""
 
     columns: tuple[Column, ...]
     is_dict: bool  # True if samples are dicts, False if tuples
@@ -116,8 +119,8 @@ class Schema:
     def learned(cls, sample: Any, wanted: Columns) -> Schema:
         """Return the schema of a sample, which is a dict, a tuple, or a single value.
 
-        Raises a SampleError if the sample cannot be stored, and an OptionError if the sample lacks a column
-        of ``wanted``.
+        ``wanted`` is the user's argument ``columns=``.  Raises a SampleError if the sample cannot be stored,
+        and an OptionError if the sample lacks a column of ``wanted``.
         """
         known = declared(wanted)
         named, is_dict = _named(sample, list(known))
@@ -158,7 +161,7 @@ class Schema:
 
     @cached_property
     def ragged(self) -> list[Column]:
-        """Columns whose values differ in length between samples."""
+        """Columns whose values may differ in length between samples."""
         return [one for one in self.columns if one.is_ragged]
 
     @cached_property
@@ -183,17 +186,17 @@ class Schema:
         return [named[name] for name in names]
 
     def row_nbytes(self, sample: Any) -> int:
-        """Return the approximate bytes that one sample takes in the file."""
+        """Return about how many bytes ``sample`` takes in the file."""
         return sum(max(one.nbytes, 1) for one in self.arrays(sample))
 
 
 def length_name(name: str) -> str:
-    """Return the name of the dataset that holds the lengths of a ragged column."""
+    """Return the name of the dataset with the lengths of a column whose values vary in length."""
     return f"{name}_length"
 
 
 def declared(wanted: Columns) -> dict[str, Column | None]:
-    """Return the columns that ``columns=`` describes, by name; None for a column without a type.
+    """Parse the argument ``columns=``: return each name with its column, or with None if it has no type.
 
     Raises an OptionError if ``columns=`` cannot be parsed.
     """
@@ -222,7 +225,7 @@ def _declared(name: str, spec: Any) -> Column:
 
 
 def _column(name: str, value: Any) -> Column:
-    """Return the column to which a value of the first row belongs."""
+    """Return the column (name, type and shape) for a value of the first sample."""
     if isinstance(value, str):
         return Column(name, _TEXT)
     array = _as_array(name, value)
@@ -237,7 +240,7 @@ def _column(name: str, value: Any) -> Column:
 def _checked(
     name: str, dtype: np.dtype[Any], shape: tuple[int | None, ...], *, is_declared: bool = False
 ) -> Column:
-    """Return a column with a dtype; raise a SampleError if HDF5 does not support the dtype or the size."""
+    """Return a column; raise a SampleError if HDF5 does not support its dtype, or if values are too large."""
     h5py = require("h5py", extra="generation")
     try:
         h5py.h5t.py_create(dtype, logical=True)
@@ -270,7 +273,7 @@ def _as_array(name: str, value: Any) -> npt.NDArray[Any]:
 
 
 def _named(sample: Any, names: Sequence[str]) -> tuple[dict[str, Any], bool]:
-    """Return a sample's values by name, and True if it is a dict."""
+    """Return a sample's values by name, and whether the sample is a dict."""
     if isinstance(sample, Mapping):
         return dict(sample), True
     values = list(sample) if isinstance(sample, tuple) else [sample]

@@ -1,4 +1,4 @@
-"""The estimate for a long run: duration, file size, the slowest functions, and the speed-up by workers."""
+"""Estimate a run of ``generate``: duration, size of the file, slowest functions, speed-up by workers."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _GAIN = 1.1  # least speed-up by workers that is worth their memory
 
 @dataclass(frozen=True)
 class TopFunction:
-    """A function that takes a large part of the time.
+    """A function that takes a large part of the time in which rows are made.
 
     Attributes:
         where: name, file and line of the function.
-        share: fraction of all time, including the functions that this function calls.
-        calls: number of calls of the function for each row.
+        share: fraction of the whole time.  The time of functions that this function calls is included.
+        calls: average number of calls for one row.
     """
 
     where: str
@@ -41,18 +41,18 @@ class TopFunction:
 
 @dataclass(frozen=True)
 class ProbeReport:
-    """The result of ``probe``; ``print`` it.
+    """The result of ``probe``: measurements and estimates, which ``print`` shows as text.
 
     Attributes:
-        rows: number of rows to make.
+        rows: number of rows for which the estimate is made.
         row_nbytes: approximate bytes of a row.
-        alone: rows per second in this thread, with the libraries' default number of threads.
+        alone: rows per second in this thread, if libraries use as many threads as they do by default.
         cores: average number of busy cores during the measurement of ``alone``.
-        single: rows per second in this thread, with one thread for each library.
+        single: rows per second in this thread, if each library uses one thread.
         workers: number of workers that were measured.
         together: rows per second of all workers together.
-        free_nbytes: free bytes of the disk.
-        top: the functions that take most time.
+        free_nbytes: free bytes on the disk.
+        top: the functions that take the most time.
     """
 
     rows: int
@@ -67,7 +67,7 @@ class ProbeReport:
 
     @property
     def best_workers(self) -> int:
-        """Number of workers to start; 0 if workers are not worth their memory."""
+        """Number of workers to start; 0 if they gain too little to be worth their memory."""
         return self.workers if self.together > _GAIN * self.single else 0
 
     @property
@@ -77,12 +77,12 @@ class ProbeReport:
 
     @property
     def seconds(self) -> float:
-        """Seconds that all rows will take."""
+        """Estimated seconds to make all rows."""
         return self.rows / self.rate
 
     @property
     def nbytes(self) -> int:
-        """Bytes that all rows will take."""
+        """Estimated bytes of all rows."""
         return self.rows * self.row_nbytes
 
     def lines(self) -> Iterator[str]:
@@ -117,8 +117,9 @@ def look(
 ) -> ProbeReport:  # fmt: skip
     """Measure the function of ``task`` for about three seconds, or longer if a row takes long.
 
-    ``rows`` is the number of rows to estimate, ``row_nbytes`` the approximate bytes of a row.  ``count`` is
-    the number of workers to start, 0 for none; ``are_threads`` selects threads instead of processes.
+    The estimate is for ``rows`` rows of about ``row_nbytes`` bytes each.  ``count`` is the number of workers
+    to measure; 0 starts no workers.  The workers are threads if ``are_threads`` is true, otherwise processes.
+    The disk of the file ``out`` is the one whose free bytes are reported.
     """
     blocks = _Blocks(rows, max(task.batch_rows, 1))
     alone, cores = blocks.alone(Maker(task))
@@ -133,7 +134,7 @@ def look(
 
 
 class _Blocks:
-    """Blocks of a few rows, which are made repeatedly and discarded."""
+    """Makes blocks of a few rows again and again to measure the speed, and discards the rows."""
 
     def __init__(self, rows: int, step: int) -> None:
         self._rows, self._step = rows, step
@@ -143,13 +144,13 @@ class _Blocks:
         return first, min(first + self._step, self._rows)
 
     def _make(self, maker: Maker, at: int) -> int:
-        """Make a block of rows from ``at`` on; return the index of the next row."""
+        """Make one more block after ``at`` rows; return the new number of rows."""
         first, last = self._block(at)
         maker.block(first, last)
         return at + last - first
 
     def alone(self, maker: Maker) -> tuple[float, float]:
-        """Return the rows per second in this thread, and the number of busy cores."""
+        """Measure in this thread; return the rows per second, and the average number of busy cores."""
         made, begun, used = 0, time.perf_counter(), time.process_time()
         while made == 0 or time.perf_counter() - begun < _ALONE_S:
             start = time.perf_counter()
@@ -160,7 +161,7 @@ class _Blocks:
         return made / seconds, (time.process_time() - used) / seconds
 
     def rate(self, workers: Workers, seconds: float) -> float:
-        """Return the rows per second of ``workers``, measured after all of them have started."""
+        """Return the rows per second of ``workers``, measured for ``seconds`` after all have started."""
         with workers:
             # The first block of a worker includes the start of the worker.
             wait([workers.submit(*self._block(number * self._step)) for number in range(workers.count)])
@@ -178,7 +179,7 @@ class _Blocks:
                     done += flying.pop(future)
 
     def profiled(self, maker: Maker) -> Iterator[TopFunction]:
-        """Yield the functions that take the most time for a row."""
+        """Yield the functions that take the most time when rows are made."""
         made, begun = 0, time.perf_counter()
         with cProfile.Profile() as profile:
             while made == 0 or time.perf_counter() - begun < _PROFILED_S:

@@ -1,9 +1,12 @@
 """The files of a job: the description of a job, its existing files, and the HDF5 structure around the rows.
 
-The HDF5 library first creates the structure of a file without data; chunks are allocated early and not
-filled.  Chunks of whole rows are then contiguous: row ``r`` of a dataset is at ``begin + r * row_nbytes``.
-The structure depends only on the datasets, the library and the attributes.  So several writers can write rows
-in any order without the library.  At the end the structure is written around the rows.
+A *job* means the rows and files that ``generate`` is to make, perhaps in several calls.
+
+The HDF5 library first creates the structure of a file without data.  The library allocates all chunks at once
+and does not fill them.  Chunks of whole rows then follow each other without gaps: row ``r`` of a dataset
+begins at byte ``begin + r * row_nbytes`` of the file.  The structure depends only on the datasets, the
+library and the attributes.  So several writers can write rows in any order without the library.  At the end
+the structure is written around the rows.
 """
 
 from __future__ import annotations
@@ -61,7 +64,7 @@ LEFT_OUT = "left out before"  # reported for rows that failed in an earlier job;
 
 @dataclass(frozen=True)
 class Job:
-    """The description of the rows and files to make."""
+    """Describes the rows and files that ``generate`` is to make, perhaps in several calls."""
 
     function: str  # "module:name"
     code: str  # digest from `code_version`
@@ -80,21 +83,21 @@ class Job:
     extends: int = 0  # number of rows in the finished files that the job extends
 
     def as_json(self) -> dict[str, Any]:
-        """Return the job as JSON-compatible values, for the journal."""
+        """Return the job as values for JSON, to be written to the job's journal."""
         values = {name: value for name, value in self.__dict__.items() if name != "schema"}
         return {"format": _FORMAT, **values, "parts": dict(self.parts), "form": self.schema.as_json(),
                 "versions": dict(self.versions)}  # fmt: skip
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Job:
-        """Return the job from the values that ``as_json`` returned; a GenerationError for another format."""
+        """Create a job from the values of ``as_json``; raise a GenerationError if their format is another."""
         if content.get("format") != _FORMAT:
             raise GenerationError("it was made by another version of fastpipe")
         values = {name: value for name, value in content.items() if name not in ("format", "form")}
         return cls(**{"parts": {}, "extends": 0, **values, "schema": Schema.from_json(content["form"])})
 
     def attributes(self, rows: range, skipped: Sequence[int], nan_rows: int) -> dict[str, Any]:
-        """Return the attributes of a finished file, for readers and for a job that extends the file."""
+        """Return a finished file's HDF5 attributes, for its readers and for a later job that adds rows."""
         # The parts of the function's code are left out because they may be long, and so is ``extends``.
         content = {name: value for name, value in self.as_json().items() if name not in ("parts", "extends")}
         found: dict[str, Any] = {
@@ -125,7 +128,7 @@ def versions() -> dict[str, str]:
 
 
 def differences(one: Job, wanted: Job) -> list[str]:
-    """Describe how an existing job ``one`` differs from the job ``wanted``, except for the number of rows."""
+    """Describe how the existing job ``one`` differs from the job ``wanted``, besides the number of rows."""
     found = []
     if one.code != wanted.code:
         what = "; ".join(changed(one.parts, wanted.parts)[:4]) if one.parts else ""
@@ -142,12 +145,12 @@ def differences(one: Job, wanted: Job) -> list[str]:
 
 
 def shard_path(out: Path, number: int, count: int) -> Path:
-    """Return the path of a file: ``out`` if ``count`` is 1, otherwise ``out`` with ``number`` in the name."""
+    """Return ``out`` if the job has one file, otherwise ``out`` with the file's ``number`` in the name."""
     return out if count == 1 else out.with_name(f"{out.stem}-{number:05d}{out.suffix}")
 
 
 def paths_of(out: Path) -> tuple[Path, ...]:
-    """Return the existing file ``out``, or the existing files with the name of ``out`` and numbers."""
+    """Return the path ``out`` if it exists, otherwise all existing paths of ``out`` with a number."""
     if os.path.lexists(out):
         return (out,)
     found: list[Path] = []
@@ -158,7 +161,7 @@ def paths_of(out: Path) -> tuple[Path, ...]:
 
 @dataclass(frozen=True)
 class Finished:
-    """Finished files, in the order of their rows."""
+    """The finished files of a job, in the order of their rows."""
 
     paths: tuple[Path, ...]
     job: Job
@@ -167,9 +170,9 @@ class Finished:
 
     @classmethod
     def at(cls, out: Path) -> Finished | None:
-        """Return the finished files of ``out``; None if there are none.
+        """Return the finished files with the name ``out``; None if there are no such files.
 
-        Raises an OptionError if a file with such a name does not belong to one job of ``generate``.
+        Raises an OptionError if ``generate`` did not make one of them, or if they belong to different jobs.
         """
         paths = paths_of(out)
         if not paths:
@@ -187,7 +190,7 @@ class Finished:
 
 
 def _head(path: Path) -> dict[str, Any]:
-    """Return the attributes of a finished file."""
+    """Return the attributes of a finished file; raise an OptionError if ``generate`` did not make it."""
     h5py = require("h5py", extra="generation")
     try:
         require_regular(path, os.stat(path))  # HDF5 would wait for a writer of a fifo
@@ -207,7 +210,7 @@ def _head(path: Path) -> dict[str, Any]:
 
 
 class Folder(GrowingFolder):
-    """The locked folder ``OUT.partial``, in which the files of a job grow."""
+    """The folder ``OUT.partial`` with the growing files of a job, locked against other processes."""
 
     def __init__(self, out: Path) -> None:
         super().__init__(out, GenerationError)
@@ -222,13 +225,13 @@ class Folder(GrowingFolder):
             )
 
     def clear(self) -> None:
-        """Remove the files of earlier jobs, except the lock and the journal, which is used again."""
+        """Remove the files of earlier jobs; keep the lock and the journal, because both are used again."""
         for name in self._own():
             if name not in (JOURNAL, LOCK):
                 os.unlink(self.folder / name)
 
     def tidy(self, blocks: Sequence[Stored]) -> None:
-        """Remove data that is not in the journal, to free space on a full disk."""
+        """Remove data of rows that the journal does not list, to free space on a full disk."""
         ends: dict[str, int] = {}
         for spooled in (spooled for one in blocks for spooled in one.spooled):
             ends[spooled.file] = max(ends.get(spooled.file, 0), spooled.begin + spooled.nbytes)
@@ -248,7 +251,7 @@ class Folder(GrowingFolder):
             self.folder.rmdir()
 
     def _own(self) -> list[str]:
-        """Return the names of the files in the folder that jobs create."""
+        """Return the names of those files in the folder that a job has created."""
         own = JOURNAL, LOCK, FUNCTION
         return [one for one in os.listdir(self.folder) if one in own or one.endswith(_OWN_SUFFIXES)]
 
@@ -258,7 +261,7 @@ class Folder(GrowingFolder):
 
 @dataclass(frozen=True)
 class _Array:
-    """The description of a dataset to create."""
+    """Describes a dataset to create in an HDF5 file."""
 
     name: str
     dtype: Any
@@ -275,7 +278,7 @@ def _fixed_arrays(schema: Schema) -> list[_Array]:
 
 
 def _arrays(schema: Schema, widths: Sequence[int]) -> list[_Array]:
-    """Return all datasets of a finished file; ``widths`` has the greatest length in each ragged column."""
+    """Describe all datasets of a finished file; ``widths`` has the greatest length of each ragged column."""
     found = _fixed_arrays(schema)
     for column, longest in zip(schema.ragged, widths, strict=True):
         width = max(longest, 1)
@@ -292,7 +295,7 @@ def _arrays(schema: Schema, widths: Sequence[int]) -> list[_Array]:
 def _create(
     path: Path, arrays: Sequence[_Array], rows: int, chunk_rows: int | None, attributes: Mapping[str, Any]
 ) -> list[Region]:
-    """Create a file with structure and without data; return the region of the rows of each dataset."""
+    """Create an HDF5 file without data; return, for each dataset, the file's region for its rows."""
     h5py = require("h5py", extra="generation")
     # The file has no timestamps, so that equal rows give equal files.
     creation, access = (h5py.h5p.create(kind) for kind in (h5py.h5p.FILE_CREATE, h5py.h5p.FILE_ACCESS))
@@ -332,7 +335,7 @@ def _create_dataset(h5py: Any, file: Any, array: _Array, rows: int, chunk_rows: 
 
 
 def layout_of(job: Job, folder: Path) -> Layout:
-    """Return the layout of the rows in the files of a job."""
+    """Return where each row of a job is to be stored in the growing files in ``folder``."""
     scratch = folder / _STRUCTURE
     layout = Layout(folder, job.rows, job.shard_rows or job.rows, [])
     counts, arrays = [len(layout.shard(number)) for number in range(layout.shards)], _fixed_arrays(job.schema)
@@ -347,7 +350,7 @@ def layout_of(job: Job, folder: Path) -> Layout:
 
 
 def damaged(blocks: Sequence[Stored], layout: Layout) -> list[Stored]:
-    """Return the blocks whose data does not match the checksums in the journal."""
+    """Return the blocks of rows whose stored data does not match the checksums in the journal."""
 
     def is_whole(stored: Stored) -> bool:
         try:
@@ -391,7 +394,7 @@ def _pieces(descriptor: int, begin: int, nbytes: int) -> Iterator[bytes]:
 
 
 class OldRows:
-    """The reader of rows from finished files."""
+    """Reads the rows of finished files, to copy them into the files of a job with more rows."""
 
     def __init__(self, paths: Sequence[Path], schema: Schema) -> None:
         h5py = require("h5py", extra="generation")
@@ -453,7 +456,7 @@ def _kept(file: Any) -> npt.NDArray[np.int64]:
 
 
 def _files_with_rows(layout: Layout, blocks: Sequence[Stored]) -> dict[int, list[int]]:
-    """Return the failed rows of each file, by the file's number; files without any good row are left out."""
+    """Return the failed rows of each file, by the file's number; leave out files whose rows all failed."""
     failed = sorted(pair for one in blocks for pair in one.failed)
     found, indices = {}, [index for index, _ in failed]
     for number in range(layout.shards):
@@ -467,7 +470,7 @@ def _files_with_rows(layout: Layout, blocks: Sequence[Stored]) -> dict[int, list
 
 
 def finish(job: Job, layout: Layout, blocks: Sequence[Stored], say: Callable[[str], None]) -> None:
-    """Write the structure of the files around the rows, after all rows have been written.
+    """Complete the files: write the HDF5 structure around the rows, which have all been written before.
 
     The call may be repeated after an interruption.  Raises a GenerationError if all rows failed.
     """
@@ -507,7 +510,7 @@ def _finish_file(
 
 
 def _copy_structure(scratch: Path, target: int, regions: Sequence[Region]) -> None:
-    """Copy the bytes of the file ``scratch`` that are outside ``regions`` to the file ``target``."""
+    """Copy the file ``scratch``, except its ``regions`` of rows, to the file ``target``."""
     descriptor = open_regular(scratch)
     try:
         at, size = 0, os.fstat(descriptor).st_size
@@ -543,7 +546,7 @@ def _write_ragged(
     schema: Schema, layout: Layout, rows: range, skipped: Sequence[int], blocks: Sequence[Stored],
     target: int, regions: Sequence[Region],
 ) -> None:  # fmt: skip
-    """Write ragged columns from the spools; pad each row to the length of the longest row."""
+    """Copy ragged columns from their temporary files (spools); pad each row to the longest row's length."""
     columns_regions = iter(regions)
     for number, column in enumerate(schema.ragged):
         values, at = next(columns_regions), 0
@@ -569,7 +572,8 @@ def _padded(
 ) -> Iterator[npt.NDArray[np.uint8]]:
     """Yield arrays of rows, each row padded with zeros to ``width`` bytes; an array has about 32 MiB.
 
-    ``sizes`` has the bytes of each row, ``flat`` the bytes of all rows.  ``keep`` selects the rows.
+    ``sizes`` has the number of bytes of each row.  ``flat`` has the rows themselves, one after the other.
+    ``keep`` is true for the rows to yield.
     """
     ends = np.cumsum(sizes)
     rows = np.flatnonzero(keep)
@@ -585,7 +589,7 @@ def _padded(
 def name_files(out: Path, layout: Layout, journal: Journal, old: Sequence[Path]) -> list[Path]:
     """Give finished files their final names, and remove the ``old`` files, which had fewer rows.
 
-    Returns the final paths.  Raises an OptionError if another file has got one of these names meanwhile.
+    Returns the final paths.  Raises an OptionError if another file has taken one of these names meanwhile.
     """
     numbers = list(_files_with_rows(layout, journal.blocks))
     paths = [shard_path(out, place, len(numbers)) for place in range(len(numbers))]

@@ -1,4 +1,4 @@
-"""Memoized functions: results are stored by arguments, by the files that arguments name, and by code."""
+"""Memoized functions: results are stored, and used again if arguments, files and code are unchanged."""
 
 from __future__ import annotations
 
@@ -62,23 +62,24 @@ def memoize(
     ``memoize`` also works as a decorator: ``@memoize(dir="cache")``.  A stored result is loaded if the
     arguments, the files and the code of the call are equal to those of the stored call:
 
-    - Arguments may be passed by position or by name.  Arrays and tables compare by their values.  The user's
-      functions and classes compare by their code, and other objects by the state that pickle would save.
-    - A file counts if an argument or a part of an argument is its path.  A string counts as a path only if
-      the file or folder exists.  Files compare by device, inode, size and times.
-    - The code is that of the function and of the user's functions, classes and constants that the code names,
-      without comments, docstrings and formatting.  The versions of Python (such as 3.12) and of packages
-      count, too.
+    - Arguments may be passed by position or by name.  Arrays and tables are compared by their values.  The
+      user's functions and classes are compared by their code, and other objects by the state that pickle
+      would save.
+    - The files are those whose path is an argument or a part of an argument.  A string counts as a path only
+      if the file or folder exists.  Files are compared by device, inode, size and times.
+    - The code is that of the function, and of the user's functions, classes and constants that the code
+      names.  Comments, docstrings and formatting do not count.  The versions of Python (such as 3.12) and of
+      packages do count.
 
-    If the result depends on anything else, make this an argument or set it inside the function.  Examples are
-    random generators, the environment, and files whose paths are not among the arguments.  A call that loads
-    a result has no side effects and draws no random numbers.
+    If the result depends on anything else, pass this as an argument, or set it inside the function.  Examples
+    are random generators, the environment, and files whose paths are not among the arguments.  A call that
+    loads a result has no side effects and draws no random numbers.
 
-    None, numbers, strings, bytes, NumPy arrays and scalars, torch tensors, and lists, tuples, sets and dicts
-    of these types are loaded with equal types and bits, and without running code.  An entry that is damaged
-    or cannot be decoded is renamed, and the result is computed again.  A result that cannot be stored is
-    still returned.  The logger ``"fastpipe.memoize"`` logs at level INFO which results were loaded, and why
-    other results were computed.  At level WARNING it logs problems.
+    Results of these types are loaded with equal types and bits, and without running code: None, numbers,
+    strings, bytes, NumPy arrays and scalars, torch tensors, and lists, tuples, sets and dicts of these types.
+    If the file of a result is damaged or cannot be decoded, the file is renamed, and the result is computed
+    again.  A result that cannot be stored is still returned.  The logger ``"fastpipe.memoize"`` logs at level
+    INFO which results were loaded, and why other results were computed.  At level WARNING it logs problems.
 
     If several threads and processes need the same result at the same time, one of them computes the result,
     and the others wait.
@@ -86,15 +87,15 @@ def memoize(
     Args:
         fn: the function.  It is not changed.
         dir: the folder.  The first call creates it, private to the user.  Several functions may share it.
-        pickle: also store results of other types, with pickle.  They are sealed with a key in the user's
-            settings folder.  Data without this seal is never unpickled.
+        pickle: True also stores results of other types, with pickle.  Their files are sealed (signed) with a
+            key in the user's settings folder.  Data without this seal is never unpickled.
 
     Returns:
         A function with the same signature.  Its method ``clear()`` removes the stored results.
 
     Raises:
         OptionError: ``fn`` is a generator or coroutine, or is not callable.  A call of the returned function
-            raises this error if an argument has no digest.
+            raises this error if an argument cannot be compared with the arguments of stored calls.
         CacheError: raised by a call if the folder belongs to another user, is accessible to other users, or
             cannot be created.
 
@@ -157,9 +158,9 @@ class Memoized(Generic[P, T]):
         return functools.partial(Memoized, dir=self._dir, pickle=self._pickle), (self._fn,)
 
     def clear(self) -> int:
-        """Remove all entries of this function, for any arguments and code; return the number of entries.
+        """Remove all stored results of this function, for any arguments and code; return their number.
 
-        Files of damaged entries, which have been renamed, stay.  Raises a CacheError as a call does.
+        Damaged files, which have been renamed, stay.  Raises a CacheError if a call would raise it.
         """
         if not os.path.lexists(self._dir):
             return 0
@@ -174,7 +175,7 @@ class Memoized(Generic[P, T]):
         return PrivateFolder(self._dir)
 
     def _wanted(self, folder: PrivateFolder, bound: inspect.BoundArguments) -> Header:
-        """Return the header that the stored entry of a call has."""
+        """Return the description of a call (the header) with which the call's result is stored."""
         arguments = dict(bound.arguments)
         for name, parameter in self._signature.parameters.items():
             if parameter.kind is parameter.VAR_KEYWORD:
@@ -187,9 +188,9 @@ class Memoized(Generic[P, T]):
         return Header(self._name, key, version.parts, digests, data)
 
     def _load(self, entries: Entries, key: str, *, is_alone: bool) -> tuple[Header, Any] | str:
-        """Return the header and the value of an entry, or the reason why the entry is not used.
+        """Return the header and the value of a stored result, or a text that says why it is not used.
 
-        ``is_alone`` is True if the caller holds the lock of ``key``.  Only then a bad entry is renamed.
+        ``is_alone`` is True if the caller holds the lock of ``key``.  Only then is a damaged file renamed.
         """
         try:
             return entries.load(key, pickled=self._pickle)
@@ -241,7 +242,7 @@ def _checked_signature(fn: Callable[..., Any]) -> inspect.Signature:
 
 
 def _held(fn: Any) -> dict[str, Any]:
-    """Return the values that are bound to a partial, a method or an object, as arguments of the call."""
+    """Return the values that ``fn`` holds, as a partial, a method or an object; they count as arguments."""
     if isinstance(fn, functools.partial):
         return {"functools.partial": (fn.args, fn.keywords)} | _held(fn.func)
     if isinstance(fn, types.MethodType):
@@ -256,7 +257,7 @@ def _held(fn: Any) -> dict[str, Any]:
 
 
 def _reason(headers: list[Header], wanted: Header) -> str:
-    """Explain why there is no entry, by comparison with the most similar header in ``headers``."""
+    """Explain why no result of this call is stored: compare the call with the most similar stored call."""
     found = []
     for header in headers:
         arguments = _other(header.arguments, wanted.arguments)
@@ -289,8 +290,8 @@ def _digests(
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return the digests of a function's arguments, and of the files and folders that the arguments name.
 
-    ``own`` is the device and inode of the folder of entries.  If an argument names a folder that contains the
-    folder of entries, the entries do not count.
+    ``own`` is the device and inode of the folder with the stored results.  If an argument names a folder that
+    contains this folder, the stored results do not count.
     """
     digests, data = {}, {}
     for argument, value in arguments.items():
@@ -310,7 +311,7 @@ def _digests(
 
 
 def _code(thing: Any) -> str:
-    """Return the name of a function or class in an argument; for the user's own, add a digest of the code."""
+    """Return the name of a function or class in an argument; if it is the user's, add its code's digest."""
     module = thing.__module__ if isinstance(thing, type) else thing.__globals__.get("__name__")
     name = code_name(thing)
     return f"{name} {code_version(thing).digest}" if origin_of_module(str(module)) == "user" else name

@@ -1,4 +1,4 @@
-"""Rows that a function makes.  Each row has its own random generator."""
+"""Make rows with the user's function.  Each row has its own random generator."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _MIX_L, _MIX_R, _SHIFT = np.uint32(0xCA01F9DD), np.uint32(0x4973F715), np.uint32
 
 
 def row_generator(seed: int, index: int, attempt: int = 0) -> np.random.Generator:
-    """Return the generator of a row; each ``attempt`` has different random numbers."""
+    """Return the random generator of row ``index``; each ``attempt`` to make the row gets other numbers."""
     return np.random.default_rng([seed, index, attempt] if attempt else [seed, index])
 
 
 def row_generators(seed: int, indices: Sequence[int]) -> RowGenerators:
-    """Return the generators of several rows; this is faster than a call of ``row_generator`` for each row.
+    """Return the random generators of several rows, faster than by calls of ``row_generator``.
 
     >>> rows = row_generators(7, range(3))
     >>> rows[2].random() == np.random.default_rng([7, 2]).random()
@@ -54,10 +54,11 @@ def row_generators(seed: int, indices: Sequence[int]) -> RowGenerators:
 
 
 class RowGenerators(Sequence[np.random.Generator]):
-    """The generators of the rows of a batch: a sequence with the methods of ``np.random.Generator``.
+    """The random generators of a batch's rows: a sequence that has the methods of ``np.random.Generator``.
 
-    ``rng.uniform(0, 1, size=3)`` returns an array (B, 3).  Row ``k`` of the array equals the result of
-    ``rng[k].uniform(0, 1, size=3)``.  Every method passes the same arguments to the generators of all rows.
+    For B rows, ``rng.uniform(0, 1, size=3)`` returns an array (B, 3).  Row ``k`` of the array equals the
+    result of ``rng[k].uniform(0, 1, size=3)``.  Every method passes the same arguments to the generators of
+    all rows.
 
     >>> rows = row_generators(0, [4, 5])
     >>> rows.normal(size=3).shape, rows.integers(10).shape, len(rows)
@@ -89,9 +90,9 @@ class RowGenerators(Sequence[np.random.Generator]):
 
 @contextmanager
 def globals_seeded(seed: int, index: int, attempt: int = 0) -> Iterator[None]:
-    """Seed ``random``, ``np.random`` and, if it is loaded, torch for a row; restore their states afterwards.
+    """Seed the global generators of ``random``, ``np.random`` and torch for a row; restore them afterwards.
 
-    A lock admits one thread at a time.
+    torch is seeded only if it is loaded.  A lock lets one thread at a time into the ``with`` block.
     """
     torch = sys.modules.get("torch")
     first, second = row_generator(seed, index, attempt).integers(2**32, size=2).tolist()
@@ -113,7 +114,8 @@ def globals_seeded(seed: int, index: int, attempt: int = 0) -> Iterator[None]:
 class _Hashed(ISpawnableSeedSequence):
     """The ``SeedSequence`` of a row.
 
-    The state ``words`` of a PCG64 is known.  Everything else is computed by NumPy's own ``SeedSequence``.
+    ``words`` is the state of the row's PCG64, which has been computed before.  NumPy's own ``SeedSequence``
+    computes everything else.
     """
 
     def __init__(self, entropy: list[int], words: npt.NDArray[np.uint64]) -> None:
@@ -178,7 +180,7 @@ _AS_IT_IS: AbstractContextManager[None] = nullcontext()
 
 @dataclass(frozen=True)
 class Failure:
-    """A row that failed."""
+    """A row that could not be made, and why."""
 
     index: int
     error: str  # type and message
@@ -187,7 +189,7 @@ class Failure:
 
     @classmethod
     def of(cls, index: int, error: BaseException, note: str = "", *, is_final: bool = False) -> Failure:
-        """Return the failure of row ``index`` with ``error``."""
+        """Describe the failure of row ``index``: the text of ``error``, with ``note`` at the end."""
         # If memory or a module is missing, all later rows would fail, too, and would be left out.
         is_final = is_final or isinstance(error, (MemoryError, ImportError))
         trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
@@ -207,7 +209,7 @@ class Block:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all values."""
+        """Number of bytes of all values."""
         return sum(one.nbytes for one in (*self.fixed, *self.flat))
 
     def rows_with_nan(self) -> list[int]:
@@ -228,7 +230,7 @@ def _with_nan(array: npt.NDArray[Any]) -> list[int]:
 
 
 class _BlockBuilder:
-    """A block under construction.  Each row is copied, so the user's function may reuse its arrays."""
+    """Collects rows for a block.  Each row is copied, so the user's function may reuse its arrays."""
 
     def __init__(self, schema: Schema, first: int, last: int) -> None:
         self._schema, self._first, self._count = schema, first, 0
@@ -250,7 +252,7 @@ class _BlockBuilder:
         self._count = at + 1
 
     def add_many(self, values: Sequence[Any], rows: int) -> None:
-        """Add rows; ``values`` has an array (rows, …) or, if ragged, a list of arrays for each column."""
+        """Add rows; ``values`` has, per column, an array (rows, …), or a list of arrays if lengths vary."""
         at, end = self._count, self._count + rows
         for value, column in zip(values, self._schema.columns, strict=True):
             if column.is_ragged:
@@ -261,7 +263,7 @@ class _BlockBuilder:
         self._count = end
 
     def leave_out(self, failure: Failure) -> None:
-        """Add a failed row: zeros in fixed columns, and length 0 in ragged columns."""
+        """Add a failed row: zeros in columns of fixed shape, and length 0 in columns of varying length."""
         self._failed.append(failure)
         for array in self._fixed.values():
             array[self._count] = np.zeros((), array.dtype)
@@ -282,7 +284,7 @@ class _BlockBuilder:
 
 @dataclass(frozen=True)
 class Task:
-    """The user's function and the settings that are the same for all blocks."""
+    """The user's function, and the options with which workers make all rows."""
 
     function: Callable[..., Any]  # function(index, rng), perhaps with an attribute ``batch``
     seed: int
@@ -295,17 +297,19 @@ class Task:
 
 
 class Maker:
-    """The maker of a task's rows."""
+    """Makes rows with the user's function and the options of a task."""
 
     def __init__(self, task: Task) -> None:
         self._task, self._schema, self._seed = task, task.schema, task.seed
 
     def block(self, first: int, last: int) -> tuple[Block, Failure | None]:
-        """Make rows; ``first`` must be the first row of a call of ``batch``.
+        """Make the rows from ``first`` to ``last - 1``.
+
+        If the function has an attribute ``batch``, one of its calls must begin with row ``first``.
 
         Returns:
-            The rows, and the failure that ended the block early, or None.  Under the policy ``"skip"`` a
-            failed row is left out and usually does not end the block.
+            The rows, and the failure that ended the block early.  The failure is None if nothing did so.
+            With ``bad_samples="skip"`` a failed row is left out and usually does not end the block.
         """
         builder = _BlockBuilder(self._schema, first, last)
         for failure in self._fill(builder, first, last):
@@ -315,12 +319,12 @@ class Maker:
         return builder.block(), None
 
     def sample(self, index: int, attempt: int = 0) -> Any:
-        """Return the function's result for a row."""
+        """Return the result of the user's function for row ``index``."""
         with self._seeded(index, attempt):
             return self._task.function(index, row_generator(self._seed, index, attempt))
 
     def batch(self, indices: Sequence[int], attempt: int = 0) -> list[Any]:
-        """Return the result of ``batch`` for each column: an array (B, …), or a list of arrays if ragged.
+        """Call ``batch``; return an array (B, …) for each column, or a list of arrays if lengths vary.
 
         Raises a SampleError if the results do not fit the schema.
         """
@@ -344,7 +348,7 @@ class Maker:
         return found
 
     def _fill(self, builder: _BlockBuilder, first: int, last: int) -> Iterator[Failure]:
-        """Add rows to ``builder``; yield a failure for each row that the caller must leave out."""
+        """Add rows to ``builder``; yield a failure for each row that could not be made."""
         if not self._task.batch_rows:
             function, rows = self._task.function, range(first, last)
             for index, rng in zip(rows, row_generators(self._seed, rows), strict=True):
@@ -364,7 +368,7 @@ class Maker:
     def _one_by_one(self, builder: _BlockBuilder, indices: range, error: BaseException) -> Iterator[Failure]:
         """Make the rows of a failed batch one by one, to find the row that fails.
 
-        Under the policy ``"raise"`` none of these rows is kept: a later run makes them in a batch again.
+        With ``bad_samples="raise"`` none of these rows is kept: a later run makes them in a batch again.
         """
         is_found = False
         for index in indices:
@@ -383,7 +387,7 @@ class Maker:
     def _again(
         self, builder: _BlockBuilder, index: int, error: BaseException, make: Callable[[int, int], list[Any]]
     ) -> Iterator[Failure]:
-        """Retry a failed row under the policy ``"retry"``; yield a failure if no attempt succeeds."""
+        """Retry a failed row if ``bad_samples`` is ``"retry"``; yield a failure if the row still fails."""
         for attempt in range(1, _ATTEMPTS) if self._task.policy == "retry" else ():
             try:
                 builder.add(make(index, attempt))

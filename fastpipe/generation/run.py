@@ -68,52 +68,55 @@ def generate(
     seed_globals: bool = False,
     progress: bool = True,
 ) -> Generated:
-    """Make samples with a function, and store each sample once, in an HDF5 file for :class:`FastHDF5Dataset`.
+    """Make each sample once with a function, and store it in an HDF5 file for :class:`FastHDF5Dataset`.
 
-    Row ``i`` is the result of ``fn(i, np.random.default_rng([seed, i]))`` and depends on nothing else.  The
-    content of the file does not depend on the number of workers, on the executor or on interruptions.  If the
-    process is killed, repeat the call to continue.  A call with a larger ``n`` makes the missing rows.
+    Each sample is a row of the file.  Row ``i`` is the result of ``fn(i, np.random.default_rng([seed, i]))``,
+    and depends on nothing else.  The content of the file does not depend on the number of workers, on the
+    executor or on interruptions.  If the process is killed, repeat the call to continue.  A call with a
+    larger ``n`` makes only the missing rows.
 
     Args:
         fn: a function ``fn(index, rng)`` that returns a sample: an array, a number, a string or bytes, or a
-            dict or a tuple of these types.  ``index`` is an int from 0 to ``n - 1``, ``rng`` a
+            dict or a tuple of these types.  ``index`` is an int from 0 to ``n - 1``, and ``rng`` is a
             ``np.random.Generator``.  If ``fn`` has an attribute ``batch``, ``fn.batch(indices, rng)`` makes
-            several rows at once.  ``indices`` is int64 (B,).  The methods of this ``rng`` return one result
-            for each row, (B, …), and ``batch`` returns arrays (B, …).
+            several rows at once.  ``indices`` is int64 (B,).  Each method of this ``rng`` returns an array
+            (B, …) with one result for each row.  ``batch`` returns arrays (B, …), too.
         n: number of rows.
         out: path of the file.  While the file grows, its rows are in the folder ``out.partial`` next to it.
-        seed: seed of all random numbers; 0 or more.
-        workers: number of workers, each of which makes a row at a time; 0 makes all rows in this thread.
-            ``"auto"`` starts a worker for each core that this process may use, unless a probe of the function
-            shows that workers gain nothing.
+        seed: seed of all random numbers, a whole number from 0.
+        workers: number of workers, each of which makes a row at a time.  With 0, this thread makes all rows.
+            ``"auto"`` starts a worker for each core that this process may use, unless the rows take less than
+            a second, or a measurement of the function shows that workers gain nothing.
         executor: ``"processes"`` (the default), ``"threads"``, or any ``concurrent.futures.Executor``, such
             as Dask's ``client.get_executor()``.  The executor's workers must see the folder of ``out``.
         columns: names for the values of a tuple, or a dict that gives some columns a type (``str``,
             ``"float32"``) or a type and a shape.  For example, ``{"motion": ("float32", (None, 25, 3))}``
-            declares a first length that varies between samples.  All other types and shapes are those of the
-            first row.
-        chunk_rows: number of rows in a chunk.  ``"auto"`` takes as many rows as make 64 KiB.
-        resume: continue from existing rows; False starts again.  ``"changed"`` also continues if the code of
-            ``fn`` has changed: use this for changes of the code that do not change the rows.
-        probe: before long work, measure for three seconds how long the work will take, and report why.
-        max_bytes: approximate largest size of a file in bytes.  More rows make more files:
+            declares arrays whose first length varies between samples.  Columns without a type get the type
+            and the shape of the value in the first row.
+        chunk_rows: number of rows in a chunk.  With ``"auto"``, a chunk has at most 64 KiB, or one row.
+        resume: True continues from existing rows, and False starts again.  ``"changed"`` also continues if
+            the code of ``fn`` has changed: use this for changes of the code that do not change the rows.
+        probe: before long work, measure for three seconds, and report how long the work will take and which
+            functions take the time.
+        max_bytes: approximate largest size of a file in bytes.  Rows that do not fit go to further files:
             ``out-00000.h5``, ``out-00001.h5`` and so on.
-        bad_samples: the policy for a row whose call of ``fn`` raises an error.  ``"raise"`` stops and keeps
-            all finished rows.  ``"skip"`` leaves the row out of the file.  ``"retry"`` calls ``fn`` up to ten
+        bad_samples: what happens if ``fn`` raises an error for a row.  ``"raise"`` stops and keeps all
+            finished rows.  ``"skip"`` leaves the row out of the file.  ``"retry"`` calls ``fn`` up to ten
             times for a row, each time with other random numbers.
-        seed_globals: seed ``random``, ``np.random`` and torch for each row, for code that draws from them.
+        seed_globals: also seed the global generators of ``random``, ``np.random`` and torch for each row, for
+            code that draws from these generators.
         progress: show the progress on standard error; in a terminal as a bar.
 
     Returns:
         The files, the number of rows, and the rows that failed.
 
-    Ragged columns, whose lengths vary, are padded with zeros to the longest row.  The lengths are in the
-    dataset ``NAME_length``.  NaN are kept and counted.  While rows are made, each library uses one thread, so
-    that sums are equal on machines with different numbers of cores.
+    If lengths vary in a column, its rows are padded with zeros to the longest row.  The lengths are in the
+    dataset ``NAME_length``.  Rows with NaN are kept and counted.  While rows are made, each library uses one
+    thread, so that sums are equal on machines with different numbers of cores.
 
     Raises:
-        GenerationError: a row failed, or the existing rows were made with another function or seed, or there
-            are more than ``n`` rows.
+        GenerationError: a row failed, or the existing rows were made with another function, seed or option,
+            or more than ``n`` rows exist.
         OptionError: an option is invalid, or ``out`` exists and was not made by ``generate``.
         OSError: rows cannot be written, for instance because the disk is full.  Repeat the call to continue.
         KeyboardInterrupt: the user interrupted the call.  Rows in flight were finished and kept; a second
@@ -155,7 +158,7 @@ def probe(
 ) -> ProbeReport:
     """Estimate how long ``generate`` will take, how large the file will be, and how much workers gain.
 
-    The estimate makes rows for about three seconds and keeps none of them.
+    Rows are made for about three seconds, and none of them is kept.
 
     Args:
         fn, n, out, seed, workers, executor, columns, seed_globals: see :func:`fastpipe.generate`.
@@ -235,7 +238,7 @@ class Options:
         return 0 if self.executor != "threads" and why_no_processes() else default_threads()
 
     def task(self, schema: Schema, batch_rows: int) -> Task:
-        """Return the task of the workers."""
+        """Return the function and the options that every worker needs."""
         return Task(self.function, self.seed, schema, batch_rows, self.policy, self.seeds_globals)
 
 
@@ -290,7 +293,7 @@ def first_row(options: Options) -> First:
 
 
 def _next_row_s(maker: Maker, rows: range) -> float:
-    """Return the approximate duration of the rows after the first row, which may import or compile code."""
+    """Return a later row's approximate duration; the first row may import or compile code."""
     took: list[float] = []
     while rows and len(took) < min(_TIMED, len(rows)) and sum(took) < _TIMED_S:
         begun = time.perf_counter()
@@ -348,9 +351,9 @@ class Generated:
     Attributes:
         paths: the files, in the order of their rows.
         rows: number of rows in the files.
-        failed: index and error of each row that was left out.
+        failed: for each row that was left out, its index and the error.
         nan_rows: number of rows with a NaN.
-        made: number of rows that this call made; all other rows existed.
+        made: number of rows that this call made; all other rows existed before.
         seconds: duration of this call.
     """
 
@@ -385,7 +388,7 @@ class Run:
         self._first: First | None = None  # None if this call continues or extends existing rows
 
     def run(self) -> Generated:
-        """Make the missing rows; raise the errors of ``generate``."""
+        """Make the missing rows and complete the files; raise the errors that ``generate`` describes."""
         out = self._options.out
         if not folder_of(out).exists() and (there := self._there(Finished.at(out))) is not None:
             return there
@@ -418,9 +421,9 @@ class Run:
         return made
 
     def _there(self, finished: Finished | None) -> Generated | None:
-        """Return the result if the existing files have all wanted rows; None if rows are missing.
+        """Return the result if the finished files have all ``n`` rows; None if rows are missing.
 
-        Raises an error if the files belong to another job, have more rows, or must not be used.
+        Raises an error if the files were made with other options, have more rows, or if ``resume`` is false.
         """
         if finished is None:
             return None
@@ -442,12 +445,12 @@ class Run:
         return Generated(finished.paths, job.rows - len(failed), failed, finished.nan_rows)
 
     def _differences(self, job: Job) -> list[str]:
-        """Describe how an existing job differs from the wanted job, except for accepted differences."""
+        """Describe how an existing job differs from this call; with ``resume="changed"``, ignore its code."""
         is_accepted = self._options.resume == "changed"
         return differences(replace(job, code=self._code.digest) if is_accepted else job, self._wanted(job))
 
     def _wanted(self, like: Job) -> Job:
-        """Return the wanted job, with the schema of an existing job ``like``."""
+        """Return the job that this call describes, with the schema of the existing job ``like``."""
         options = self._options
         return replace(
             like, function=self._name, code=self._code.digest, parts=self._code.parts, seed=options.seed,
@@ -456,7 +459,7 @@ class Run:
         )  # fmt: skip
 
     def _checked_journal(self, journal: Journal) -> Job:
-        """Return the job of a journal; raise a GenerationError if the job differs or has more rows."""
+        """Return a journal's job; raise a GenerationError if it differs from this call or has more rows."""
         folder, rows = folder_of(self._options.out), self._options.rows
         removed = f"which removes {_rows_of(journal.blocks):,} rows"
         if journal.job is None:
@@ -475,7 +478,7 @@ class Run:
         return replace(job, code=self._code.digest, parts=self._code.parts)
 
     def _begin(self, journal: Journal, finished: Finished | None) -> None:
-        """Write the description of the job to the journal."""
+        """Begin a job: write the job's description to the journal."""
         if finished is not None:
             wanted = self._wanted(finished.job)
             journal.begin(replace(wanted, extends=finished.job.rows, versions=versions()).as_json())
@@ -491,7 +494,7 @@ class Run:
         journal.begin(job.as_json())
 
     def _made(self, job: Job, folder: Folder, journal: Journal) -> Generated:
-        """Make the missing rows of a job, and its files."""
+        """Make the missing rows of a job, and complete the job's files."""
         old: Sequence[Path] = ()  # the files whose rows the job copies, and which the new files replace
         if job.extends and journal.is_naming:  # some of the files may be new files of the job already
             old = paths_of(self._options.out)
@@ -559,7 +562,7 @@ class Run:
         return count
 
     def _workers(self, task: Task, layout: Layout, writer: Writer, rows: int) -> Workers:
-        """Start the workers that suit the options and the probed function."""
+        """Choose the workers by the options and by the duration of the rows, and start them."""
         options, count = self._options, self._options.most_workers
         if options.executor is not None and not isinstance(options.executor, str):
             asked = None if options.workers == "auto" else options.workers
@@ -587,7 +590,7 @@ class Run:
             return ThisThread(task, writer)
 
     def _explained(self, error: BaseException, blocks: Sequence[Stored], job: Job) -> BaseException:
-        """Return the error with a message about the rows that are kept, and about how to continue."""
+        """Return the error with a message that says which rows are kept and how to continue."""
         out = self._options.out
         kept = f"{_rows_of(blocks):,} of {job.rows:,} rows are kept in {folder_of(out)}"
         again = f"{kept}; the same call goes on from there"

@@ -1,4 +1,4 @@
-"""The loop that submits blocks to workers and handles their failures, and the report of the progress."""
+"""The loop that lets workers make blocks of rows and handles failures, and the display of the progress."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _log = logging.getLogger("fastpipe.generate")
 
 
 class Report:
-    """The progress of a file, shown while its ``with`` block runs.  Important messages are always logged."""
+    """Shows the progress of a file during the ``with`` block.  Important messages are always logged, too."""
 
     def __init__(
         self, name: str, rows: int, *, is_shown: bool = True, console: Console | None = None
@@ -66,7 +66,7 @@ class Report:
         self._show()
 
     def advance(self, rows: int, nbytes: int, failed: int) -> None:
-        """Add ``rows`` new rows with ``nbytes`` bytes of values; ``failed`` of the rows are left out."""
+        """Count ``rows`` new rows with ``nbytes`` bytes of values; ``failed`` of these rows are left out."""
         self._done += rows
         self._made += rows
         self._nbytes += nbytes
@@ -74,12 +74,12 @@ class Report:
         self._show()
 
     def step(self, text: str) -> None:
-        """Show the name of another step than making rows; does nothing without a terminal."""
+        """Show ``text`` as the current step, for example reading files; do nothing without a terminal."""
         if self._bar is not None:
             self._bar.update(self._task, told=printable(text))
 
     def say(self, text: str, level: int = logging.INFO) -> None:
-        """Print a permanent line, and log it."""
+        """Log a message, and print it as a line that the display of the progress does not overwrite."""
         _log.log(level, "%s", text)
         if self._is_shown:
             print_line(self._console, text)
@@ -105,10 +105,10 @@ class Report:
 
 
 class Interrupts:
-    """A context manager of the main thread that counts each Ctrl-C instead of raising KeyboardInterrupt.
+    """A context manager that counts each Ctrl-C in the main thread, instead of raising KeyboardInterrupt.
 
-    With ``is_here=True`` the main thread itself makes the rows, so no thread checks the count.  The second
-    Ctrl-C then raises KeyboardInterrupt.
+    With ``is_here=True`` the main thread itself makes the rows, so no thread checks the count meanwhile.  In
+    this case the second Ctrl-C does raise KeyboardInterrupt.
     """
 
     def __init__(self, *, is_here: bool = False) -> None:
@@ -134,9 +134,9 @@ class Interrupts:
 
 
 class Missing:
-    """The rows that are still to be made.
+    """The rows that are still to be made, in blocks of consecutive rows.
 
-    A block of these rows begins at a multiple of ``align`` or directly after rows that are done.
+    A block begins at a multiple of ``align`` or directly after rows that are done.
 
     >>> missing = Missing(10, [(2, 4)])
     >>> missing.take(5), missing.take(5), missing.take(5), missing.left
@@ -156,9 +156,9 @@ class Missing:
         self.left = sum(last - first for first, last in self._ranges)
 
     def take(self, rows: int) -> tuple[int, int] | None:
-        """Take a block of about ``rows`` rows; None if no row is left.
+        """Take a block of about ``rows`` missing rows; return None if no row is left.
 
-        A block is the index of its first row and the index after its last row.
+        The result has the index of the block's first row, and the index after the block's last row.
         """
         if not self._ranges:
             return None
@@ -172,15 +172,15 @@ class Missing:
         return first, last
 
     def give_back(self, first: int, last: int) -> None:
-        """Put back a block that was taken but not made."""
+        """Put back a block that was taken, but whose rows were not made."""
         self._ranges.append((first, last))
         self.left += last - first
 
 
 class Schedule:
-    """The loop in which all missing rows are made, stored and added to the journal.
+    """The loop in which workers make all missing rows, which are stored and listed in the journal.
 
-    ``expected`` holds the approximate seconds and bytes of a row; None if they are unknown.
+    ``expected`` has the approximate seconds and bytes of a row; None means that they are unknown.
     """
 
     def __init__(
@@ -203,8 +203,8 @@ class Schedule:
 
         Raises:
             GenerationError: a row failed, or the workers cannot make rows.
-            KeyboardInterrupt: the user interrupted the loop.  Blocks in flight were finished, except after a
-                second interrupt.
+            KeyboardInterrupt: the user interrupted the loop.  Blocks that workers had begun were finished,
+                except after a second interrupt.
             OSError: rows cannot be written, for instance because the disk is full.
         """
         try:
@@ -231,7 +231,7 @@ class Schedule:
             raise self._stop
 
     def _fill(self) -> None:
-        """Submit blocks until all slots are in use."""
+        """Submit blocks of rows until the workers have as many blocks as they may have."""
         while self._stop is None and len(self._flying) < self._workers.slots:
             block = self._missing.take(self._block_rows())
             if block is None:
@@ -308,7 +308,7 @@ class Schedule:
             self._stop.__cause__ = error
 
     def _end(self, error: BaseException, first: int, last: int, cause: BaseException | None = None) -> None:
-        """Stop because of an error that would also occur in the next block."""
+        """Put a block back, and stop because of an error that would occur in the next block, too."""
         self._missing.give_back(first, last)
         if self._stop is None:
             self._stop = error

@@ -1,8 +1,9 @@
 """Blocks of rows on disk, and the journal that lists the complete blocks.
 
 A *block* is a range of consecutive rows.  Rows of a fixed shape are written to their final position in the
-file.  The position of ragged rows depends on the longest row, which is unknown until all rows are made.
-Until then the lengths and values of ragged rows are in a temporary file, the *spool*.
+file.  In a *ragged* column the lengths of rows differ, and all rows are stored with the length of the longest
+row, which is unknown until all rows are made.  Until then the lengths and values are in a temporary file, the
+*spool*.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _MOST_NOTED = 20  # the journal lists the numbers of at most this many rows with
 
 
 def data_file(folder: Path, shard: int) -> Path:
-    """Return the path of the data file that later becomes a finished file, a *shard*."""
+    """Return the path of the growing data file that becomes the finished file number ``shard``."""
     return folder / f"{shard:05d}.data"
 
 
@@ -78,7 +79,7 @@ class Region(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """The positions of rows in the files that grow in a folder."""
+    """Describes where each row is stored in the growing files of a folder."""
 
     folder: Path
     rows: int  # number of rows in all files
@@ -90,12 +91,16 @@ class Layout:
         return -(-self.rows // self.shard_rows)
 
     def shard(self, number: int) -> range:
-        """Return the rows of a file."""
+        """Return the indices of the rows in file ``number``."""
         first = number * self.shard_rows
         return range(first, min(first + self.shard_rows, self.rows))
 
     def pieces(self, first: int, last: int) -> Iterator[tuple[int, range, int]]:
-        """Yield the parts of a block: the number of the file, the rows, and the position of the first row."""
+        """Split the rows ``first`` to ``last - 1`` by file.
+
+        For each file, yield the file's number, the range of rows, and the index of the first of these rows
+        within the file.
+        """
         for number in range(first // self.shard_rows, -(-last // self.shard_rows)):
             shard = self.shard(number)
             rows = range(max(first, shard.start), min(last, shard.stop))
@@ -103,7 +108,7 @@ class Layout:
 
 
 class Spooled(NamedTuple):
-    """The position in a spool of the values that a block has in one ragged column."""
+    """The place in a spool (temporary file) of a block's values in one ragged column."""
 
     file: str  # name of the spool
     begin: int  # offset in the spool, in bytes
@@ -114,7 +119,7 @@ class Spooled(NamedTuple):
 
 @dataclass(frozen=True)
 class Stored:
-    """The journal's record of a block."""
+    """The journal's record of a block of stored rows."""
 
     first: int
     last: int  # index after the last row
@@ -143,7 +148,7 @@ class Stored:
 
 
 def described(block: Block, spooled: tuple[Spooled, ...] = ()) -> Stored:
-    """Return the journal's record of a block."""
+    """Return the journal's record of a block, with checksums of the values."""
     with_nan = block.rows_with_nan()
     return Stored(
         block.first, block.last, tuple(zlib.crc32(bytes_of(one)) for one in block.fixed), spooled,
@@ -153,9 +158,9 @@ def described(block: Block, spooled: tuple[Spooled, ...] = ()) -> Stored:
 
 
 class Writer:
-    """The writer of blocks.
+    """Writes blocks of rows to the growing files.
 
-    Threads may share a writer.  Each process has its own writer and its own spool.
+    Threads may share a writer.  Each process has its own writer and its own spool (temporary file).
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -203,15 +208,15 @@ class Writer:
 
 
 class Journal:
-    """The journal of a folder, with one line for each block.
+    """The journal: a file that lists the blocks of rows in a folder, with one line for each block.
 
-    The line is written after the block is on the disk.  So the blocks in the journal exist even after a crash
+    A line is written after its block is on the disk.  So the blocks in the journal exist even after a crash
     of the machine.  Each line begins with a checksum of the rest of the line.  The checksum detects an
     incomplete line.
 
     Attributes:
-        job: the description of the job, that is of the rows and files to make; None in a new journal.
-        is_naming: True if all rows are done and the files are being renamed.
+        job: the description of the rows and files to make.  It is None in a new journal.
+        is_naming: True if all rows are done, and the files are being renamed to their final names.
         damaged: number of lines that cannot be read.
     """
 
@@ -228,7 +233,7 @@ class Journal:
             raise
 
     def begin(self, job: dict[str, Any]) -> None:
-        """Replace the content of the journal with the description of a job."""
+        """Replace the content of the journal with ``job``, the description of the rows and files to make."""
         os.ftruncate(self._descriptor, 0)
         self.job, self.blocks, self.is_naming, self.damaged = job, [], False, 0
         self._append([{"job": job}])
@@ -240,12 +245,12 @@ class Journal:
         self.blocks += blocks
 
     def name(self) -> None:
-        """Record that the files are being renamed."""
+        """Record that the files are being renamed to their final names."""
         self._append([{"naming": True}])
         self.is_naming = True
 
     def drop(self, blocks: Sequence[Stored]) -> None:
-        """Remove blocks whose data does not match the journal."""
+        """Remove ``blocks``, whose stored data does not match the journal, from the journal."""
         gone = {(one.first, one.last) for one in blocks}
         kept = [one for one in self.blocks if (one.first, one.last) not in gone]
         lines = ({"job": self.job}, *(one.as_json() for one in kept))

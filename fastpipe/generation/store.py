@@ -1,6 +1,6 @@
-"""Stored results in a folder.
+"""Stored results of memoized functions in a folder.
 
-Each result is an *entry*, which has its own file.  The checksum of the whole file is verified before the
+Each result is an *entry* with its own file.  The checksum of the whole file is verified before the
 result is decoded.  The format of the file::
 
     16 bytes   "fastpipe memo 3\\n", the number of the format
@@ -61,20 +61,20 @@ ByteArray = npt.NDArray[np.uint8]
 
 
 class EntryError(Exception):
-    """An entry cannot be read: it is damaged, forged, or of another format."""
+    """An entry (the file of a stored result) cannot be read: it is damaged, forged, or of another format."""
 
 
 class NeedsPickleError(Exception):
-    """An entry is sealed, but pickle was not enabled."""
+    """An entry (a stored result) was pickled, but ``memoize`` was not called with ``pickle=True``."""
 
 
 class NotStorableError(TypeError):
-    """A part of a value cannot be stored without ``pickle=True``.  The message names the part."""
+    """A value cannot be stored.  Without ``pickle=True``, the message names the part that needs pickle."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """The description of the call to which an entry belongs."""
+    """Describes the call whose result is stored: its function, code, arguments and files."""
 
     name: str  # name of the function
     key: str  # digest of the call; also a part of the file name
@@ -93,7 +93,7 @@ class Header:
 
 
 class Entries:
-    """The entries of one function, named ``"module:name"``, in a folder."""
+    """The stored results (entries) in a folder of one function, which is named ``"module:name"``."""
 
     def __init__(self, folder: PrivateFolder, name: str) -> None:
         self._folder, self._name = folder, name
@@ -101,15 +101,15 @@ class Entries:
         self._prefix = f"{words}-{hashlib.sha256(name.encode()).hexdigest()[:8]}-"
 
     def file_name(self, key: str) -> str:
-        """Return the file name of the entry for a key."""
+        """Return the name of the file with the result of the call whose digest is ``key``."""
         return f"{self._prefix}{key}{_SUFFIX}"
 
     def load(self, key: str, *, pickled: bool) -> tuple[Header, Any]:
-        """Return the header and the value of an entry; a sealed entry is loaded only if ``pickled`` is true.
+        """Return the header and the value of an entry; load pickled data only if ``pickled`` is true.
 
         Raises:
             FileNotFoundError: there is no entry.
-            NeedsPickleError: the entry is sealed, and ``pickled`` is false.
+            NeedsPickleError: the entry is pickled (sealed), and ``pickled`` is false.
             EntryError: the entry is damaged, is sealed with another key, or cannot be decoded.
             OSError, MemoryError: the entry or the key cannot be read now, but perhaps later.
         """
@@ -129,7 +129,7 @@ class Entries:
         return header, value
 
     def store(self, header: Header, value: object, *, pickled: bool) -> None:
-        """Store a value that ``encode`` supports; if ``pickled`` is true, pickle and seal any other value."""
+        """Store a value; if ``encode`` does not support it and ``pickled`` is true, pickle and seal it."""
         try:
             kind, blobs = _PLAIN, encode(value)
         except NotStorableError:
@@ -148,7 +148,7 @@ class Entries:
     def set_aside(self, key: str) -> str | None:
         """Rename the file of an entry to ``….corrupt``, and return this name; None if there is no file.
 
-        An older file with the new name is replaced.
+        If a file with the new name exists, it is replaced.
         """
         aside = f"{self.file_name(key)}.corrupt"
         try:
@@ -158,7 +158,7 @@ class Entries:
         return aside
 
     def headers(self) -> list[Header]:
-        """Return the headers of the newest entries; entries that cannot be read are left out."""
+        """Return the headers (descriptions of calls) of the newest entries; leave out unreadable entries."""
         times: list[tuple[int, str]] = []
         for name in self._names():
             with contextlib.suppress(FileNotFoundError):
@@ -172,7 +172,7 @@ class Entries:
         return found
 
     def clear(self) -> int:
-        """Remove all entries, and return their number; files that were set aside stay."""
+        """Remove all entries, and return their number; damaged entries that were renamed stay."""
         names = self._names()
         for name in names:
             self._folder.remove(name)
@@ -200,7 +200,7 @@ def _read_prefix(file: BinaryIO) -> tuple[bytes, bytes]:
 
 
 def _read_checked(file: BinaryIO, kind: bytes, expected: bytes) -> tuple[bytes, list[ByteArray]]:
-    """Return the header and the blobs, after verifying the checksum; each blob has its own memory."""
+    """Verify the checksum; return the header and the blobs (byte arrays), each blob in its own memory."""
     left, check = os.fstat(file.fileno()).st_size - _PREFIX.size, _new_check(kind)
 
     def take(nbytes: int) -> ByteArray:
@@ -252,7 +252,7 @@ _OWN = {type(None), bool, int, float, str, bytes, bytearray, list, tuple, set, f
 
 
 def encode(value: object) -> list[Bytes]:
-    """Return a value as blobs, which may share the value's memory.
+    """Return a value as blobs (buffers of bytes), which may share the value's memory.
 
     Supported are None, numbers, strings, bytes, arrays, tensors, and lists, tuples, sets and dicts of these
     types.  Raises a NotStorableError if the value contains another type.
@@ -274,7 +274,7 @@ def encode(value: object) -> list[Bytes]:
 
 
 def decode(blobs: Sequence[ByteArray]) -> Any:
-    """Return the value of ``blobs``; its arrays use the blobs' memory.
+    """Return the value that ``encode`` turned into ``blobs``; arrays in the value use the blobs' memory.
 
     Invalid blobs may raise any exception.
     """
@@ -294,7 +294,7 @@ class _Writer(pickle.Pickler):
         self.tensors: list[Any] = []
 
     def persistent_id(self, value: Any) -> Any:
-        """Return the description of a value that is not Python's own, and None for Python's own values."""
+        """Return a description of an array, a tensor or the like; None for values of Python's own types."""
         kind = type(value)
         if kind in _OWN:
             return None
@@ -401,7 +401,7 @@ class _Reader(pickle._Unpickler):
 
 
 def _keys_to(part: object, value: Any, seen: set[int]) -> list[Any] | None:
-    """Return the keys and indices that lead from ``value`` to its part ``part``; None if it is not found."""
+    """Return the keys and indices that lead from ``value`` to its part ``part``; None if there is no path."""
     if value is part:
         return []
     if not isinstance(value, (dict, list, tuple)) or id(value) in seen:
@@ -414,7 +414,7 @@ def _keys_to(part: object, value: Any, seen: set[int]) -> list[Any] | None:
 
 
 def _dtype_words(dtype: np.dtype[Any]) -> Any:
-    """Return the description of a dtype in the header of an .npy file; None if it does not give ``dtype``."""
+    """Return how an .npy file describes a dtype; None if this description would not give the dtype back."""
     if dtype.hasobject or dtype.subdtype is not None or _has_metadata(dtype) or dtype.isbuiltin == 2:
         return None
     words: Any = np.lib.format.dtype_to_descr(dtype)
@@ -440,7 +440,7 @@ def _loaded_tensors(content: bytes) -> Any:
 
 
 def _words(value: object) -> str:
-    """Return a text with the type of a value and, for models, a value to return instead."""
+    """Return a text with the type of a value; for a model, also name the value to return instead."""
     kind = type(value)
     name = f"{kind.__module__}.{kind.__qualname__}"
     if any(one.__name__ == "KerasSaveable" for one in kind.__mro__):
@@ -461,14 +461,14 @@ _KEY_NAME, _KEY_BYTES = "memoize.key", 32
 
 
 def key_path() -> Path:
-    """Return the path of the key; on Linux by default ``~/.config/fastpipe/memoize.key``."""
+    """Return the path of the key for pickled results; on Linux usually ``~/.config/fastpipe/memoize.key``."""
     import platformdirs  # imported here, because most programs do not need platformdirs
 
     return platformdirs.user_config_path("fastpipe", appauthor=False) / _KEY_NAME
 
 
 def sealing_key() -> bytes:
-    """Return the user's key, and create the key on first use; a CacheError if other users can access it."""
+    """Return the user's key; create it on first use.  Raises a CacheError if other users can access it."""
     path = key_path()
     what = f"the key of pickled entries, {str(path)!r}"
     if not path.is_absolute():
@@ -519,7 +519,7 @@ def _own(folder: PrivateFolder, name: str) -> tuple[int, str, str]:
 
 
 def is_computing(folder: PrivateFolder, name: str) -> bool:
-    """Return True if this thread holds the lock of ``name``, and so must not wait for the lock."""
+    """Return whether this thread already holds the lock of the file ``name``, and so must not wait for it."""
     return _own(folder, name) in _mine
 
 
@@ -544,7 +544,7 @@ def computing(folder: PrivateFolder, name: str) -> Iterator[None]:
 
 
 def _locked(folder: PrivateFolder, name: str) -> int:
-    """Return a locked descriptor of the lock's file; -1 if the file system has no locks."""
+    """Wait for the lock; return its file's descriptor, or -1 if the file system has no locks."""
     while True:
         descriptor, is_alone = folder.open(name, os.O_RDWR | os.O_CREAT), False
         _held.add(descriptor)
@@ -573,7 +573,7 @@ def _drop(descriptor: int) -> None:
 
 
 def _leave_to_the_parent() -> None:
-    """Close the descriptors of locks in a forked child, so that it does not hold the locks."""
+    """Close the descriptors of locks in a forked child, so that only the parent holds the locks."""
     while _held:
         os.close(_held.pop())
 

@@ -36,7 +36,7 @@ FUNCTION = "function"  # name of the file from which an executor's workers read 
 
 @dataclass(frozen=True)
 class Done:
-    """The result of a worker for one block."""
+    """What a worker returns for one block of rows."""
 
     stored: Stored  # the record of the rows; it has no rows if the first row failed
     failure: Failure | None  # the failure that ended the block early
@@ -59,9 +59,9 @@ class Done:
 
 
 def _work(task: Task, writer: Writer | None, *, sends: bool = False) -> Callable[[int, int], Done]:
-    """Return a function that makes a block and stores the block with ``writer``.
+    """Return a function that makes a block of rows and stores the block with ``writer``.
 
-    Without a writer the function returns the block if ``sends`` is true, and otherwise discards the block.
+    If ``writer`` is None, the function returns the rows if ``sends`` is true, and otherwise discards them.
     """
     maker, put = Maker(task), writer.put if writer else described
 
@@ -91,7 +91,7 @@ class _ThisThread(Executor):
 
 
 class Workers(AbstractContextManager["Workers"]):
-    """An executor that makes ``count`` blocks at a time, as a context manager that ends it."""
+    """Workers that make ``count`` blocks of rows at the same time; they end with the ``with`` block."""
 
     def __init__(
         self, executor: Executor, run: Callable[[int, int], Done], count: int, *, limits: bool = True
@@ -105,7 +105,7 @@ class Workers(AbstractContextManager["Workers"]):
 
     @property
     def slots(self) -> int:
-        """The most blocks in flight: for each worker one block that it makes and one that waits."""
+        """Largest number of submitted blocks: for each worker, a block that it makes and one that waits."""
         return 2 * self.count
 
     def submit(self, first: int, last: int) -> Future[Done]:
@@ -113,7 +113,7 @@ class Workers(AbstractContextManager["Workers"]):
         return self._executor.submit(self._run, first, last)
 
     def abandon(self) -> None:
-        """End the workers, without finishing the blocks in flight if that is possible."""
+        """End the workers; if possible, do not wait for the blocks that they are making."""
 
     def close(self) -> None:
         """End the workers after they have finished the blocks that they have started."""
@@ -143,10 +143,11 @@ class Threads(Workers):
 
 
 class Cluster(Workers):
-    """Workers in the user's executor, which the user closes.
+    """Workers in an executor of the user, who also closes the executor.
 
-    The workers must be able to read the job's folder.  They return their blocks, which this process stores.
-    If ``count`` is None, a worker is counted when it returns its first block.
+    The workers must be able to read ``folder``.  They return the rows, and this process stores the rows.  If
+    ``count`` is None and the executor does not name its number of workers, each worker is counted when it
+    returns its first block.
     """
 
     def __init__(self, task: Task, folder: Path, executor: Executor, count: int | None) -> None:
@@ -229,7 +230,7 @@ _LOOK_S = 0.5  # interval at which the parent checks that a busy worker is alive
 
 
 class Processes(Workers):
-    """Worker processes.
+    """Worker processes, which make rows and store the rows in the files that ``layout`` describes.
 
     If a process dies, a new process replaces it, and the future of its block raises a `WorkerError`.  If
     ``layout`` is None, the rows are discarded.
@@ -345,7 +346,7 @@ class _Process:
 
 
 def serve(descriptor: int, parent: int) -> None:
-    """Make blocks for a parent process until the parent closes the pipe.
+    """Make blocks of rows in a worker process until the parent process closes the pipe.
 
     ``descriptor`` is the worker's end of the pipe.
     """
@@ -384,11 +385,11 @@ ONE_THREAD = dict.fromkeys(
 
 
 class OneThreadEach(AbstractContextManager["OneThreadEach"]):
-    """A limit of one thread for each library such as NumPy's BLAS.
+    """Limits each library that uses threads, such as NumPy's BLAS, to one thread.
 
-    The limit begins with the construction of the object and ends with ``lift``.  It also holds for libraries
-    that are loaded in between.  Several threads of an executor may have such objects at the same time.  The
-    first object sets the limits of the process, and the last object restores them.  Each object sets and
+    The limit begins when the object is created, and ends with ``lift``.  It also holds for libraries that are
+    loaded in between.  Several threads of an executor may have such objects at the same time.  The first
+    object sets the limits of the process, and the last object restores these limits.  Each object sets and
     restores the limits of its own thread.
     """
 
@@ -442,7 +443,7 @@ class OneThreadEach(AbstractContextManager["OneThreadEach"]):
 
 
 def limit_this_thread() -> Any:
-    """Limit OpenMP libraries to one thread in calls from this thread; return the object to end the limit."""
+    """Limit OpenMP libraries to one thread in calls from this thread; return an object to end the limit."""
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.get_num_threads()  # makes torch set this thread's default now, not after the limit
@@ -452,7 +453,7 @@ def limit_this_thread() -> Any:
 def _let_this_thread_set_limits() -> None:
     """Let this thread set OpenBLAS's limits, although another thread has set them.
 
-    threadpoolctl lets only that thread change them, and the thread that restores them may be another.
+    threadpoolctl lets only the thread that set the limits change them, but another thread may restore them.
     """
     controller = getattr(require_threadpoolctl("generation"), "OpenBLASController", None)
     clear = getattr(controller, "clear_controlling_thread", None)
@@ -461,5 +462,5 @@ def _let_this_thread_set_limits() -> None:
 
 
 def _libraries(kind: str) -> Any:
-    """Return the loaded libraries of a kind; a limit on the result restores only these libraries."""
+    """Return the loaded libraries of a kind; when a limit on them ends, only they are restored."""
     return require_threadpoolctl("generation").ThreadpoolController().select(user_api=kind)

@@ -30,9 +30,9 @@ _MOST_NBYTES = 128 << 20  # the most bytes of chunks that one batch adds to the 
 
 
 class CachedChunks:
-    """The decoded chunks of one dataset of a file, in a store that several processes may share.
+    """The cached chunks of one dataset of a file, in a store that several processes may share.
 
-    ``file`` identifies the file's state and the dataset.  The attribute ``native`` is a
+    ``file`` identifies the dataset and the state of its file.  The attribute ``native`` is a
     ``native.KeptChunks``, which finds cached chunks.  With ``is_second_use``, a chunk is cached only when it
     is decoded for the second time.
     """
@@ -45,13 +45,13 @@ class CachedChunks:
         self.native = store.chunks(file.digest, count, nbytes, marks=is_second_use)
 
     def look(self) -> int:
-        """Find the chunks that other processes have cached; return the most bytes that a batch may add."""
+        """Find chunks cached by other processes; return how many bytes a batch may add to the cache."""
         self._store.refreshed()
         is_wanted = self._file.is_settled and self._store.has_room(self._nbytes)
         return _MOST_NBYTES if is_wanted else 0
 
     def keep(self, numbers: Sequence[int], chunks: Sequence[UInt8Array]) -> None:
-        """Cache decoded ``chunks``, each uint8 (nbytes,), by their ``numbers`` until the store is full."""
+        """Cache decoded ``chunks``, each uint8 (nbytes,), under their ``numbers`` until the store is full."""
         found = dict(zip(map(self._digest, numbers), chunks, strict=True))
         if len(found) > 1 and self._store.put_all(list(found), list(found.values()), self._note) >= 0:
             return
@@ -65,8 +65,8 @@ class CachedChunks:
 class ChunkCache:
     """The cache for the decoded chunks of some files.
 
-    ``store`` is the store of the cache; None if nothing is cached.  ``note`` says, in words, what is cached
-    and where, or why nothing is cached.
+    ``store`` contains the cached chunks.  If nothing is cached, ``store`` is None.  ``note`` is a text that
+    says what is cached and where, or why nothing is cached.
     """
 
     def __init__(self, option: Cache, files: SampleFiles) -> None:
@@ -139,7 +139,7 @@ class _Chunks(NamedTuple):
 
 
 def _sizes(files: SampleFiles, leading: int) -> dict[int, _Chunks]:
-    """Return the counts of filtered chunks by their decoded bytes; dataset ``leading`` defines the groups."""
+    """Count the chunks with filters by decoded size; dataset ``leading`` defines the groups of samples."""
     found: dict[int, _Chunks] = {}
     samples = files.samples_in_group(leading)
     for number, file in enumerate(files.files):
@@ -157,7 +157,8 @@ def _sizes(files: SampleFiles, leading: int) -> dict[int, _Chunks]:
 class SharedChunks:
     """Shared memory for decoded chunks, created by the parent of worker processes.  Picklable.
 
-    The memory has room for the chunks of ``groups`` groups of samples of the dataset with index ``leading``.
+    A group consists of the samples that lie in the same chunks of the dataset with index ``leading``.  The
+    memory has room for the chunks of ``groups`` groups.
     """
 
     def __init__(self, files: SampleFiles, leading: int, groups: int) -> None:
@@ -170,7 +171,7 @@ class SharedChunks:
             _log.info(_WHY, error)
 
     def opened(self) -> Iterator[tuple[int, Any]]:
-        """Yield each chunk size in bytes, with this process's ``native.UnitMemory`` for the size."""
+        """Yield each chunk size in bytes, and this process's ``native.UnitMemory`` for such chunks."""
         try:
             for nbytes, file in self._files.items():
                 if file is not None:
@@ -182,8 +183,9 @@ class SharedChunks:
 class ChunkMemory:
     """Memory of ``nbytes`` bytes in one process for decoded chunks whose samples are still needed.
 
-    ``groups`` is the number of groups of samples in use at a time, or 0 if samples come in any order.
-    ``shared`` is the memory that worker processes share.
+    A group consists of the samples that lie in the same chunks of the dataset with index ``leading``.
+    ``groups`` is the number of groups that are needed at the same time.  If samples come in any order,
+    ``groups`` is 0.  ``shared`` is the memory that worker processes share.
     """
 
     def __init__(
@@ -206,8 +208,8 @@ class ChunkMemory:
     def of(self, number: int, place: int, nbytes: int) -> tuple[Any, int]:
         """Return the ``native.UnitMemory`` for a dataset of a file, and the key of the dataset's first chunk.
 
-        The memory is None if the dataset has none.  ``number`` and ``place`` are the indices of the file and
-        of the dataset.
+        If the dataset has no memory, None replaces the ``native.UnitMemory``.  ``number`` is the index of the
+        file, and ``place`` is the index of the dataset.
         """
         size = self._sizes.get(nbytes)
         first = None if size is None else size.first_keys.get((number, place))

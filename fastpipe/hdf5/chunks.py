@@ -36,7 +36,7 @@ class FileState(NamedTuple):
 
     @classmethod
     def of(cls, status: os.stat_result, *, is_written: bool = False) -> FileState:
-        """Return a file's state; ``is_written`` if a SWMR writer may have the file open."""
+        """Return a file's state; set ``is_written`` if a SWMR writer may have the file open."""
         if is_written:
             return cls(status.st_dev, status.st_ino, -1, -1)
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
@@ -45,7 +45,7 @@ class FileState(NamedTuple):
         return FileState.of(status, is_written=self.size < 0) == self
 
     def check(self, where: int | str, shown: str) -> None:
-        """Raise an ``HDF5Error`` if the file at ``where``, a path or a descriptor, is not in this state."""
+        """Raise an ``HDF5Error`` if the file has changed; ``where`` is its path or its descriptor."""
         if not self.fits(os.stat(where)):
             raise self.changed(shown)
 
@@ -56,10 +56,10 @@ class FileState(NamedTuple):
 
 
 class ChunkReader:
-    """A reader of the chunks of one dataset, of any kind except ``"h5py"``.  Thread-safe.
+    """A reader of the chunks of one dataset, which must not have the layout kind ``"h5py"``.  Thread-safe.
 
-    ``file`` is a shared ``native.DataFile``.  ``memory`` is a ``native.UnitMemory``, which holds decoded
-    chunks for coming batches, and ``first_key`` is the key of the dataset's first chunk in ``memory``.
+    ``file`` is a shared ``native.DataFile``.  ``memory`` is a ``native.UnitMemory`` with decoded chunks for
+    the next batches.  ``first_key`` is the key of the dataset's first chunk in ``memory``.
     ``kept`` is a ``native.KeptChunks``, which finds cached chunks.  ``dataset`` is the
     ``native.ChunkedDataset``, and ``nbytes`` is the size of a decoded chunk in bytes.
     """
@@ -96,7 +96,7 @@ class ChunkReader:
     def decode(self, numbers: Int64Array, out: UInt8Array) -> None:
         """Decode the chunks with these ``numbers`` into ``out``: uint8 (N, nbytes), C-contiguous.
 
-        All the chunks must have been written.  Raises a ``ChunkError`` if the file is damaged, and an
+        Each of these chunks must exist in the file.  Raises a ``ChunkError`` if the file is damaged, and an
         ``HDF5Error`` if the file was changed or replaced.
         """
         if self.layout.kind == "compact":
@@ -108,7 +108,7 @@ class ChunkReader:
             done += 1 + self.dataset.decode(numbers[done + 1 :], out[done + 1 :])
 
     def decode_alone(self, number: int) -> UInt8Array:
-        """Decode one chunk filter by filter, for a precise error: uint8 (nbytes,)."""
+        """Decode a chunk filter by filter, for a precise error message; return it as uint8 (nbytes,)."""
         layout = self.layout
         if layout.kind == "compact":
             return np.frombuffer(layout.inside, np.uint8)

@@ -32,12 +32,12 @@ Chunk = tuple[int, ...] | None  # the chunk shape of a dataset's copy; None if t
 
 
 def copy_structure(source: Any, copy: Any, chunks: Mapping[str, Chunk], set_filters: SetFilters) -> None:
-    """Copy everything except references and the rows of the targets, which are the datasets in ``chunks``.
+    """Copy everything except references and the rows of the datasets that ``chunks`` names (the targets).
 
     References are left out because their objects may not exist in the copy yet.  ``copy`` must be empty.
-    ``chunks`` has the chunk shape of each target's copy by the target's name.  ``set_filters`` receives the
-    creation properties of a target's chunked copy and the source dataset, and sets the filters in the
-    properties.
+    ``chunks`` maps the name of each target to the chunk shape of its copy.  ``set_filters`` is called for
+    each target whose copy has chunks.  Its arguments are the creation properties of the copy and the source
+    dataset, and it sets the filters in these properties.
     """
     # Use the root group, because the properties of a file differ from the properties of a group.
     root = source["/"]
@@ -159,7 +159,7 @@ def _without_others(dataset: Any, old: Any) -> Any:
 
 
 def attributes_of(item: Any) -> Iterator[tuple[bytes, Any]]:
-    """Yield names and low-level objects of an object's attributes, in creation order if the file has it."""
+    """Yield each attribute's name and low-level object, in creation order if the file records this order."""
     order = h5py.h5.INDEX_NAME
     # A named type has no creation properties.
     if hasattr(item.id, "get_create_plist") and item.id.get_create_plist().get_attr_creation_order():
@@ -185,10 +185,10 @@ def _write_attribute(old: Any, new: Any, change: Callable[[Any], Any] | None = N
 
 
 def copy_references(source: Any, copy: Any) -> int:
-    """Write references into the copy, which must contain all objects to which they refer.
+    """Write the references of the source into the copy, which must already contain all named objects.
 
-    References to objects without a name become empty, because the copy does not contain such objects.  Return
-    the number of these references.
+    The copy does not contain objects without a name.  References to such objects therefore become empty, and
+    their number is returned.
     """
     lost = 0
 
@@ -228,7 +228,7 @@ def referred(reference: Any, file: Any) -> bytes | None:
 
 
 def replaced(values: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a copy of ``values`` in which ``change`` has replaced the references, at any depth."""
+    """Return a copy of ``values`` in which ``change(reference)`` replaces each reference, at any depth."""
     if isinstance(values, (h5py.Reference, h5py.RegionReference)):
         return change(values)
     if not isinstance(values, np.ndarray) or not values.dtype.hasobject:
@@ -244,7 +244,7 @@ def replaced(values: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def objects_of(file: Any) -> list[tuple[str, Any]]:
-    """Return all groups, datasets and named types with their first names; the root group comes first."""
+    """Return each group, dataset and named type once, with its first name; the root group comes first."""
     found: list[tuple[str, Any]] = [("/", file["/"])]
     file.visititems(lambda name, item: found.append((f"/{os.fsdecode(name)}", item)))
     return found
@@ -351,7 +351,7 @@ def _types_in(kind: Any) -> Iterator[Any]:
 
 
 def _has_gaps(dtype: np.dtype[Any]) -> bool:
-    """Return True if some bytes of an element belong to no value."""
+    """Return True if an element has bytes that belong to none of its fields."""
     if dtype.subdtype is not None:
         return _has_gaps(dtype.subdtype[0])
     if dtype.names is None:
@@ -371,7 +371,8 @@ def read_all(item: Any, shape: tuple[int, ...]) -> Array:
 def read_rows(dataset: Any, first: int, last: int) -> Array:
     """Read the rows from ``first`` up to ``last`` (exclusive) through h5py.
 
-    Elements are returned as their stored bytes, or as objects if the type is not plain (see ``is_plain``).
+    Elements of a plain type (see ``is_plain``) are returned as their stored bytes.  Elements of any other
+    type are returned as h5py reads them.
     """
     kind = dataset.id.get_type()
     shape = (last - first, *dataset.shape[1:])
@@ -413,10 +414,10 @@ def same_values(one: Any, other: Any) -> bool:
 
 
 class RowSource:
-    """The rows of one dataset, which threads prefetch if fastpipe can read the dataset without the library.
+    """The rows of one dataset.  Threads prefetch the rows if fastpipe can read them without the HDF5 library.
 
-    ``memory`` is the limit in bytes for all chunks that threads decode at a time.  One thread decodes a chunk
-    even if the chunk is larger than ``memory``.
+    ``memory`` is the limit in bytes for all chunks that the threads decode at the same time.  If a single
+    chunk is larger than ``memory``, one thread decodes it.
     """
 
     def __init__(self, dataset: Any, path: str, threads: int, memory: int) -> None:
@@ -444,9 +445,9 @@ class RowSource:
             self._job.cancel()
 
     def steps(self, step: int) -> Iterator[tuple[int, Array]]:
-        """Yield the rows in steps of ``step`` rows, each step with the index of its first row.
+        """Yield ``step`` rows at a time, together with the index of the first of these rows.
 
-        While the caller uses one step, threads read the next step.
+        While the caller uses these rows, threads read the next rows.
         """
         count = int(self._dataset.shape[0])
         ahead = self._begin(0, min(step, count)) if count else None

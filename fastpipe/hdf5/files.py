@@ -24,8 +24,8 @@ class SampleFile:
     """Datasets of one file with the same number of samples, and the places of their bytes.  Picklable.
 
     The first ``sample_dims`` dimensions count samples.  ``shown`` is the file's name in messages, for example
-    the URL from which the file was copied.  If ``shown`` is empty, messages contain the path.  If a name is
-    missing, a ``KeyError`` lists the datasets in the file.
+    the URL from which the file was copied.  If ``shown`` is empty, messages contain the path.  If the file
+    has no dataset with one of the ``names``, a ``KeyError`` lists the file's datasets.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class SampleFile:
         return self.layouts[number].shape[self.sample_dims :]
 
     def geometry(self, number: int) -> Geometry:
-        """Return the samples and chunks of one dataset; contiguous data count as chunks of about 1 MiB."""
+        """Return how samples lie in a dataset's chunks; contiguous data count as chunks of about 1 MiB."""
         layout = in_blocks(self.layouts[number])
         return Geometry(layout.shape, layout.chunk, layout.dtype.itemsize, self.sample_dims)
 
@@ -68,9 +68,9 @@ class SampleFile:
 
 
 class SampleFiles:
-    """Files whose datasets of equal names are concatenated.  Picklable.
+    """Several files as one: datasets that have the same name in all files are concatenated.  Picklable.
 
-    ``firsts`` contains the number of each file's first sample, and then ``count``: int64 (files + 1,).
+    ``firsts`` contains the index of each file's first sample, and ``count`` at the end: int64 (files + 1,).
     """
 
     def __init__(
@@ -100,10 +100,10 @@ class SampleFiles:
         return self.files[0].sample_shape(number)
 
     def located(self, samples: Int64Array) -> list[tuple[int, Int64Array | None]]:
-        """Return the numbers of the files that contain ``samples``, each with the indices of its samples in
-        ``samples``.
+        """Return pairs: the number of a file, and the indices in ``samples`` of the samples in this file.
 
-        If there is only one file, None replaces the indices, and the file contains all samples.
+        Files that contain none of ``samples`` are left out.  If there is only one file, None replaces the
+        indices, because the file contains all samples.
         """
         if len(self.files) == 1:
             return [(0, None)] if len(samples) else []
@@ -111,7 +111,10 @@ class SampleFiles:
         return [(int(number), np.flatnonzero(owners == number)) for number in np.unique(owners)]
 
     def groups(self, number: int) -> Int64Array:
-        """Return the group of each sample: int64 (count,); samples of a group share chunks of one dataset."""
+        """Return the group of each sample: int64 (count,).
+
+        Samples of a group lie in the same chunks of the dataset with index ``number``.
+        """
         found, first = [np.zeros(0, np.int64)], 0
         for file in self.files:
             geometry = file.geometry(number)
@@ -125,7 +128,7 @@ class SampleFiles:
         return np.concatenate(found)
 
     def samples_in_group(self, number: int) -> int:
-        """Return the largest number of samples in a group of one dataset in the first file."""
+        """Return the largest number of samples that share chunks of dataset ``number`` in the first file."""
         return self.files[0].geometry(number).group_size
 
     def shown_of(self, sample: int) -> str:

@@ -50,7 +50,7 @@ class FilterStep(NamedTuple):
 
 
 def why_not(filters: Sequence[FilterStep], *, has_blosc2: bool) -> str:
-    """Return, in words, why these filters require the HDF5 library; empty if fastpipe can undo them."""
+    """Return why these filters require the HDF5 library, or an empty text if fastpipe can undo them."""
     for step in filters:
         if not _is_known(step, has_blosc2):
             name = _NAMES.get(step.code) if step.code in (_SZIP, _NBIT, _SCALE_OFFSET) else step.name
@@ -119,8 +119,8 @@ def described(step: FilterStep) -> tuple[int, int, int, int]:
 def decode_chunk(stored: bytes, filters: Sequence[FilterStep], mask: int, nbytes: int) -> UInt8Array:
     """Undo the filters of a chunk one after the other: uint8 (nbytes,).
 
-    Bit i of ``mask`` means that filter i, in the order of writing, was skipped for this chunk.  Raises a
-    ``ChunkError`` if the decoded chunk does not have ``nbytes`` bytes.
+    If bit i of ``mask`` is set, this chunk was written without filter i.  Filters are numbered in the order
+    of writing.  Raises a ``ChunkError`` if the decoded chunk does not have ``nbytes`` bytes.
     """
     steps = [step for number, step in enumerate(filters) if not mask >> number & 1]
     data = stored

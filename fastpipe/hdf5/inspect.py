@@ -27,7 +27,7 @@ from fastpipe.hdf5.opening import datasets_of, dtype_of, library_errors, name_of
 
 
 def uniform_decodes(lead: Sequence[int], chunk: Sequence[int], batch_size: int) -> float:
-    """Return the average number of times that an epoch in uniform random order decodes a chunk.
+    """Return how often, on average, a chunk is decoded in an epoch with uniformly random order.
 
     No cache is assumed.  A chunk is decoded once for each batch that contains at least one of the chunk's
     samples.  If ``n`` samples are in random order, a batch of ``b`` samples contains none of a chunk's ``k``
@@ -55,7 +55,7 @@ def uniform_decodes(lead: Sequence[int], chunk: Sequence[int], batch_size: int) 
 
 
 def _lengths(size: int, side: int) -> list[tuple[int, int]]:
-    """Return the lengths of the parts of ``size`` elements, and the number of parts of each length.
+    """Divide ``size`` elements into parts; return each length of a part, and the number of such parts.
 
     All parts have the length ``side``, except the last part, which may be shorter.
     """
@@ -64,7 +64,7 @@ def _lengths(size: int, side: int) -> list[tuple[int, int]]:
 
 
 def _none_of(samples: int, count: int, batch: int) -> float:
-    """Return the probability that a batch contains none of ``samples`` samples."""
+    """Return the probability that a batch contains none of ``samples`` given samples out of ``count``."""
     if samples + batch > count:
         return 0.0
     # The formula is symmetric in ``samples`` and ``batch``, so compute the product with fewer factors.
@@ -85,7 +85,7 @@ class Epoch:
 
 @dataclass(frozen=True)
 class DatasetFacts:
-    """The facts about one dataset, with the fields of the command's JSON output."""
+    """The facts about one dataset; the JSON output of ``fastpipe inspect`` has the same fields."""
 
     path: str
     shape: tuple[int, ...] | None  # None if the dataset has an empty dataspace
@@ -162,9 +162,9 @@ def _epoch(
     geometry: Geometry, shape: tuple[int, ...], chunk: tuple[int, ...] | None, sample_dims: int,
     batch_size: int,
 ) -> Epoch | None:  # fmt: skip
-    """Return the reads of an epoch; None if the dataset has no samples.
+    """Return the costs of reading an epoch (see ``Epoch``); None if the dataset has no samples.
 
-    ``chunk`` is None if nothing must be decoded.
+    If nothing must be decoded, ``chunk`` is None.
     """
     if not geometry.count:
         return None
@@ -376,7 +376,7 @@ SCHEMA = 1
 
 
 def inspect(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    """Print the results for a file as tables or JSON; ``args`` has the arguments of ``tools.inspect``."""
+    """Print the facts about a file as tables or JSON; ``args`` has the arguments of ``tools.inspect``."""
     progress.now("asking for the chunks")
     datasets = inspect_file(args.file, args.sample_dims, args.batch_size)
     free = free_memory()

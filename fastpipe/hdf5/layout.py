@@ -24,11 +24,11 @@ Int64Array = npt.NDArray[np.int64]
 
 
 class Geometry:
-    """A dataset's samples and its chunks, like ``SampleGrid`` in fastpipe/native/chunks.h.
+    """How a dataset's samples lie in its chunks, like ``SampleGrid`` in fastpipe/native/chunks.h.
 
-    Samples are the dataset's elements along its first dimensions, counted in C order.  A *group* consists of
-    the samples that share their chunks.  A *part* is one of the chunks that contain a sample.  A sample has
-    ``runs`` contiguous pieces in each of its parts.  A group away from the edges has ``group_size`` samples.
+    The dataset's first dimensions count samples, in C order.  A *group* consists of the samples that lie in
+    the same chunks.  Each of the chunks that contain a sample is a *part* of the sample.  In each of its
+    parts, a sample has ``runs`` contiguous pieces.  A group away from the edges has ``group_size`` samples.
 
     >>> geometry = Geometry((100, 64, 128), (16, 64, 64), 4, 1)
     >>> geometry.groups, geometry.parts, geometry.group_size
@@ -53,7 +53,7 @@ class Geometry:
         self.groups, self.parts = math.prod(self._lead_grid), math.prod(grid_of(sample_shape, inner_chunk))
 
     def groups_of(self, samples: Int64Array) -> Int64Array:
-        """Return the groups of ``samples``, which must be from 0 to ``count`` - 1: int64 (N,)."""
+        """Return each sample's group, int64 (N,); ``samples`` must be from 0 to ``count`` - 1."""
         if len(self._lead) == 1:  # the usual case, which is several times as fast as the general case
             return samples // self._lead_chunk[0]
         index = np.unravel_index(samples, self._lead)
@@ -105,8 +105,9 @@ def read_layout(
 ) -> Layout:
     """Read the layout of a dataset, which must have at least one dimension, through h5py.
 
-    ``tables`` stores the dataset's chunk table under the file's ``status``, which must be taken before the
-    file is opened.  If a link leads to the dataset in another file, ``linked_as`` is the path of the link.
+    ``tables`` stores the places of the dataset's chunks, with the file's ``status`` as the key.  ``status``
+    must be taken before the file is opened.  If the dataset is in another file, to which a link leads,
+    ``linked_as`` is the path of the link.
     """
     properties = dataset.id.get_create_plist()
     file, name = os.fspath(dataset.file.filename), linked_as or name_of(dataset)
@@ -143,7 +144,7 @@ def read_layout(
 
 
 def _why_only_h5py(dataset: Any, properties: Any, filters: Sequence[FilterStep]) -> str:
-    """Return, in words, why only the library can read a dataset; empty if fastpipe supports its kind."""
+    """Return why only the HDF5 library can read a dataset, or an empty text if fastpipe supports it."""
     dtype, layout = dataset.dtype, properties.get_layout()
     if dataset.file.swmr_mode:
         return "its file is marked as being written in SWMR mode"
@@ -172,8 +173,8 @@ def _why_only_h5py(dataset: Any, properties: Any, filters: Sequence[FilterStep])
 def _why_not_such_places(
     properties: Any, filters: Sequence[FilterStep], kind: str, shape: tuple[int, ...], places: _Places | str
 ) -> str:
-    """Return, in words, why a dataset's chunks must be read through the library; empty if fastpipe can read
-    them."""
+    """Return why a dataset's chunks must be read through the library; the text is empty if fastpipe can read
+    them itself."""
     if isinstance(places, str):
         return places
     offsets, _, masks = places
@@ -197,7 +198,7 @@ def _is_filled(properties: Any) -> bool:
 
 
 def _chunks(dataset: Any, properties: Any, chunk: tuple[int, ...]) -> _Places | str:
-    """Return the places of a dataset's chunks or, in words, why the library must read the chunks."""
+    """Return where a dataset's chunks are in the file, or a text: why the library must read them."""
     grid = grid_of(dataset.shape, chunk)
     count = math.prod(grid)
     found: list[tuple[Any, ...]] = []
@@ -302,7 +303,7 @@ def _whole(dataset: Any, kind: str) -> _Places:
 
 
 def in_blocks(layout: Layout) -> Layout:
-    """Return a layout in which contiguous data are chunks of about a megabyte; other kinds stay unchanged."""
+    """Return a layout that treats contiguous data as chunks of about 1 MiB; other layouts do not change."""
     if layout.kind != "contiguous" or layout.offsets[0] < 0 or not layout.sizes[0]:
         return layout
     count, inner = layout.shape[0], layout.shape[1:]

@@ -249,7 +249,7 @@ def has_blosc2() -> bool:
 
 
 def filters_edges(dataset: Any, properties: Any) -> bool:
-    """Return True if a dataset's filters are applied to chunks that extend beyond its shape.
+    """Return True if a dataset's filters are applied to chunks that extend beyond the dataset's shape.
 
     ``H5Pset_chunk_opts`` can switch the filters off for these chunks.  Neither h5py nor the chunks' filter
     masks show the setting.  The function therefore writes one chunk to memory, with the dataset's own

@@ -43,7 +43,8 @@ def opened(path: str, shown: str = "") -> Iterator[Any]:
 def open_library(path: str, shown: str = "", **options: Any) -> Any:
     """Open a file for reading with the HDF5 library, in SWMR mode if a SWMR writer has the file open.
 
-    ``shown`` is the file's name in messages; empty for the path.  ``options`` are passed to ``h5py.File``.
+    ``shown`` is the file's name in messages.  If it is empty, messages contain the path.  ``options`` are
+    passed to ``h5py.File``.
     """
     os.close(open_file(path))  # the errors of ``open_file`` are clearer than the library's errors
     try:
@@ -195,7 +196,7 @@ def walk_datasets(file: Any, shown: str) -> Iterator[tuple[str, Any]]:
 
     For an object that cannot be opened, the iterator yields an ``HDF5Error`` with the object's name.  Links
     to other names and files are not followed.  Unlike ``visititems``, ``walk_datasets`` continues after an
-    object that cannot be opened, and supports any nesting of groups.
+    object that cannot be opened, and supports groups at any depth.
     """
     seen: set[int] = set()
     path: list[str] = []

@@ -35,11 +35,11 @@ class _Dataset(NamedTuple):
 class RowReader:
     """A reader of samples of files.  Thread-safe.
 
-    ``memory`` receives the index of a file, the index of a dataset and the bytes of a chunk.  ``memory``
-    returns a ``native.UnitMemory`` or None, and the key of the dataset's first chunk in the memory.  ``keep``
-    returns the cache for a layout's decoded chunks, or None.  ``turn``, from 0 to 1, is the point in the
-    chunks of a batch at which this process starts.  If processes have different values of ``turn``, two
-    processes seldom need the same chunk at the same time.
+    The function ``memory`` takes the index of a file, the index of a dataset and the size of a chunk in
+    bytes.  It returns a ``native.UnitMemory`` or None, and the key of the dataset's first chunk in this
+    memory.  ``keep`` returns the cache for a layout's decoded chunks, or None.  ``turn``, from 0 to 1, is the
+    point in the sequence of a batch's chunks at which this process starts to read.  If the values of ``turn``
+    differ, two processes seldom need the same chunk at the same time.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class RowReader:
         self._library = OpenFiles()
 
     def start(self, samples: Int64Array, rows: Int64Array, outs: Sequence[npt.NDArray[Any]]) -> Started:
-        """Return the work that reads ``samples`` into ``rows`` of the batch.
+        """Prepare to read ``samples`` into the ``rows`` of a batch, and return this work.
 
         ``samples`` and ``rows`` are int64 (N,), C-contiguous.  ``outs`` has a C-contiguous array
         (batch, *sample_shape) for each dataset, in the dataset's dtype.
@@ -85,7 +85,7 @@ class RowReader:
         return Started(batch, statuses, tasks, partial(_keep_chunks, batch, kept) if most else None)
 
     def read_alone(self, sample: int, row: int, outs: Sequence[npt.NDArray[Any]]) -> None:
-        """Read one sample, chunk by chunk, for a precise error."""
+        """Read one sample chunk by chunk, so that an error names the damaged chunk."""
         ((number, _),) = self._files.located(np.array([sample]))
         file, local = self._files.files[number], sample - int(self._files.firsts[number])
         for place, dataset in enumerate(self._datasets(number)):
@@ -101,7 +101,7 @@ class RowReader:
                 raise DamagedError(str(error)) from None
 
     def _datasets(self, number: int) -> list[_Dataset | None]:
-        """Return the datasets of a file; None for each dataset that only the library can read."""
+        """Return a file's datasets; None replaces each dataset that only the HDF5 library can read."""
         found = self._opened.get(number)
         if found is None:
             with self._lock:

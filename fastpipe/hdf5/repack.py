@@ -110,7 +110,7 @@ def set_filters(properties: Any, codec: Codec, shuffle: bool | None, dataset: An
     """Replace the filters in ``properties``, the creation properties for a chunked copy of ``dataset``.
 
     ``properties`` still has the filters of ``dataset``.  If ``shuffle`` is None, the shuffle filter is used
-    for elements of several bytes.
+    for elements of more than one byte.
     """
     steps, kind = filters_of(properties), dataset.id.get_type()
     if codec.name == "keep":
@@ -168,7 +168,7 @@ _LARGEST_CHUNK = 1 << 30  # the format's limit is 4 GiB
 
 @dataclass(frozen=True)
 class Options:
-    """The command's options."""
+    """The options of ``fastpipe repack`` for an HDF5 file."""
 
     chunk_rows: int | None  # number of samples in a chunk; None for automatic
     codec: Codec
@@ -187,7 +187,7 @@ class Target:
 
 
 def make_plan(file: Any, options: Options) -> list[Target]:
-    """Return the targets: the datasets to write row by row.  All other datasets are copied unchanged."""
+    """Find the targets: the datasets to write row by row.  All other datasets are copied unchanged."""
     found = datasets_of(file, file.filename)
     for dataset in found:
         nbytes = math.prod(dataset.shape or ()) * dataset.id.get_type().get_size()
@@ -259,9 +259,9 @@ def _below_limit(chunk: tuple[int, ...], size: int) -> tuple[int, ...]:
 
 
 def _step(row_nbytes: int, rows: int, old: Sequence[int], size: int, new_nbytes: int) -> int:
-    """Return the number of rows of a step.
+    """Return how many rows are copied at a time.
 
-    A step has whole chunks of the new dataset and, if memory allows, whole chunks of the old dataset.
+    These rows fill whole chunks of the new dataset and, if memory allows, whole chunks of the old dataset.
     """
     row_nbytes = max(row_nbytes, 1)
     limit = max(MEMORY_NBYTES // 2, math.prod(old) * size if old else 0, new_nbytes)
@@ -431,12 +431,13 @@ def _through_library(dataset: Any, target: Target) -> Iterator[tuple[int, Any]]:
 
 
 class UnfinishedFile(io.FileIO):
-    """The file for the copy until it gets the name OUT.  The file is new, locked and private to this user.
+    """The unfinished copy, until it gets the name OUT.  The file is new, locked and private to this user.
 
-    h5py's driver for file-like objects ignores the returned byte counts.  Reads and writes are therefore
-    complete, and reads beyond the end return zeros.  The HDF5 library would not recover from a write error,
-    such as a full disk.  After an error, later writes do nothing, and ``check`` raises the error.  The
-    constructor removes a file left by a killed run, and ``close`` removes the file if it was not renamed.
+    h5py's driver for file-like objects ignores how many bytes a call has read or written.  Each call
+    therefore reads or writes all bytes, and reads beyond the end return zeros.  The HDF5 library would not
+    recover from a write error, such as a full disk.  After an error, later writes do nothing, and ``check``
+    raises the error.  The constructor removes a file left by a killed run, and ``close`` removes the file if
+    it was not renamed.
     """
 
     # Paths that this process is writing, because the file lock does not exclude threads of one process.  The
@@ -544,7 +545,7 @@ def _make_unfinished(path: Path, out: Path) -> int:
 
 
 def _remove_left_behind(path: Path, out: Path) -> None:
-    """Remove the file of a killed run, which is private to this user and which no process has locked."""
+    """Remove a killed run's file; raise an error if the file is not private to this user, or is locked."""
     try:
         descriptor = open_regular(path, os.O_RDWR)
     except FileNotFoundError:

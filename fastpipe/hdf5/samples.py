@@ -1,4 +1,4 @@
-"""The samples of HDF5 files, as the base class of the datasets for every framework."""
+"""Rows of HDF5 files as samples: the base class of fastpipe's HDF5 datasets for every framework."""
 
 from __future__ import annotations
 
@@ -40,9 +40,10 @@ class Options(NamedTuple):
 
 
 class Runtime(ProcessRuntime[Options]):
-    """Threads, memory, open files and the cache of one dataset in one process.
+    """Threads, memory, open files and the cache of one ``HDF5Samples`` in one process.
 
-    ``leading`` is the index of the dataset whose groups of samples are the unit of shuffle windows.
+    Shuffle windows consist of groups of samples.  The samples of a group lie in the same chunks of the HDF5
+    dataset with index ``leading``.
     """
 
     def __init__(self, options: Options, files: SampleFiles, leading: int, process: Process) -> None:
@@ -72,12 +73,12 @@ class Runtime(ProcessRuntime[Options]):
 
 
 class AmplificationWatch:
-    """A comparison of decoded and used bytes, which warns once if far more bytes are decoded than used.
+    """Compares decoded bytes with used bytes, and warns once if far more bytes are decoded than used.
 
-    ``remembered`` is the size in bytes of the memory for decoded chunks, in this process or shared by
-    processes.  The bytes are compared each time that twice ``remembered`` bytes have been decoded.  After
-    fewer bytes, an order that uses up a window of chunks looks like an order that jumps across the file.
-    ``workers`` is the number of worker processes that decode in parallel.
+    ``remembered`` is the size in bytes of the memory for decoded chunks.  This memory belongs to one process,
+    or processes share it.  The bytes are compared each time that twice ``remembered`` bytes have been
+    decoded.  After fewer bytes, an order that uses up a window of chunks looks like an order that jumps
+    across the file.  ``workers`` is the number of worker processes that decode in parallel.
     """
 
     _WORTH_A_WARNING = 4.0
@@ -99,7 +100,7 @@ class AmplificationWatch:
             self._decoded, self._used = self._decoded + decoded, self._used + used
 
     def look(self) -> None:
-        """Warn if each chunk was decoded many times; call this method before each batch."""
+        """Warn if far more bytes were decoded than used; call this method before each batch."""
         if self._is_over:
             return
         with self._lock:
@@ -130,7 +131,7 @@ _SPARE_GROUPS = 8  # additional groups for the batches in progress, if the windo
 class HDF5Samples(GroupedSamples):
     """Rows of HDF5 datasets, with the options and errors of :class:`fastpipe.FastHDF5Dataset`.
 
-    ``process`` returns this process's state for a number of threads and their name.  Changes of the
+    ``process`` returns a ``core.pool.Process`` for a number of threads and their name.  Changes of the
     attributes ``cache``, ``bad_samples``, ``threads`` and ``stage`` take effect from the next batch on.
     """
 
@@ -185,7 +186,7 @@ class HDF5Samples(GroupedSamples):
         return [(dtype, (*own, *inner)) for own, (dtype, inner) in zip(shapes, parts, strict=True)]
 
     def close(self) -> None:
-        """Release open files and the stage; a later use opens them again.
+        """Close the open files, and release the stage; a later use opens them again.
 
         Deleting the dataset has the same effect.
         """
@@ -203,9 +204,9 @@ class HDF5Samples(GroupedSamples):
 
     @property
     def group_nbytes(self) -> int:
-        """Return the bytes of a group's decoded chunks in all datasets.
+        """Return how many bytes the decoded chunks of one group of samples take, in all HDF5 datasets.
 
-        Chunks count as a whole, also where they extend beyond the data.
+        Each chunk counts with its whole size, even if it extends beyond the data.
         """
         samples, first = self._files.samples_in_group(self._leading), self._files.files[0]
         geometries = [first.geometry(number) for number in range(len(first.layouts))]
@@ -244,9 +245,9 @@ class HDF5Samples(GroupedSamples):
 
     @property
     def _leading(self) -> int:
-        """Return the index of the dataset with the most expensive chunks.
+        """Return the index of the HDF5 dataset whose chunks are the most expensive to decode.
 
-        Compressed chunks are more expensive than others, and large chunks more expensive than small chunks.
+        Any compressed chunk is more expensive than an uncompressed chunk.  A larger chunk is more expensive.
         """
         costs = [
             (bool(one.filters), one.dtype.itemsize * math.prod(one.chunk)) for one in self._files.layouts
@@ -268,7 +269,7 @@ class HDF5Samples(GroupedSamples):
 class HDF5Plan:
     """A description of how an HDF5 dataset reads its files, for ``print``.
 
-    ``lines`` has one line for each dataset, and one line for the decoded chunks.
+    ``lines`` has one line for each dataset, and a last line that says where decoded chunks are cached.
     """
 
     def __init__(self, form: Form, files: SampleFiles, kept: str) -> None:

@@ -1,1 +1,1 @@
-"""Batches of images, which Python describes and the native core decodes, resizes and converts."""
+"""Batches of images: Python describes a batch, and the native core decodes and converts its images."""

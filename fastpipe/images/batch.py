@@ -25,7 +25,7 @@ PENDING, MADE = 0, 1  # outcomes of a sample, from fastpipe/native/status.h
 
 
 class RowsOf(Sequence[Any]):
-    """The rows ``numbers``, int64 (N,), of a larger batch's memory, (M, …)."""
+    """Some rows of ``memory``, (M, …), of a larger batch. ``numbers``, int64 (N,), says which rows."""
 
     def __init__(self, memory: npt.NDArray[Any], numbers: npt.NDArray[np.int64]) -> None:
         self.memory, self.numbers = memory, numbers
@@ -38,14 +38,14 @@ class RowsOf(Sequence[Any]):
 
 
 class Then(NamedTuple):
-    """A change of uint8 images. The thread that decoded an image also changes it."""
+    """A further change of decoded uint8 images. The thread that decoded an image also makes this change."""
 
     batch: Any  # a ``native.AugmentBatch``, which changes each image and decides where to write it
     value: Any  # the value of a sample that ``batch`` has written
 
 
 class Described(NamedTuple):
-    """The engine's inputs for a batch, in addition to the inputs of a ``PendingBatch``."""
+    """The native engine's inputs for a batch, in addition to the arguments of a ``PendingBatch``."""
 
     plan: Any  # a ``native.ImagePlan``
     paths: PackedPaths
@@ -56,7 +56,7 @@ class Described(NamedTuple):
 
 
 class Arriving(NamedTuple):
-    """The way in which a batch's images are fetched from an object store, such as S3."""
+    """How a batch's images are fetched from an object store, such as S3."""
 
     states: npt.NDArray[np.uint64] | None  # (N, 5): the objects and their versions; None without a cache
     away: Sequence[int]  # the samples whose objects are not on this machine yet; other paths are local files
@@ -64,15 +64,15 @@ class Arriving(NamedTuple):
 
 
 class ImageBatch(PendingBatch):
-    """A batch, started by ``begin_natively``, whose samples are made by the native engine if it can make
-    them.
+    """A batch of images.  The method ``begin_natively`` starts the batch.  The native engine makes all
+    samples that it can make, and Python makes the rest.
 
-    The arguments match ``PendingBatch``. ``memory`` is an array (N, …), a ``RowsOf`` an array, or None.
+    The arguments are those of ``PendingBatch``. ``memory`` is an array (N, …), a ``RowsOf``, or None.
 
     Attributes:
-        when_seen: called with the number of images whose sizes the engine has read, and with their decoded
-            bytes.
-        note: called with a sample's path before Python finishes the sample, in the thread that finishes it.
+        when_seen: called with the number of images whose sizes the engine has read, and with the total size
+            of these images after decoding, in bytes.
+        note: called with a sample's path before Python fetches or makes the sample, in the same thread.
     """
 
     when_seen: Callable[[int, int], None] | None = None
@@ -102,10 +102,10 @@ class ImageBatch(PendingBatch):
     def begin_natively(
         self, described: Described, pool: ThreadPool | None, channel: Any, threads: int
     ) -> None:
-        """Make the batch in ``threads`` threads of a ``native.Channel``.
+        """Start to make the batch in ``threads`` threads of ``channel``, a ``native.Channel``.
 
-        The pool makes samples that are left to Python.  If ``pool`` is None, the calling thread makes the
-        whole batch.
+        Threads of ``pool`` make the samples that the engine leaves to Python.  If ``pool`` is None, the
+        calling thread makes the whole batch before this method returns.
         """
         self._file_info, self._kept, self._arriving = described.info, described.kept, described.arriving
         self._then = described.then
@@ -231,7 +231,7 @@ class ImageBatch(PendingBatch):
 
     @property
     def _is_done_then(self) -> bool:
-        """True if the engine writes samples to their final memory."""
+        """True if the engine writes samples to their final memory, so that Python need not finish them."""
         return self._then is not None or (self.memory is not None and self._finish is None)
 
     def _make_left(self, place: int) -> None:

@@ -21,7 +21,7 @@ _ENOUGH = 32  # the number of entries whose mean size predicts the size of other
 
 
 class KeptBatch(NamedTuple):
-    """The cache as the native core uses it for one batch."""
+    """What the native core needs to use the cache for one batch."""
 
     images: Any  # a ``native.KeptImages``
     most_nbytes: int  # the maximum size of an image to store, in bytes; 0 stores no images
@@ -35,9 +35,9 @@ class ImageCache:
     Args:
         store: the memory store or disk store; other datasets may share the store.
         tag: identifies all fixed settings that affect the decoded pixels.
-        expected: the number of the dataset's images. The cache is then used only if all images fit. The cache
-            stores an image only when the image is used a second time. If ``expected`` is None, the cache
-            stores all images that it can.
+        expected: the number of the dataset's images, or None. If a number is given, the cache is used only if
+            all images fit, and stores an image only when the image is used a second time. If None is given,
+            the cache stores images as long as they fit.
     """
 
     def __init__(self, store: EntryStore, tag: str, expected: int | None = None) -> None:
@@ -61,7 +61,7 @@ class ImageCache:
         return identify(path, self._tag_of(rules))
 
     def identify_object(self, version: bytes, path: str, rules: str = "") -> FileIdentity:
-        """Identify an object in a store by the object's version when the store was listed."""
+        """Identify an object in an object store by the version that it had when the store was listed."""
         return identify_object(version, path, self._tag_of(rules))
 
     def _tag_of(self, rules: str) -> bytes:
@@ -72,7 +72,7 @@ class ImageCache:
     def begin_batch(
         self, rules: str, keep: Callable[[FileIdentity, UInt8Array, int, str], None]
     ) -> KeptBatch | None:
-        """Return the cache for a batch of the native core; None if the cache cannot contain or store images.
+        """Return what the native core needs for a batch; None if the cache cannot contain or store images.
 
         ``keep`` is called for each image to store, with the file, its pixels, the file's pixel count and the
         rules.
@@ -89,15 +89,15 @@ class ImageCache:
         return KeptBatch(images, most // max(self._expected or 1, 1), rules, keep)
 
     def find(self, file: FileIdentity) -> Entry | None:
-        """Return the image of a file in this state; None if the image is not stored."""
+        """Return the stored image of a file; None if no image of the file's present state is stored."""
         return self.store.find(file.digest)
 
     def rows(self, entry: Entry, first: int, count: int) -> UInt8Array:
-        """Return rows of an image, uint8 (count, width, channels). Raise an OSError if the rows are gone."""
+        """Return rows of an image, uint8 (count, width, channels). Raise an OSError if they were deleted."""
         return self.store.read(entry, first, count)
 
     def saw(self, images: int, nbytes: int) -> None:
-        """Record the number and the size of decoded images."""
+        """Record that this number of images, of this size in all, were decoded."""
         self._seen, self._seen_nbytes = self._seen + images, self._seen_nbytes + nbytes
 
     @property
@@ -108,8 +108,8 @@ class ImageCache:
         return self._expected * self._seen_nbytes / self._seen <= self.store.max_bytes
 
     def wants(self, file: FileIdentity, nbytes: int) -> bool:
-        """Return whether an image of this many bytes would be stored. Decode the whole image only in this
-        case."""
+        """Return whether an image of this many bytes would be stored. If not, the caller need not decode the
+        whole image."""
         if not file.is_settled or not self.store.has_room(nbytes):
             return False
         if self._expected is not None and not self.store.mark(file.digest):
@@ -134,7 +134,7 @@ class ImageCache:
 def open_cache(option: Cache, tag: str, count: int) -> ImageCache | None:
     """Return the cache that an option requests; None if the cache is off or unavailable.
 
-    ``tag`` is the argument of ``ImageCache``. ``count`` is the number of images in the dataset.
+    ``tag`` is passed to ``ImageCache``. ``count`` is the number of images in the dataset.
     """
     if option.where == "off":
         return None
@@ -146,13 +146,13 @@ def open_cache(option: Cache, tag: str, count: int) -> ImageCache | None:
 
 
 class WholeImage:
-    """An opened image whose pixels come as rows, not as regions of a file.
+    """An image whose pixels come from a function that returns rows, not from a file.
 
     Args:
         size: the size of the image.
-        rows: returns rows, uint8 (count, width, 3), C-contiguous, for the first row and the number of rows.
-            The caller does not write to the rows, and does not keep them longer than the image.
-        info: the function that the method ``info`` calls.
+        rows: called with the first row and a number of rows, and returns these rows, uint8 (count, width, 3),
+            C-contiguous. Users of the rows do not write to them, and do not keep them longer than the image.
+        info: returns Pillow's ``info`` of the image.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class WholeImage:
         """Return None: the image is decoded already, or the whole image must be decoded for the cache."""
 
     def give(self, box: Box, pixels: UInt8Array) -> None:
-        """Raise an error, because this image never requests a region."""
+        """Raise an error, because other code never decodes a part of this image."""
         raise AssertionError("the pixels of a whole image come as rows")
 
     def pil(self) -> Any:
@@ -185,7 +185,7 @@ class WholeImage:
 
 
 class ShortSide:
-    """A resize of images whose shorter side is longer than ``side``, as in ``torchvision.transforms.Resize``.
+    """Resizes images whose shorter side is longer than ``side``, as ``torchvision.transforms.Resize`` does.
 
     >>> ShortSide(256).size(Size(375, 500))
     Size(height=256, width=341)

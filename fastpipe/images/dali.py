@@ -1,4 +1,4 @@
-"""Decoding with NVIDIA DALI, on the CPU or on a GPU. One pipeline run decodes the parts of a whole batch."""
+"""Decoding with NVIDIA DALI, on the CPU or on a GPU. One run of a pipeline decodes a whole batch."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _WITHOUT = ("0.9.0",)
 
 
 def decodes_regions(version: str) -> bool:
-    """Return whether this version of nvImageCodec, which DALI uses as well, can decode parts of images on a
-    GPU.
+    """Return whether this version of nvImageCodec can decode parts of images on a GPU. DALI uses nvImageCodec
+    as well.
 
     >>> decodes_regions("0.9.0"), decodes_regions("0.9.0.20"), decodes_regions("0.9.1")
     (False, False, True)
@@ -32,7 +32,8 @@ def decodes_regions(version: str) -> bool:
 
 
 def region_of(image: Any, box: Box) -> Any | None:
-    """Return a part of a decoded image, (H, W, 3), as a view; None if ``box`` is not inside the image."""
+    """Return the part ``box`` of an image as a view; None if the box is not inside the image, or if the image
+    is not (H, W, 3)."""
     height, width, channels = image.shape
     if channels != 3 or box.top + box.height > height or box.left + box.width > width:
         return None
@@ -69,7 +70,8 @@ def _after_fork() -> None:
 def _end() -> None:
     """Release the pipelines before the interpreter ends.
 
-    Otherwise DALI destroys them at the end, while threads still use a pipeline or make another pipeline.
+    Otherwise DALI destroys the pipelines at the interpreter's end, while threads may still use or make
+    pipelines.
     """
     if not _is_forked:
         for decoder in list(_decoders):
@@ -97,7 +99,7 @@ def make_batch_decoder(
 
 
 class DaliDecoder:
-    """A decoder that decodes rectangles of JPEGs with a DALI pipeline. On the CPU, DALI needs no driver.
+    """Decodes rectangles of JPEGs with a DALI pipeline. On the CPU, DALI needs no GPU driver.
 
     If a pipeline cannot decode a file, the pipeline becomes unusable.  The decoder then makes a new pipeline
     and decodes the batch in halves until it finds the bad file.  From then on, the decoder returns None for
@@ -105,8 +107,9 @@ class DaliDecoder:
 
     Args:
         device_id: the number of the GPU that decodes; None for the CPU.
-        array: makes an array of the caller's class that shares DALI's memory, without a copy.
-        dct: libjpeg's transform: ``"exact"`` gives Pillow's pixels, ``"fast"`` gives TensorFlow's pixels.
+        array: makes an array or tensor that shares DALI's memory; ``np.asarray`` or ``torch.from_dlpack``.
+        dct: the transform that libjpeg uses: ``"exact"`` gives Pillow's pixels, ``"fast"`` gives TensorFlow's
+            pixels.
     """
 
     def __init__(
@@ -140,8 +143,8 @@ class DaliDecoder:
         self._declined: dict[int, set[int]] = {}  # hashes of files by length; lengths are cheap to compare
 
     def decode(self, parts: Sequence[_Part], stream: Any = None) -> list[Any]:
-        """Decode parts of trusted JPEGs to uint8 (H, W, 3), on a GPU in a CUDA stream. Return None for files
-        that DALI cannot decode."""
+        """Decode parts of trusted JPEGs (see ``ImageReader``) to uint8 (H, W, 3). A GPU decodes in the CUDA
+        stream ``stream``. Return None for files that DALI cannot decode."""
         found: list[Any] = [None] * len(parts)
         if self._is_closed:  # after a fork, the parent process may hold the lock
             return found
@@ -160,7 +163,8 @@ class DaliDecoder:
         return found
 
     def close(self) -> None:
-        """Make ``decode`` return None for all files from now on. Wait for running decodes up to a limit."""
+        """Make ``decode`` return None for all files from now on. Wait at most ten seconds for a running
+        decode."""
         self._is_closed = True
         if self._lock.acquire(timeout=_LEAVE_S):
             try:

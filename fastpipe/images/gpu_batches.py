@@ -44,11 +44,10 @@ class Tables(NamedTuple):
     """The tables with which the images of a batch are resampled.
 
     Attributes:
-        numbers: int64 (N, 7), seven numbers for each image. The first two numbers are the position of the
-            first input pixel that is present, from the left and from the top. The next two numbers are the
-            starts of the image's tables of columns and of rows in ``flat``. The next two numbers are the
-            numbers of weights per output pixel in these tables. The last number says whether the vertical
-            pass comes first.
+        numbers: int64 (N, 7), seven numbers for each image. The first two numbers are the column and the row
+            of the first pixel that the decoded part contains. The next two numbers are the starts of the
+            image's tables of columns and of rows in ``flat``. The next two numbers are the numbers of weights
+            per output pixel in these tables. The last number says whether the vertical pass comes first.
         flat: int32 (M,), the tables of all axes; see `fastpipe.images.kernels.axis_tables`.
     """
 
@@ -72,7 +71,7 @@ def tables_of(images: Sequence[Resampling]) -> Tables:
 def resample_by_torch(sources: Sequence[Any], tables: Tables, out: Any) -> None:
     """Resample images one after the other, with torch operations, on any device that torch supports.
 
-    ``sources`` holds the pixels of each image's box as a uint8 tensor (H, W, 3) on the device.  The results
+    ``sources`` holds the needed part of each image as a uint8 tensor (H, W, 3) on the device.  The results
     are written to ``out``, uint8 (N, 3, height, width) on the device.
     """
     torch = require("torch", extra="torch")
@@ -114,7 +113,7 @@ tl: Any = None  # Triton's language; the kernel's code refers to this name
 
 
 def resample_by_triton(sources: Sequence[Any], tables: Tables, out: Any) -> None:
-    """Resample images with one kernel; the arguments are those of ``resample_by_torch``."""
+    """Resample all images with one Triton kernel. The arguments are those of ``resample_by_torch``."""
     torch = require("torch", extra="torch")
     height, width = out.shape[2:]
     places = np.array([(pixels.data_ptr(), pixels.stride(0)) for pixels in sources], np.int64)
@@ -128,7 +127,7 @@ _compiling = threading.Lock()
 
 
 def jitted() -> Any:
-    """Return the kernel, which is compiled at its first use."""
+    """Return the Triton kernel, which is compiled at its first call."""
     with _compiling:  # otherwise several threads could compile the kernel at once
         return _jitted()
 
@@ -142,7 +141,7 @@ def _jitted() -> Any:
 
 
 def _byte(total):  # type: ignore[no-untyped-def]
-    """Return a sum of products with 22-bit weights as a byte."""
+    """Convert a sum of products with 22-bit weights to a byte."""
     return tl.minimum(tl.maximum((total + (1 << 21)) >> 22, 0), 255)
 
 
@@ -150,7 +149,7 @@ def _kernel(  # type: ignore[no-untyped-def]
     numbers, tables, out, height, width, n_stride, c_stride, y_stride, x_stride,
     columns: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Compute a block of an output row of one image."""
+    """Compute a block of one row of one output image."""
     # Image numbers have 64 bits, because a batch may have more bytes than 32 bits can count.
     image, y = tl.program_id(0).to(tl.int64), tl.program_id(1)
     x = tl.program_id(2) * block + tl.arange(0, block)
@@ -208,12 +207,12 @@ def _require_nvimgcodec() -> Any:
 
 
 class NvJpegDecoder:
-    """A decoder that uses nvImageCodec on a GPU's JPEG engines, or on its kernels if the GPU has no engines.
+    """Decodes with nvImageCodec on a GPU's JPEG engines, or with CUDA kernels if the GPU has no engines.
 
     If the GPU has engines, only the engines decode.  nvImageCodec could share a batch between the engines and
-    its kernels, but the kernels need the CPU for half of the work and are slower than the CPU (H200: 9,400
-    images/s when shared, 9,900 with engines only).  CPU threads decode files that the engines cannot decode,
-    as they do without a GPU.  The decoder may be used from any thread.
+    its CUDA kernels.  But the kernels need the CPU for half of the work, and are slower than decoding on the
+    CPU (H200: 9,400 images/s when shared, 9,900 with engines only).  CPU threads decode files that the
+    engines cannot decode, as without a GPU.  Any thread may use the decoder.
     """
 
     def __init__(self, device: Any, threads: int) -> None:
@@ -232,7 +231,7 @@ class NvJpegDecoder:
             self._idle.put(decoder)
 
     def decode(self, parts: Sequence[tuple[bytes, Box]], stream: Any) -> list[Any]:
-        """Start to decode parts of trusted JPEGs on a ``torch.cuda.Stream``.
+        """Start to decode parts of trusted JPEGs (see ``ImageReader``) on a ``torch.cuda.Stream``.
 
         Return uint8 tensors (H, W, 3) on the device, and None for parts that the decoder cannot decode.
         """
@@ -254,7 +253,7 @@ class NvJpegDecoder:
         return f"nvImageCodec {self._codec.__version__} on {self.device}, by {how}, {what}"
 
     def _first(self, threads: int) -> tuple[Any, bool]:
-        """Return a decoder, and whether the decoder uses engines."""
+        """Return the first decoder, and whether this decoder uses the GPU's JPEG engines."""
         try:
             decoder, file = self._new(threads, True), io.BytesIO()
             require("PIL.Image", extra="image").new("RGB", (256, 256)).save(file, "JPEG")
@@ -310,14 +309,14 @@ DeviceDecoder = NvJpegDecoder | DaliDecoder
 
 
 class BatchThere:
-    """A batch on a device, uint8 (N, 3, H, W). The batch is complete after the CUDA event ``done``, or at
-    once if ``done`` is None."""
+    """A batch on a device, uint8 (N, 3, H, W). The batch is complete after the CUDA event ``done``. If
+    ``done`` is None, the batch is already complete."""
 
     def __init__(self, tensor: Any, done: Any) -> None:
         self._tensor, self._done = tensor, done
 
     def tensor(self) -> Any:
-        """Return the batch for work on this thread's current CUDA stream."""
+        """Return the batch. This thread's current CUDA stream waits until the batch is complete."""
         if self._done is not None:
             current = require("torch", extra="torch").cuda.current_stream(self._tensor.device)
             current.wait_event(self._done)
@@ -326,7 +325,7 @@ class BatchThere:
 
 
 class DeviceMaker:
-    """A maker of a dataset's batches on a device, with its own CUDA stream.  Any thread may use the maker."""
+    """Makes a dataset's batches on a GPU, in a CUDA stream of its own.  Any thread may use this object."""
 
     def __init__(self, device: Any, decoder: DeviceDecoder, share: Share) -> None:
         self._torch = require("torch", extra="torch")
@@ -345,7 +344,7 @@ class DeviceMaker:
         return f"{self._decoder.describe()}, resampled there by {how}{share and f'; {share}'}"
 
     def turn(self) -> Turn:
-        """Start a batch."""
+        """Begin the next batch, and return its ``Turn``."""
         self._forget()
         return Turn(self, self._share)
 
@@ -355,7 +354,7 @@ class DeviceMaker:
         self._share.waited(seconds)
 
     def decode(self, parts: Sequence[tuple[bytes, Box]]) -> Sequence[Any]:
-        """Start to decode parts of trusted JPEGs. Each part is a rectangle inside the image.
+        """Start to decode parts, rectangles inside the image, of trusted JPEGs (see ``ImageReader``).
 
         Return tensors on the device, and None for parts that the decoder cannot decode.
         """
@@ -378,9 +377,9 @@ class DeviceMaker:
     ) -> BatchThere:
         """Start to make a batch of ``count`` samples.
 
-        Samples in neither ``images`` nor ``rows`` are undefined.  ``images`` maps the numbers of samples to
-        their pixels and resampling.  ``rows`` maps the numbers of other samples to their bytes, as the plan
-        writes them on the CPU.
+        Samples in neither ``images`` nor ``rows`` are undefined.  ``images`` maps a sample's number to its
+        decoded pixels and its ``Resampling``.  ``rows`` maps the numbers of other samples to their bytes,
+        which the CPU has made with ``plan``.
         """
         torch, spec = self._torch, plan.output
         numbers = sorted(images)
@@ -410,7 +409,7 @@ class DeviceMaker:
         return nullcontext() if self._stream is None else on_stream(self._stream)
 
     def _ended(self, pixels: list[Any]) -> Any:
-        """Return an event that follows all work started so far, and keep ``pixels`` until the event."""
+        """Return an event that follows all work started so far, and keep ``pixels`` until this event."""
         if self._stream is None:
             return None
         done = self._stream.record_event()
@@ -426,8 +425,8 @@ class DeviceMaker:
 
 
 class Turn:
-    """One batch of a ``DeviceMaker``. An engine uses this object to decode its share of the batch on the
-    device."""
+    """One batch of a ``DeviceMaker``. The engine that makes the batch decodes some of its images on the GPU
+    through this object."""
 
     def __init__(self, maker: DeviceMaker, share: Share) -> None:
         self._share, self._part = share, share.begin()
@@ -436,7 +435,7 @@ class Turn:
         self.decode, self.finish, self.describe = maker.decode, maker.finish, maker.describe
 
     def takes(self, number: int) -> bool:
-        """Return whether the sample ``number`` is decoded on the device."""
+        """Return whether the sample ``number`` of the batch is decoded on the GPU."""
         return takes(self._part, number)
 
     def given(self) -> None:
@@ -445,8 +444,8 @@ class Turn:
 
 
 def _resampler(device: Any) -> Any:
-    """Return a device's resampling function, with the Triton kernel if the kernel works, otherwise with
-    torch."""
+    """Return the function that resamples on a device: the function that uses the Triton kernel if the kernel
+    works there, else the function that uses torch."""
     if device.type == "cuda":
         try:
             _try_kernel(device)
@@ -475,7 +474,7 @@ def _try_kernel(device: Any) -> None:
 
 
 def share_of(decode: Decode) -> float | Literal["auto"]:
-    """Return the share of each batch to decode on a device: a number from 0 to 1, or ``"auto"``.
+    """Return which fraction of each batch a GPU decodes with these options: 0 to 1, or ``"auto"``.
 
     >>> share_of(Decode()), share_of(Decode("dali")), share_of(Decode(gpu_share="auto"))
     (0.0, 1.0, 'auto')
@@ -488,8 +487,8 @@ def share_of(decode: Decode) -> float | Literal["auto"]:
 def device_decoder(decode: Decode, device: Any, threads: int) -> DeviceDecoder | None:
     """Return the decoder for a device; None if images are decoded on the CPU.
 
-    Images are decoded on a device only if the options name a back end or a share, because a device's pixels
-    differ from the CPU's.
+    Images are decoded on a GPU only if ``Decode`` sets a GPU back end or ``gpu_share``.  The user must ask
+    for it because the GPU's pixels differ from the CPU's.
     """
     if device.type != "cuda" or not share_of(decode) or decode.scaled:
         return None

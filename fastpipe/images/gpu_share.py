@@ -1,4 +1,4 @@
-"""The share of each batch's images that a device decodes: a given share, or the best measured share."""
+"""The fraction of each batch's images that a GPU decodes (its share): given, or the fastest measured."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _BETTER = 0.97  # a larger share must reach this fraction of the time that anoth
 
 
 def takes(share: float, number: int) -> bool:
-    """Return whether the sample ``number`` of a batch belongs to ``share``. The samples of a share are spread
-    evenly.
+    """Return whether a GPU that decodes the fraction ``share`` of a batch decodes the sample ``number``. The
+    samples that the GPU decodes are spread evenly over the batch.
 
     >>> [number for number in range(8) if takes(0.25, number)]
     [3, 7]
@@ -29,14 +29,15 @@ def takes(share: float, number: int) -> bool:
 
 
 class Share:
-    """The share of each batch that a device decodes: a given share, or for ``"auto"`` the fastest share.
+    """The fraction of each batch that a GPU decodes (its share): a given fraction, or the fastest.
 
     The fastest share is the share with the shortest time from one batch to the next, as the training script
-    requests batches.  This time reflects both the CPU time that training leaves and the device time that
-    decoding takes from training steps.  The shares are measured one after the other, for ``seconds`` in all,
-    or longer if batches are slow.  The medians are compared, so that pauses between epochs do not count.  If
-    the CPU keeps up without the device, no other share is tried.  A larger share is chosen only if it is
-    clearly faster, because a smaller share leaves more of the device to training.
+    requests batches.  This time depends on the CPU time that training leaves for decoding, and on the GPU
+    time that decoding takes from training steps.  Several shares are measured one after the other, for
+    ``seconds`` in all, or longer if batches are slow.  The medians of these times are compared, so that
+    pauses between epochs do not count.  If the CPU keeps up without the GPU, no other share is tried.  A
+    larger share is chosen only if it is clearly faster, because a smaller share leaves more of the GPU to
+    training.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Share:
                 self._waited += seconds
 
     def describe(self) -> str:
-        """Return the share and the reason in a few words; return "" if the device decodes everything."""
+        """Return the share and the reason in a few words; return "" if the GPU decodes everything."""
         with self._lock:
             if self._now is not None:
                 return "the share of each batch is being measured"

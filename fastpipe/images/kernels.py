@@ -1,4 +1,4 @@
-"""The native resampling kernels for pixels from any source; see fastpipe/native/resample.h."""
+"""Functions that resample pixels with the native core's kernels; see fastpipe/native/resample.h."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ SHARP_BILINEAR, SHARP_BICUBIC = 7 | NARROW, 8 | NARROW
 
 
 class Axis(NamedTuple):
-    """One axis of a resize, as ``resample`` takes it.
+    """The resize along one axis of an image, as ``resample`` takes it.
 
     Attributes:
         in_size: the number of input pixels.
-        start8, extent8: the part of the input that becomes the output, in eighths of a pixel.
+        start8, extent8: the start and the length of the input that is used, in eighths of a pixel.
         out_size: the number of output pixels.
-        first, length: the requested part of the output.
+        first, length: the first pixel and the number of pixels of the requested output.
         turned: whether to resample the input as if the input were mirrored.
         mirrored: whether to mirror the output.
-        low, high: the range of input pixels that the kernel needs. The caller must provide these pixels.
+        low, high: the kernel needs the input pixels ``low`` to ``high - 1``, which the caller must provide.
         pitch: the number of weights stored for each output pixel.
     """
 
@@ -62,7 +62,7 @@ def axis(
     start8: int = 0,
     extent8: int | None = None,
 ) -> Axis:
-    """Return the axis of a resize with the filter ``mode``, or of a part of the resize's output.
+    """Return the ``Axis`` of a resize with the filter ``mode``. ``first`` and ``length`` limit the output.
 
     >>> axis(1, 340, 224).high  # bilinear
     340
@@ -73,7 +73,7 @@ def axis(
 
 
 def axis_tables(axes: list[tuple[int, Axis]]) -> npt.NDArray[np.int32]:
-    """Return the tables of several axes, given with their filters, concatenated: int32 (M,).
+    """Return a table of weights for each pair (filter, axis), one after the other: int32 (M,).
 
     Each table has ``length * (pitch + 2)`` numbers: the first input pixel of each output pixel, then the
     number of input pixels of each output pixel, then the weights.
@@ -91,20 +91,21 @@ def resample(
     pixels: npt.NDArray[np.uint8], mode: int, x: Axis, y: Axis, vertical_first: bool, grey: int, how: Any,
     out: npt.NDArray[Any],
 ) -> None:  # fmt: skip
-    """Resample ``pixels``, convert them by ``how``, a ``native.Conversion``, and fill the contiguous ``out``.
+    """Resample ``pixels``, convert the result with ``how``, and write it to ``out``.
 
     Args:
         pixels: uint8 (y.high - y.low, x.high - x.low, 1 or 3), each row contiguous.
         mode: the filter, a constant of this module.
-        vertical_first: whether the vertical pass comes first. Each of the two passes rounds.
+        vertical_first: whether the vertical pass comes before the horizontal pass. Each pass rounds.
         grey: 1 converts colours to luma before resampling, 2 after resampling, and 0 keeps the colours.
+        how, out: a ``native.Conversion``, and a contiguous array that receives the converted pixels.
     """
     native.resample(pixels, mode, x, y, vertical_first, grey, how, out.view(np.uint8))
 
 
 def noise(size: tuple[int, int]) -> UInt8Array:
-    """Return an image of noise, uint8 (H, W, 3).  Resamplers that compute differently give different results
-    for it."""
+    """Return an image of noise, uint8 (H, W, 3).  Two implementations that compute differently give different
+    results for it."""
     return np.random.Generator(np.random.PCG64(1)).integers(0, 256, (*size, 3), np.uint8)
 
 

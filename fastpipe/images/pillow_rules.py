@@ -2,14 +2,15 @@
 
 Versions of Pillow and its fork Pillow-SIMD differ in the last bit:
 
-* Pillow's weights have 22 bits. Pillow-SIMD's weights have as many bits as fit into 16, like torch's.
-* Each of the two passes rounds.  Most versions resample rows first.  Pillow 13 resamples columns first if
-  that needs less work, and some earlier versions do if the image is more than a hundred times as tall as
-  wide.
+* When Pillow resizes images, its weights have 22 bits. Pillow-SIMD's weights have as many bits as fit into
+  16, like torch's.
+* A resize has two passes, along rows and along columns, and each pass rounds.  Most versions resample rows
+  first.  Pillow 13 resamples columns first if that needs less work.  Some earlier versions resample columns
+  first if the image is more than a hundred times as tall as wide.
 * Pillow-SIMD rounds some grey values down that Pillow rounds up.
 
-torchvision resizes uint8 tensors as floats and then rounds if torch has no fast code for bytes on this
-processor, or if torchvision does not use torch's fast code.  These results differ in the last bit as well.
+torchvision may resize uint8 tensors as floats and then round. This happens if torch has no fast code for
+bytes on this processor, or if torchvision does not use that code.  These results differ in the last bit, too.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ class _Rules(NamedTuple):
 
 
 def pillow_filter(mode: int) -> tuple[int, int] | None:
-    """Return the filter that equals the installed Pillow's filter, and the order of the filter's passes.
+    """Return the kernels' filter that gives the installed Pillow's results, and the order of its two passes.
 
-    The order is a ``PassOrder`` of fastpipe/native/geometry.h. Return None if no filter is equal.
+    The order is a ``PassOrder`` of fastpipe/native/geometry.h. Return None if no filter does.
     """
     rules = _rules()
     if mode == kernels.NEAREST:
@@ -80,7 +81,7 @@ def _resizes_columns_first(size: tuple[int, int], to: tuple[int, int]) -> bool:
 
 
 def _flag() -> int | None:
-    """Return the flag with which the kernels have the installed Pillow's weights for all filters."""
+    """Return the flag with which the kernels' filters equal the installed Pillow's; None if none does."""
     weighted = [mode for mode in FILTERS.values() if mode != kernels.NEAREST]
     image, to = noise((48, 52)), (37, 31)
     expected = [_by_pillow(image, to, mode) for mode in weighted]
@@ -114,7 +115,7 @@ _KINDS: tuple[dict[str, Any], ...] = (  # the kinds of JPEGs that are trusted
 
 @functools.cache
 def decodes_as_pillow() -> bool:
-    """Return whether the native core decodes small JPEGs of each trusted kind as Pillow does."""
+    """Return whether the native core decodes small JPEGs as Pillow does, for each kind that is trusted."""
     pillow = require("PIL.Image", extra="image")
     # Use Pillow's JPEG class, and a file name instead of a format. Otherwise Pillow loads plugins of other
     # formats.
@@ -147,8 +148,8 @@ _TORCH_MODES = {
 
 
 def torch_filter(interpolation: Any, antialias: bool) -> int | None:
-    """Return the filter that equals ``torchvision.transforms.v2``'s for uint8 tensors; None if no filter is
-    equal."""
+    """Return the kernels' filter that gives the results of ``torchvision.transforms.v2`` for uint8 tensors.
+    Return None if no filter does."""
     if (interpolation, antialias) not in _TORCH_MODES or not _torch_is_equal(interpolation, antialias):
         return None
     return _TORCH_MODES[interpolation, antialias]

@@ -28,20 +28,20 @@ class Flip(NamedTuple):
 class Region(NamedTuple):
     """The part of an image to decode, and the operations that make the output from this part.
 
-    A canvas is an image with an optional filled border.
+    The part is placed on a canvas, which may have a filled border, and the canvas is resampled.
 
     Attributes:
         source: the part of the image to use, which lies inside the image.
-        placed: the position of ``source`` on the canvas, which is then resampled.
+        placed: the position of ``source`` on the canvas.
         canvas: the size of the canvas. The part of the canvas outside ``placed`` is filled.
         fill: the colour of the filled part.
         size: the size to which the canvas is resampled.
         mode: the filter, a constant of ``kernels``; None if the canvas is not resampled.
         vertical_first: whether the vertical pass comes first.
         window: the part of the resampled canvas that is the output.
-        flip_before, flip_after: the mirroring before resampling, and the mirroring after resampling. Rounding
-            makes the results differ.
-        grey: whether colours are converted to grey before or after resampling; None keeps the colours.
+        flip_before, flip_after: the mirroring before resampling, and the mirroring after resampling. These
+            give different results because resampling rounds.
+        grey: when colours are converted to grey, before or after resampling. None keeps the colours.
         grey_channels: 1 or 3.
     """
 
@@ -60,7 +60,7 @@ class Region(NamedTuple):
 
     @property
     def filter(self) -> int:
-        """The filter of the resampling, or a filter that copies pixels if ``mode`` is None."""
+        """The filter of the resampling. If ``mode`` is None, this filter copies pixels."""
         return kernels.NEAREST_FLOOR if self.mode is None else self.mode
 
 
@@ -68,12 +68,12 @@ _GREY: tuple[Literal["before", "after"] | None, ...] = (None, "before", "after")
 
 
 def fold(steps: Sequence[Any], image: Size, parameters: npt.ArrayLike = ()) -> Region | None:
-    """Combine a chain of ``native.Step`` and a sample's parameters into one region of an image of this size.
+    """Combine ``native.Step`` objects and a sample's random numbers into one region of an image of this size.
 
-    Return None if one kernel pass cannot give the same pixels.  The reasons are a second resize, a crop that
-    reaches outside the image after a resize or after a filled crop of another colour, a fill by channel of an
-    image without colours, or grey both before and after resampling.  Return None also if torchvision raises
-    an error.
+    Return None if one kernel pass cannot give the same pixels.  The reason may be a second resize, a fill by
+    channel of an image without colours, or grey both before and after resampling.  It may also be a crop that
+    reaches outside the image and comes after a resize, or after a filled crop of another colour.  Return None
+    also if torchvision would raise an error.
 
     >>> from fastpipe.images.steps import BOX, RESIZE, described_step
     >>> steps = [described_step(BOX, outside=2), described_step(RESIZE, size=(50, 50), filter=1)]
@@ -136,7 +136,8 @@ class Conversion:
 
     @property
     def affine(self) -> tuple[bool, bytes, bytes]:
-        """Return an affine conversion's numbers, which are equal if conversions compute the same values."""
+        """Return the numbers of an affine conversion. Conversions with equal numbers compute the same
+        values."""
         assert self.mean is not None
         assert self.std is not None
         return self.divide, self.mean.tobytes(), self.std.tobytes()
@@ -154,7 +155,7 @@ class Conversion:
 
 
 class Resampling(NamedTuple):
-    """The resampling of a part of an image to an output of three colours, for code that decodes the part
+    """How to resample a part of an image to an output of three colours, for code that decodes the part
     itself.
 
     The fields have the form that ``kernels.resample`` takes.
@@ -189,7 +190,8 @@ def render(image: EncodedImage, region: Region) -> UInt8Array:
 
 
 def draw(image: EncodedImage, region: Region, how: Conversion, out: Words) -> None:
-    """Decode and resample an image, and write all of ``out``, ``how.word`` (how.channels * height * width,).
+    """Decode and resample an image, and fill ``out``, an array (how.channels * height * width,) of
+    ``how.word``.
 
     Grey is copied to three channels if the conversion has three channels.
     """
@@ -199,8 +201,8 @@ def draw(image: EncodedImage, region: Region, how: Conversion, out: Words) -> No
 
 
 def part_of(image: EncodedImage, region: Region) -> Box | None:
-    """Return the part of an image that ``draw`` will request with ``region``; None if ``draw`` will not call
-    ``region``."""
+    """Return the part of an image that ``draw`` will decode with the image's method ``region``. Return None
+    if ``draw`` will not call this method."""
     if _is_reduced(image, region):
         return None
     return _placed_part(region, _needed(*_whole_axes(region)))
@@ -209,9 +211,9 @@ def part_of(image: EncodedImage, region: Region) -> Box | None:
 def reduction(region: Region, image: Size) -> int:
     """Return the factor, 8, 4 or 2, by which to reduce an image while it is decoded; 1 for full size.
 
-    The used part of the image is resampled to ``region.size``.  The reduced part must have at least as many
-    pixels as ``region.size``, so that no visible detail is lost.  Exact decoding decodes only the rows of the
-    part.  Reduced decoding decodes all rows from the top, so reduced decoding is chosen only if it costs
+    The used part of the image is resampled to ``region.size``.  The reduced part must be at least as high and
+    as wide as ``region.size``, so that no visible detail is lost.  Exact decoding decodes only the rows of
+    the part.  Reduced decoding decodes all rows from the top, so reduced decoding is chosen only if it costs
     less.
 
     >>> from fastpipe.images.pixels import fold
@@ -305,7 +307,7 @@ def _decode(image: EncodedImage, region: Region, needed: Box) -> UInt8Array:
 
 
 def _placed_part(region: Region, needed: Box) -> Box | None:
-    """Return the part of the image that lies in a part of the canvas; None if the parts do not overlap."""
+    """Return the part of the image that lies in the part ``needed`` of the canvas; None if there is none."""
     placed, source = region.placed, region.source
     top, left = max(needed.top, placed.top), max(needed.left, placed.left)
     bottom = min(needed.top + needed.height, placed.top + placed.height)

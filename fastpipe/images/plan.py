@@ -3,12 +3,14 @@ user code.
 
 A plan has three parts, in this order. Each part may be empty:
 
-* **fused** — the recognised steps that can be combined into one region decode and one kernel pass;
-* **drawn** — further recognised steps, which run with torchvision's functionals and drawn parameters;
+* **fused** — the recognised steps that can be combined: one part of the image is decoded, and a kernel makes
+  one pass;
+* **drawn** — further recognised steps, which call torchvision's functions with random parameters that
+  fastpipe has drawn;
 * **stock** — all transforms from the first unrecognised transform on, which run unchanged.
 
-The random parameters of the fused and the drawn part are drawn from a key before the steps run, as plain
-numbers.  A key is the seed, the epoch and the positions of a batch's samples in the epoch.
+The random parameters of the fused and the drawn part are plain numbers, drawn from a key before the steps
+run.  A key is the seed, the epoch and the positions of a batch's samples in the epoch.
 """
 
 from __future__ import annotations
@@ -63,17 +65,17 @@ class TensorSpec:
 
 
 class Plan:
-    """A compiled transform, which is immutable and may be used from any number of threads.
+    """A user's transform, compiled.  A plan is immutable, and any number of threads may use it.
 
     ``compile_plan`` makes a plan.  ``print(plan)`` shows where each step runs, and why.
 
     Attributes:
         draws: the number of uniform random numbers that a sample needs.
         stock: the transforms that run unchanged, after all other steps.
-        kind: the class of a sample after the fused part: a PIL image or a tensor.
-        output: the tensor that each sample becomes; None if shapes may differ, or if the stock part
-            determines the tensor.
-        end: the conversion that the batches of a plan made by ``as_bytes`` still need; None for other plans.
+        kind: the class of a sample after the kernels' work: a PIL image or a tensor.
+        output: the tensor that each sample becomes. None if shapes may differ, if samples are PIL images, or
+            if torchvision's or the user's code runs after the kernels.
+        end: the conversion that batches still need if ``as_bytes`` made this plan. None for other plans.
     """
 
     def __init__(
@@ -116,7 +118,7 @@ class Plan:
         return self._made_by, ()  # the plan's steps hold nested functions and native objects
 
     def _changed(self, method: str, arguments: tuple[Any, ...], how: Conversion, dtype: str) -> Plan:
-        """Return a copy with another conversion, for the public method ``method``."""
+        """Return a copy of this plan with the conversion ``how``, for the public method ``method``."""
         plan = Plan.__new__(Plan)
         made_by = partial(_made_again, self._made_by, method, *arguments)
         plan.__dict__.update(
@@ -129,14 +131,14 @@ class Plan:
         return printable_lines("Plan(\n" + "".join(f"  {note}\n" for note in self._notes) + ")")
 
     def draw(self, key: Key) -> FloatArray:
-        """Draw the random parameters of a batch: float64 (N, draws), in [0, 1)."""
+        """Return random numbers for a batch, which depend only on ``key``: float64 (N, draws), in [0, 1)."""
         if not self.draws:  # the key's seed may not be drawn yet
             return np.empty((len(key.draws), 0))
         return uniforms(key.seed, key.epoch, key.draws, self.draws)
 
     def reference(self, image: Any, parameters: Sequence[float]) -> Any:
-        """Transform a PIL image with torchvision's functionals and the user's transforms, as a test
-        reference.
+        """Transform a PIL image with torchvision's functions and the user's transforms. Tests compare results
+        with the result of this method.
 
         ``parameters`` is a row of the result of ``draw``.
         """
@@ -147,10 +149,10 @@ class Plan:
 
     @ranged("transform")
     def apply(self, image: EncodedImage, parameters: Sequence[float], out: Words | None = None) -> Any:
-        """Apply all but the stock part to one sample; return a PIL image or a tensor.
+        """Apply all steps except ``stock`` to one sample. Return a PIL image or a tensor.
 
-        ``parameters`` is a row of the result of ``draw``.  If ``out`` is given, memory ``output.word`` (C * H
-        * W,), write the sample's tensor to ``out`` and return None.
+        ``parameters`` is a row of the result of ``draw``.  If ``out`` is given, an array (C * H * W,) of the
+        dtype ``output.word``, write the sample's tensor to this array and return None.
         """
         region = self._region(parameters, image.size)
         if region is None:
@@ -172,15 +174,15 @@ class Plan:
         return self._finished(made, shape, parameters, image.info)
 
     def native(self, max_pixels: int | None, turns: bool, scaled: bool, short_side: int | None = None) -> Any:
-        """Return this plan, without its drawn and stock parts, as a ``native.ImagePlan``.
+        """Return the part of this plan that the native core does, as a ``native.ImagePlan``.
 
-        Return None if the native core does not shrink images as the installed Pillow does.
+        Return None if ``short_side`` is given and the native core cannot shrink as the installed Pillow does.
 
         Args:
-            max_pixels: the native core leaves images with more pixels to Python.
-            turns: whether the native core leaves images that EXIF rotates or mirrors to Python.
+            max_pixels: images with more pixels are left to Python. None means no limit.
+            turns: whether images are left to Python if their EXIF data rotate or mirror them.
             scaled: whether to decode at a reduced size if no detail is lost.
-            short_side: first shrink larger images to this number of pixels on the shorter side.
+            short_side: if given, larger images are first shrunk to this number of pixels on the shorter side.
         """
         key = max_pixels, turns, scaled, short_side
         found = self._native.get(key)
@@ -195,14 +197,15 @@ class Plan:
 
     @property
     def makes_images(self) -> bool:
-        """Return whether samples are PIL images when the drawn part begins."""
+        """Return whether samples are PIL images, not tensors, after the kernels' work."""
         return not self._dtype
 
     def finished(
         self, memory: Words, size: tuple[int, int], parameters: Sequence[float],
         info: Callable[[], dict[Any, Any]],
     ) -> Any:  # fmt: skip
-        """Return ``apply``'s result for a sample whose bytes, up to the drawn part, came from other code."""
+        """Return the result of ``apply`` for a sample on which other code has already done the kernels'
+        work."""
         shape = (self._how.channels, *size)
         return self._finished(memory.view(self._how.word), shape, parameters, info)
 
@@ -213,19 +216,20 @@ class Plan:
         return self._by_functionals(self._drawn, len(self._fused), value, parameters)
 
     def part(self, image: EncodedImage, parameters: Sequence[float]) -> Box | None:
-        """Return the part of an image that ``apply`` requests with ``region``; None if ``region`` is not
-        used."""
+        """Return the part of an image that ``apply`` decodes with the image's method ``region``. Return None
+        if ``apply`` does not call this method."""
         region = self._region(parameters, image.size)
         return None if region is None else part_of(image, region)
 
     def resampling(self, image: EncodedImage, parameters: Sequence[float]) -> Resampling | None:
-        """Return the resampling that ``apply`` does before it writes bytes; None if ``apply`` does more."""
+        """Return the ``Resampling`` that ``apply`` does; None if it does more than decode and resample a
+        part."""
         region = self._region(parameters, image.size)
         return None if region is None else resampling_of(image, region)
 
     @property
     def writes_bytes(self) -> bool:
-        """Return whether samples are resampled bytes of three colours that all have the same shape."""
+        """Return whether all samples have the same shape, and are resampled bytes of three colours."""
         return self.output is not None and self._how.kind == "bytes" and self._how.channels == 3
 
     def over(self, storage: Any, shape: tuple[int, ...]) -> Any:
@@ -235,7 +239,7 @@ class Plan:
     def as_bytes(self) -> Plan:
         """Return this plan with uint8 samples. Other code then computes floats with the conversion ``end``.
 
-        Return this plan itself if its samples are not tensors computed affinely from bytes.
+        Return this plan itself if its samples are not floats computed as ``(byte / 255 - mean) / std``.
         """
         if self.output is None or self._how.kind != "affine":
             return self
@@ -249,7 +253,8 @@ class Plan:
     def of_dtype(self, dtype: str) -> Plan:
         """Return this plan with float32 samples rounded to a 16-bit dtype, such as ``"bfloat16"``.
 
-        Return this plan itself for other samples, and if ``dtype`` is ``""``.
+        Return this plan itself if ``dtype`` is ``""``, or if its samples are not float32 computed as
+        ``(byte / 255 - mean) / std``.
         """
         if not dtype or self.output is None or self._how.kind != "affine":
             return self
@@ -300,7 +305,7 @@ def compile_plan(
 ) -> Plan:
     """Compile a torchvision transform.
 
-    Every transform is supported: unrecognised transforms become the stock part.
+    Every transform is supported. The first unrecognised transform and all later transforms run unchanged.
 
     Args:
         transform: a transform, a ``Compose`` or ``Sequential`` of transforms, any callable, or None.
@@ -341,7 +346,7 @@ def _made_again(made_by: Callable[[], Plan], method: str, *arguments: Any) -> Pl
 
 
 def plan_state(transform: Any) -> Any:
-    """Return a value that changes when a plan compiled from ``transform`` is no longer valid."""
+    """Return a value to compare. If it has changed, a plan compiled from ``transform`` is no longer valid."""
     return tuple(state_of(item) for item in flatten(transform))
 
 
@@ -352,7 +357,7 @@ _RESIZES = ("Resize", "RandomResizedCrop")
 
 
 def _try_to_fuse(step: Step, domain: Domain, ramp: Any, resized: bool) -> tuple[Any, str, bool]:
-    """Return the ramp after the step, a reason not to fuse the step (or ""), and whether any step resizes."""
+    """Return ``ramp`` after the step, why the step is not fused ("" if it is), and if any step resizes."""
     if step.described is None or step.name == "Grayscale":
         try:
             after = step.transform(ramp)

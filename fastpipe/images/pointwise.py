@@ -43,13 +43,13 @@ def domain_of(ramp: Any) -> Domain:
 
 
 def layout_of(ramp: Any) -> Layout:
-    """Return the memory order of ``ramp`` after the user's transforms; ``ToImage`` keeps Pillow's memory
-    order."""
+    """Return the memory order of ``ramp``, an image that the user's transforms have changed. After
+    ``ToImage``, this is Pillow's order, channels last."""
     return "contiguous" if is_pil(ramp) or ramp.stride()[0] != 1 else "channels_last"
 
 
 def conversion_of(ramp: Any, layout: Layout) -> Conversion:
-    """Return the conversion that changes every byte as the pointwise steps changed the ramp."""
+    """Return the conversion that gives the user's results. ``ramp`` holds these results for all bytes."""
     if is_pil(ramp):
         return Conversion("bytes", len(ramp.getbands()), interleaved=True)
     last = layout == "channels_last"
@@ -78,12 +78,12 @@ def _bits(ramp: Any) -> npt.NDArray[Any]:
 
 
 def _as_affine(values: npt.NDArray[Any], channels: int, last: bool) -> Conversion | None:
-    """Return the conversion ``(v / 255 - mean) / std`` if its float32 arithmetic gives exactly the ramp's
-    values.
+    """Return the conversion ``(v / 255 - mean) / std`` if its float32 arithmetic gives exactly ``values``,
+    the results for all 256 bytes.
 
-    The mean and the standard deviation are estimated from the ramp's ends, and nearby numbers are tried as
-    well.  A conversion is accepted only if it reproduces all values exactly.  A wrong estimate therefore
-    makes the conversion slower, but not wrong.
+    The mean and the standard deviation are estimated from the first and the last value, and nearby numbers
+    are tried as well.  A conversion is accepted only if it reproduces all values exactly.  A wrong estimate
+    therefore makes the conversion slower, but not wrong.
     """
     codes = np.arange(256, dtype=np.float32)
     for divide in (True, False):
@@ -121,20 +121,19 @@ def _neighbours(value: np.float32, reach: int = 4) -> list[np.float32]:
 
 
 def tensor_over(memory: Words, shape: tuple[int, ...], dtype: str, layout: Layout) -> Any:
-    """Return a torch tensor that shares the memory, in the memory order ``layout``."""
+    """Return a torch tensor that shares ``memory``, a NumPy array, and has the memory order ``layout``."""
     torch = require("torch", extra="torch")
     signed = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}[memory.itemsize]
     return tensor_shaped(torch.from_numpy(memory.reshape(-1).view(signed)), shape, dtype, layout)
 
 
 def of_kind(tensor: Any, kind: type) -> Any:
-    """Return a tensor as an instance of a sample's class: ``tv_tensors.Image`` if torchvision returns that
-    class."""
+    """Return a tensor as an instance of ``kind``, the class of samples, such as ``tv_tensors.Image``."""
     return tensor if kind is require("torch", extra="torch").Tensor else tensor.as_subclass(kind)
 
 
 def rows_of(batch: Any, kind: type) -> list[Any]:
-    """Return the samples of a batch as views of class ``kind``. The batch is a plain tensor."""
+    """Return the samples of ``batch``, a plain tensor, as views of the class ``kind``."""
     rows = batch.unbind(0)
     if kind is require("torch", extra="torch").Tensor:
         return list(rows)

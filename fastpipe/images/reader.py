@@ -41,7 +41,7 @@ _JPEG_BEGINS = b"\xff\xd8\xff\xe0\x00\x10JFIF\x00\x01\x01\x00\x00\x01"  # the by
 
 
 class _Plugins(NamedTuple):
-    """Pillow's plugins at the last check. The fields are copies of Pillow's tables."""
+    """Pillow's plugins at the last check. The first three fields are copies of Pillow's tables."""
 
     order: Sequence[str]
     openers: Mapping[str, Any]
@@ -57,10 +57,9 @@ _formats: set[str] = set()  # Pillow's own formats ever registered in this proce
 class ImageReader:
     """A reader that opens encoded images as :class:`fastpipe.core.types.EncodedImage` objects.
 
-    The fast decoder decodes trusted JPEGs: complete JPEGs of kinds for which its pixels equal Pillow's.
-    Pillow decodes all other files, and files that the fast decoder cannot decode.  Pillow also decides
-    whether a damaged file is an error.  The reader may be used from any number of threads.  A pickled reader
-    holds only its options.
+    The fast decoder decodes trusted JPEGs: complete JPEGs of kinds that it decodes to Pillow's pixels. Pillow
+    decodes all other files, and files that the fast decoder cannot decode.  Pillow also decides whether a
+    damaged file is an error.  Any number of threads may use the reader.  Pickling stores only its options.
 
     >>> ImageReader(Decode()).open(b"GIF89a", "x.gif")
     Traceback (most recent call last):
@@ -90,7 +89,7 @@ class ImageReader:
 
     @property
     def is_native(self) -> bool:
-        """Return whether the native core decodes trusted JPEGs now; scripts may change Pillow's plugins at
+        """Return whether the native core decodes JPEGs at present. The user may change Pillow's plugins at
         any time."""
         return not self._by_pillow and _plugins_of(self._image).has_jpeg
 
@@ -105,8 +104,8 @@ class ImageReader:
     ) -> _FastImage | PillowImage:
         """Open an encoded image. Its pixels are decoded on demand.
 
-        ``path`` is used in messages.  ``header`` is the result of ``read_jpeg_header``, if the caller has
-        read it.
+        ``path`` is used in messages.  ``header`` is the result of ``read_jpeg_header``, or False if the
+        caller has not read the header.
 
         Raises:
             OSError: Pillow cannot identify the image.
@@ -125,7 +124,8 @@ class ImageReader:
         return PillowImage(self, blob, path)
 
     def look_at(self, blob: bytes, path: str) -> tuple[Size, bool]:
-        """Return an image's size, and whether the image is a trusted JPEG, for decoders in other modules."""
+        """Return an image's size, and whether the image is a trusted JPEG (see the class), for other
+        decoders."""
         header = read_jpeg_header(blob)
         if header is not None and header.trusted:
             pixels = header.height * header.width
@@ -156,16 +156,16 @@ class ImageReader:
         return image
 
     def settings(self) -> str:
-        """Describe all that determines pixels or errors, except the files and ``rules``."""
+        """Return a text of all settings that affect pixels or errors, except the settings in ``rules``."""
         decode = replace(self.decode, gpu_share=None)  # this reader does not decode on a GPU
         return f"{decode!r} {self.describe()} {_codec_versions()}"
 
     def rules(self) -> str:
-        """Describe a script's changes to Pillow: settings and plugins that affect which files are images, and
-        their pixels.
+        """Return a text of the user's changes to Pillow (settings and plugins) that affect pixels, or that
+        affect which files can be opened.
 
-        Return "" if the script has not changed Pillow since its import.  The call is cheap enough for each
-        image.
+        Return "" if the user has not changed Pillow since its import.  The call is fast enough to be made for
+        each image.
         """
         # Other settings, such as GifImagePlugin.LOADING_STRATEGY, do not affect RGB images.
         truncated = self._file.LOAD_TRUNCATED_IMAGES
@@ -198,7 +198,7 @@ class ImageReader:
 
 
 def _plugins_of(image: Any) -> _Plugins:
-    """Return Pillow's plugins, and check the plugins again if they have changed."""
+    """Return the facts about Pillow's plugins. Collect the facts again if the plugins have changed."""
     global _plugins
     found = _plugins
     if found.openers == image.OPEN and found.order == image.ID and found.decoders == image.DECODERS:
@@ -225,7 +225,7 @@ def _plugins_of(image: Any) -> _Plugins:
 
 
 def converted(image: Any, mode: str) -> Any:
-    """Convert an image opened by Pillow as ``Image.convert`` does. Errors name missing libraries."""
+    """Convert a Pillow image with ``Image.convert``. If a library is missing, the error names the library."""
     try:
         return image.convert(mode)
     except OSError as error:
@@ -268,8 +268,8 @@ def _named(made: Any) -> str:
 
 
 def _takes_jpeg(accept: Any) -> bool:
-    """Return whether a plugin's ``accept`` lets the plugin open a JPEG. Errors are treated as Pillow treats
-    them."""
+    """Return whether a Pillow plugin would try to open a JPEG, by its function ``accept``. Errors are treated
+    as Pillow treats them."""
     try:
         answer = accept is None or accept(_JPEG_BEGINS)
     except (SyntaxError, IndexError, TypeError, struct.error):
@@ -314,8 +314,8 @@ class PillowImage(_Image):
 
     @property
     def may_be_kept(self) -> bool:
-        """Return whether the file always gives this image under the same rules. Plugins that are not Pillow's
-        may not."""
+        """Return whether a cache may store the image. The user's own Pillow plugins may decode the same file
+        to other pixels each time."""
         return _is_pillows(type(self._opened))
 
     @property
@@ -342,7 +342,7 @@ class PillowImage(_Image):
 
 
 class _FastImage(_Image):
-    """A trusted JPEG."""
+    """A trusted JPEG: the native core decodes it to Pillow's pixels."""
 
     may_be_kept = True
 
@@ -375,7 +375,7 @@ class _FastImage(_Image):
 
 
 class _ReducedImage:
-    """A trusted JPEG at 1 / 2, 1 / 4 or 1 / 8 of its size."""
+    """A JPEG that the native core decodes at 1 / 2, 1 / 4 or 1 / 8 of its size."""
 
     def __init__(self, blob: bytes, size: Size, factor: int) -> None:
         self._blob, self._factor = blob, factor
@@ -391,11 +391,11 @@ class JpegHeader(NamedTuple):
     """The facts in a JPEG's header. The EXIF orientation is not applied to the height and width.
 
     Attributes:
-        trusted: whether the fast decoders give Pillow's pixels for this kind of file and all scans of the
-            file are present. Pillow decides about truncated and damaged files.
+        trusted: True if the fast decoders give Pillow's pixels for this kind of JPEG, and the file contains
+            all of its scans. Pillow decides about truncated and damaged files.
         orientation: the EXIF orientation 1 … 8; 1 if there is no orientation. The value is 0 if only Pillow
             can read the orientation, because the tag is in XMP data or has an unusual form.
-        frame: the position in the file at which the frame header's body begins.
+        frame: the offset in the file at which the frame header's body begins.
         is_progressive: whether the JPEG is progressive, so that its rows are not stored one after the other.
     """
 
@@ -416,9 +416,9 @@ def read_jpeg_header(blob: bytes) -> JpegHeader | None:
 
 @ranged("read")
 def read_many(paths: Sequence[str]) -> list[tuple[bytes, JpegHeader | None] | None]:
-    """Read regular files, and read the headers of JPEGs.
+    """Read regular files. Return each file's bytes and JPEG header (None if the file is no JPEG).
 
-    The result is None for files that fail. Call ``read_file`` for these files, which raises the error.
+    The result is None for a file that cannot be read.  Call ``read_file`` for this file to raise the error.
     """
     found: list[tuple[bytes, JpegHeader | None] | None] = []
     for one in native.read_files([os.fsencode(path) for path in paths]):

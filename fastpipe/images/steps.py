@@ -1,4 +1,5 @@
-"""torchvision's transforms as steps. A step has its random numbers, its operation and its reference.
+"""torchvision's transforms as steps. A step knows how many random numbers it needs, its operation, and
+torchvision's function for reference.
 
 A step is made from a transform object of the user's script.  The object is recognised by its exact class.
 Objects of subclasses are not recognised, because a subclass may do anything.
@@ -26,8 +27,8 @@ from fastpipe.images.pillow_rules import FILTERS, grey_is_known, pillow_filter, 
 
 
 def flatten(transform: Any) -> list[Any]:
-    """Return the transforms in a Compose, Sequential or preset of weights, in order, with nested containers
-    flattened."""
+    """Return a flat list of the transforms in a Compose, a Sequential or a preset of model weights, in order.
+    Nested containers are flattened."""
     if transform is None:
         return []
     kind = type(transform)
@@ -84,16 +85,17 @@ def is_pristine(transform: Any) -> bool:
 
 @cache
 def _callables(kind: Any) -> frozenset[str]:
-    """Return the names of callable attributes. An object's own attribute with such a name would hide the
-    class's."""
+    """Return the names of a class's callable attributes. An object's own attribute with such a name would
+    hide the class's attribute."""
     return frozenset(name for name in dir(kind) if callable(getattr(kind, name, None)))
 
 
 @cache
 def _own_methods(kind: Any) -> list[tuple[Any, str, Any]]:
-    """Return members, name and value of the methods that define a call.
+    """Return the methods that run when an object of this class is called. Each item has the ``__dict__`` of a
+    class, the method's name and the method.
 
-    The value is None if the method is not torchvision's own.  Only torchvision's base classes are checked,
+    None replaces a method that is not torchvision's own.  Only torchvision's base classes are checked,
     because some tools wrap ``torch.nn.Module.__call__`` for all modules.
     """
     bases = [base.__dict__ for base in kind.__mro__ if base.__module__.startswith("torchvision.")]
@@ -126,11 +128,11 @@ class Step:
         transform: the user's object.
         draws: the number of uniform random numbers in [0, 1) that a sample needs.
         reference: torchvision's own functional, called with the drawn parameters.
-        described: makes a ``native.Step`` for a domain. The function returns None if only torchvision can run
-            the step, because the arithmetic of the installed Pillow is unknown, a parameter is not a plain
-            number, or torchvision raises an error.  ``described`` is None for a pointwise step, whose effect
-            is measured on all byte values.
-        static_size: the output's size, if this size does not depend on the input.
+        described: returns a ``native.Step`` for a domain (PIL image, bytes, or other), or None. None means
+            that only torchvision can run the step, because the arithmetic of the installed Pillow is unknown,
+            a parameter is not a plain number, or torchvision raises an error.  ``described`` is None for a
+            pointwise step, whose effect is measured on all byte values.
+        static_size: the output's size, if the step determines this size for all inputs. Otherwise None.
     """
 
     transform: Any
@@ -152,7 +154,8 @@ def recognise(transform: Any) -> Step | None:
 
 
 def state_of(transform: Any) -> Any:
-    """Return the state of a transform. A compiled plan is valid as long as the state is equal."""
+    """Return the state of a transform. A plan compiled from the transform is valid while the state stays
+    equal."""
     seen = _seen.get(id(transform))
     if seen is not None and seen[0]() is transform and vars(transform) == seen[1] and is_pristine(transform):
         return seen[2]
@@ -182,7 +185,7 @@ def _never_changes(value: Any) -> bool:
 
 
 def _exactly(value: Any) -> Any:
-    """Return a key that is equal for equal values only."""
+    """Return a form of a value for comparison. Two forms are equal only if the values are equal."""
     if isinstance(value, (list, tuple)):
         return tuple(_exactly(item) for item in value)
     if hasattr(value, "tolist"):
@@ -220,7 +223,7 @@ _NUMBERS = (int, float, bool, np.float64)  # types that the native core computes
 
 
 def described_step(kind: int, **fields: Any) -> Any:
-    """Return a step in the native core's form; the defaults are in fastpipe/native/geometry.h.
+    """Return a ``native.Step`` with these fields. The defaults of fields are in fastpipe/native/geometry.h.
 
     Return None if a field holds a value that is not a plain number, or a number that needs more than 32 bits.
     """
@@ -238,14 +241,14 @@ def described_step(kind: int, **fields: Any) -> Any:
 
 
 def described_short_side(side: int) -> Any:
-    """Return a bilinear resize of the shorter side in the native core's form; None if Pillow's arithmetic is
-    unknown."""
+    """Return the ``native.Step`` that resizes bilinearly to ``side`` pixels on the shorter side. Return None
+    if Pillow's arithmetic is unknown."""
     found = pillow_filter(kernels.BILINEAR)
     return None if found is None else described_step(RESIZE, size=(side, 0), filter=found[0], order=found[1])
 
 
 def filter_of(transform: Any, domain: Domain) -> dict[str, int] | None:
-    """Return the filter of a transform's interpolation, and for Pillow the order of the filter's passes.
+    """Return the kernels' filter for a transform's interpolation, and for PIL images the order of its passes.
 
     Return None if only torchvision can resample with this interpolation.
     """
@@ -273,7 +276,7 @@ def random_resized_crop_box(
 ) -> Box:
     """Return the box that ``RandomResizedCrop.get_params`` gives for 22 uniform random numbers.
 
-    The numbers are the area and aspect ratio of each of ten tries, then the top and left of the box.
+    The numbers determine the area and the aspect ratio of ten tries, then the top and left of the box.
 
     >>> random_resized_crop_box(Size(100, 100), (1.0, 1.0), (1.0, 1.0), [0.5] * 22)
     Box(top=0, left=0, height=100, width=100)
@@ -333,8 +336,8 @@ def _is_valid(t: Any) -> bool:
 
 
 def resized_size(t: Any, image: Size) -> Size:
-    """Return the size to which the transform ``t``, a ``Resize``, resizes an image. torchvision rounds the
-    longer edge down."""
+    """Return the size to which ``t``, torchvision's ``Resize``, resizes an image. The length of the longer
+    edge is rounded down."""
     exact = _pair(t.size)
     if exact is not None:
         return exact

@@ -45,9 +45,9 @@ def find_remote_classes(
 ) -> tuple[list[str], dict[str, int]]:
     """Find the class folders of a dataset in a store, as ``find_classes`` does for a folder.
 
-    ``root`` (such as ``"s3://bucket/train/"``) begins all paths in messages.  ``prefix`` begins all keys, and
-    is empty or ends in a slash.  The names of the folders are cached with the scans of ``cache``.
-    ``refresh`` lists the folders again.
+    All paths in messages begin with ``root`` (such as ``"s3://bucket/train/"``).  All keys begin with
+    ``prefix``, which is empty or ends in a slash.  The names of the folders are cached in the folder of
+    ``cache``.  ``refresh`` lists the folders again.
     """
     listings = None if cache is None else ListingCache(cache.path, now=cache.now)
     kept = None if listings is None or refresh else listings.load_folders(store.name, prefix)
@@ -79,7 +79,7 @@ def scan_store(
     refresh: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> tuple[SampleTable, Listing]:
-    """Find all samples in the class folders; return the table of ``(path, class index)``, and the listing.
+    """Find all samples in the class folders.  Return a table of ``(path, class index)``, and the listing.
 
     ``root`` and ``prefix`` are those of ``find_remote_classes``.  ``refresh`` lists cached folders again.
     All other arguments, the order and the errors are those of ``core.class_folders.scan_folder``.
@@ -137,7 +137,7 @@ def _valid(root: str, rows: Rows, is_valid_file: Callable[[str], bool]) -> Rows:
 def _table(
     root: str, prefix: str, found: Sequence[Rows], targets: Sequence[int]
 ) -> tuple[SampleTable, Listing]:
-    """Return the ordered content of the classes as a table and a listing, which share the paths."""
+    """Return the content of the classes, in order, as a table and a listing.  They share the paths."""
     table = _table_of(root, found, targets)
     paths = table._data
     if not isinstance(paths, FrozenSamples):  # class indices that are not plain integers

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class PerProcess(Generic[T]):
-    """A client that each process creates at the first use."""
+    """Holds a client of a store.  Each process creates its own client at the first use."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
@@ -33,12 +33,12 @@ class PerProcess(Generic[T]):
         return made[0]
 
     def drop(self) -> T | None:
-        """Forget the client, and return it; return None if it was not created."""
+        """Forget this process's client, and return it.  Return None if none was created."""
         made, self._made = self._made, None
         return None if made is None else made[0]
 
     def _after_fork(self) -> None:
-        """Forget the parent's client and the lock, which another thread may have held."""
+        """Forget the parent's client, and the lock that another thread may have held."""
         if self._made is not None:
             _of_parents.append(self._made)
         self._made, self._lock = None, threading.Lock()
@@ -82,7 +82,7 @@ class StorageOptions(Mapping[str, Any]):
     """The mapping that a user passed as ``storage_options``.
 
     ``repr`` hides secrets.  Pickles omit secrets, unless ``multiprocessing`` pickles to start a process.  The
-    names of omitted options are kept, and the error of ``require`` explains how to pass them again.
+    names of the omitted options are kept.  ``require`` then explains how to pass these options again.
     """
 
     def __init__(self, options: Mapping[str, Any] | None = None, *, withheld: tuple[str, ...] = ()) -> None:
@@ -124,7 +124,7 @@ class StorageOptions(Mapping[str, Any]):
             )
 
     def hide(self, text: str) -> str:
-        """Return ``text`` with all secrets replaced by an ellipsis."""
+        """Return ``text`` with each secret replaced by an ellipsis."""
         for secret in sorted(_secrets(self._options), key=len, reverse=True):
             text = text.replace(secret, _HIDDEN)
         return text
@@ -135,7 +135,7 @@ def _restore(options: dict[str, Any], withheld: tuple[str, ...]) -> StorageOptio
 
 
 def _is_plain(name: object, value: object) -> bool:
-    """Return True if a value may be shown."""
+    """Return True if the value of an option may be shown."""
     if isinstance(value, str):
         return name in _SHOWN and "@" not in value  # an @ may follow credentials in a URL
     return value is None or isinstance(value, (bool, int, float))

@@ -38,7 +38,7 @@ _MOST_UNWRITTEN = 16  # if more objects wait to be staged, threads that add obje
 
 
 class Fetcher:
-    """A client that gets objects from the stage or the store, and counts downloads.  Thread-safe."""
+    """Gets objects from the stage or the store, and counts downloads.  Thread-safe."""
 
     def __init__(self, store: Store, listing: Listing, staged: StageTable | None, pace: Pace) -> None:
         self.store, self.pace = store, pace
@@ -59,10 +59,10 @@ class Fetcher:
         return self._staged.have(rows)
 
     def fetch(self, row: int, give: Callable[[bytes], None] | None = None) -> bytes:
-        """Return an object's content from the stage.  If it is not staged, download and stage it.
+        """Return an object's content from the stage.  If the object is not staged, download and stage it.
 
         Only one process downloads an object at a time.  ``give`` is called with the content right after a
-        download; this thread or another thread then stages the object.
+        download.  Afterwards, this thread or another thread stages the object.
         """
         staged = self._staged
         if staged is None or row in self._changed:
@@ -88,7 +88,7 @@ class Fetcher:
 
     def _write(self, staged: StageTable) -> None:
         """Stage the waiting objects, unless the maximum number of threads is already staging.  A staging
-        thread also stages objects that other threads add, which is cheaper than waking threads."""
+        thread also stages objects that other threads add, because waking threads would cost more."""
         unwritten = self._unwritten
         # A thread that may not stage leaves its object to the staging threads, which check the queue again
         # when they end.
@@ -125,7 +125,7 @@ class Fetcher:
         return row in self._changed
 
     def timed(self, key: str, version: str) -> FetchedObject:
-        """Return an object from the store, and record the duration of the request."""
+        """Return an object from the store, and count the download and the duration of the request."""
         with self._lock:
             self._busy += 1
             busy = self._busy
@@ -148,7 +148,7 @@ _MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 
 
 class _Staging:
-    """The fetches of ``ObjectReader.stage_all``, which stop at an error that concerns all objects."""
+    """Fetches objects for ``ObjectReader.stage_all``.  Stops after an error that concerns all objects."""
 
     def __init__(self, fetcher: Fetcher, staged: StageTable, count: int) -> None:
         self._fetcher, self._staged = fetcher, staged
@@ -195,13 +195,13 @@ class _Staging:
 
 
 class ObjectReader:
-    """A reader of objects in one process.  Thread-safe.
+    """Reads the objects of a listing in one process.  Thread-safe.
 
     Args:
-        staged: the stage's table on a local disk, or None.
+        staged: the table of the objects on a local disk (the stage); None without a stage.
         key_of: returns the key of a path, also of a path that is not in the listing.
-        connections: number of requests in flight, or ``"auto"``.
-        read_ahead: number of bytes to prefetch.
+        connections: the maximum number of requests in flight, or ``"auto"``.
+        read_ahead: the maximum number of bytes to prefetch.
         everything: whether to stage all objects as soon as possible, and not only the objects needed next.
     """
 
@@ -225,16 +225,16 @@ class ObjectReader:
 
     @ranged("read")
     def read(self, path: str, row: int) -> bytes:
-        """Return the content of ``path``, whose row is ``row``; -1 means that the path was not listed."""
+        """Return the content of ``path``.  ``row`` is the path's row in the listing, or -1 if not listed."""
         if row < 0:  # the user has added this path
             return self._fetcher.timed(self._key_of(path), "").data
         return self.prefetcher.take(row)
 
     def files(self, rows: Int64Array) -> list[str | None]:
-        """Return the paths of the staged files of rows, without checking that the files exist.
+        """Return the paths of the staged files of the listing's ``rows``, without checking that they exist.
 
-        The result is None for a row that ``read`` must get: the object is not staged, is in memory already,
-        or was not listed (row -1).
+        The result for a row is None if ``read`` must get the object.  This is the case if the object is not
+        staged, is in memory already, or was not listed (row -1).
         """
         if self._staged is None:
             return [None] * len(rows)
@@ -246,24 +246,24 @@ class ObjectReader:
         ]
 
     def need(self, rows: Int64Array) -> None:
-        """Announce that a batch of ``rows`` is being made; -1 means an object that was not listed."""
+        """Announce that a batch needs the objects ``rows`` of the listing now.  Rows of -1 are ignored."""
         rows = rows[rows >= 0]
         self.prefetcher.need(rows)
         if self._staged is not None:
             self._staged.used(rows)
 
     def forgo(self, rows: Int64Array, *, were_needed: bool) -> None:
-        """Announce that ``rows`` will not be read after all.  ``were_needed`` says whether ``need`` announced
-        the rows, or only the order of ``follow``."""
+        """Announce that ``rows`` will not be read after all.  ``were_needed`` is True if ``need`` announced
+        the rows, and False if only the order in ``follow`` contained them."""
         self.prefetcher.forgo(rows, were_needed=were_needed)
 
     def follow(self, order: Iterator[Int64Array], uses: NextUses | None, *, is_here: bool) -> None:
-        """Prefetch rows in the order in which they will be needed.
+        """Prefetch the objects of rows in the order in which they will be needed.
 
         Args:
             order: rows in the order in which this process needs them.
-            uses: the next uses of rows on this machine, which determine evictions from a full stage.
-            is_here: whether this process needs the rows.  If not, the rows are only staged.
+            uses: says when each row is needed next on this machine.  A full stage evicts by it.
+            is_here: whether this process needs the rows.  If not, the objects are only staged.
         """
         if self._staged is not None:
             self._staged.follow(uses)
@@ -272,7 +272,7 @@ class ObjectReader:
         self.prefetcher.follow(order, holds=is_here)
 
     def stage_all(self, heard: Callable[[int, int], None]) -> list[tuple[str, Exception]]:
-        """Download every object that is not staged; return the paths and errors of objects that failed.
+        """Download every object that is not staged.  Return the paths and errors of objects that failed.
 
         ``heard`` is called now and then, in the calling thread, with the numbers of staged objects and bytes.
 
@@ -301,8 +301,8 @@ class ObjectReader:
 
         If an object's listed version looks like an MD5 checksum, the version is compared with the MD5 of the
         content.  (In S3, the version is an MD5 for objects that were uploaded in one part and are not
-        encrypted with a customer's key.)  If they differ, the content is compared with the content in the
-        store, because the version may not be a checksum.  For all other objects, only the length is compared.
+        encrypted with a customer's key.)  If version and MD5 differ, the content is compared with the content
+        in the store, because the version may not be a checksum.  For others, only the length is compared.
 
         ``heard`` is called now and then with the number of objects read.
         """
@@ -352,7 +352,7 @@ _READ_AHEAD = 256 << 20
 def new_reader(
     store: Store, listing: Listing, stage: Stage | None, key_of: Callable[[str], str]
 ) -> ObjectReader:
-    """Return a reader of objects for this process; ``key_of`` returns the key of any path."""
+    """Return a reader of objects for this process.  ``key_of`` returns the key of any path."""
     read_ahead: int | str = "auto" if stage is None else stage.read_ahead
     if read_ahead == "auto":
         read_ahead = min(_READ_AHEAD, (free_memory() or _READ_AHEAD * 8) // 8)

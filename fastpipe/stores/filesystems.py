@@ -38,8 +38,8 @@ _NEAR = ("memory", "file", "local")
 class FilesystemStore:
     """A ``core.types.Store`` on a file system of fsspec.
 
-    A version consists of a value of the file system (ETag, modification time …) and the size.  For a remote
-    object, ``get`` compares only the size, because comparing the value would require another request.
+    An object's version consists of a value of the file system (ETag, modification time …) and the size.  For
+    a remote object, ``get`` compares only the size, because comparing the value would take another request.
     """
 
     objects_after = None  # fsspec cannot begin a listing after a key
@@ -122,7 +122,7 @@ class FilesystemStore:
         self._opened.drop()
 
     def _open(self) -> tuple[Any, str]:
-        """Return the file system, which has no caches, and the prefix that it needs before keys."""
+        """Open the file system without caches.  Return it, and the prefix that it needs before keys."""
         self._options.require(self._location.store)
         fsspec = require("fsspec", extra="s3")
         options = {**self._options, "use_listings_cache": False, "skip_instance_cache": True}
@@ -185,7 +185,7 @@ _NO_CREDENTIALS = (
 
 
 def answered(error: BaseException) -> tuple[int, str]:
-    """Return the status and code of an HTTP answer from an error of botocore, aiohttp, Google or Azure."""
+    """Return the HTTP status and the error code from an error of botocore, aiohttp, Google or Azure."""
     for one in (error, error.__cause__):
         if _is_a(one, "HttpProcessingError") or _is_a(getattr(one, "__cause__", None), "HttpProcessingError"):
             return 0, ""  # aiohttp raises this for an unreadable answer, with a status of its own choice
@@ -202,7 +202,7 @@ def answered(error: BaseException) -> tuple[int, str]:
 
 
 def _is_silence(error: BaseException | None) -> bool:
-    """Return whether the connection failed, and not the request.  The errors are compared by name, because
+    """Return whether an error means that the connection failed.  The errors are compared by name, because
     each client has its own classes."""
     while error is not None:
         if isinstance(error, (ConnectionError, TimeoutError, asyncio.TimeoutError)):
@@ -225,7 +225,7 @@ _SILENT = (
 
 
 def _key(name: str, base: str) -> str:
-    """Return an object's key from its name in a file system, which may begin with a slash."""
+    """Return an object's key from its name in a file system.  The name may begin with a slash."""
     return name[len(base) :] if name.startswith(base) else name.lstrip("/")[len(base.lstrip("/")) :]
 
 
@@ -244,8 +244,8 @@ def _misses(version: str, size: int) -> bool:
 
 
 class FolderStore:
-    """A ``core.types.Store`` of a folder.  Keys are paths relative to the folder.  A version consists of
-    modification time and size."""
+    """A ``core.types.Store`` of a folder.  Keys are paths relative to the folder.  A file's version consists
+    of its modification time and size."""
 
     objects_after = None  # the file system decides the order of a listing, so it cannot begin after a key
 

@@ -35,10 +35,10 @@ _CHUNK = 1 << 12  # number of rows that are Python objects at a time, because th
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Some objects of a listing.
+    """Some objects of a store: their paths, sizes and versions.
 
-    ``paths`` are the objects' paths relative to the root, all different.  ``sizes``, int64 (N,), are in
-    bytes.  ``versions`` are the versions that the store reports, and may be empty.
+    ``paths`` are the objects' paths relative to the dataset's root, all different.  ``sizes``, int64 (N,),
+    are in bytes.  ``versions`` are the versions that the store reports.  A version may be empty.
     """
 
     paths: Packed
@@ -73,10 +73,11 @@ class Rows:
 
 
 class Listing:
-    """The objects of a dataset's samples, as rows 0 to N - 1 in the order of the dataset's sample table.
+    """The objects of a dataset's samples.  Object (row) number i belongs to the dataset's sample i.
 
     Each sample takes the bytes of its version and 16 bytes more.  ``paths`` begin with the dataset's root.
-    Keys begin with ``prefix`` instead of the root.  ``sizes``, int64 (N,), are in bytes.
+    An object's key begins with ``prefix`` where its path begins with the root.  ``sizes``, int64 (N,), are in
+    bytes.
 
     >>> paths = FrozenSamples(b"a/1.jpga/2.jpg", np.array([0, 7, 14]), np.zeros(2, np.int64), "s3://photos/of/")
     >>> listing = Listing(paths, "of/", np.array([10, 20]), pack_paths("", ["x", "y"]))
@@ -108,11 +109,11 @@ class Listing:
         return self.sizes.item(row)
 
     def version(self, row: int) -> str:
-        """Return the object's version, which is empty if the store has no versions."""
+        """Return the version of the object in ``row``.  It is empty if the store has no versions."""
         return self._version(row).decode("utf-8", "surrogatepass")
 
     def name(self, row: int, store_name: str) -> bytes:
-        """Return 16 bytes that identify the object and its state in all listings of the store."""
+        """Return 16 bytes that identify an object and its version, the same in all listings of the store."""
         digest = hashlib.blake2b(digest_size=_NAME_NBYTES)
         key = _encoded(self.prefix) + self._rest(row)
         for part in (_encoded(store_name), key, self._version(row), b"%d" % self.size(row)):
@@ -121,7 +122,7 @@ class Listing:
 
     @property
     def digest(self) -> bytes:
-        """Return 16 bytes that identify the root, the objects, their order and their states."""
+        """Return 16 bytes that identify the root, the objects, their order, their sizes and versions."""
         if self._digest is None:
             digest = hashlib.blake2b(digest_size=_NAME_NBYTES)
             texts = (_encoded(self.paths.prefix), _encoded(self.prefix), self.paths.arena, self._versions)
@@ -133,7 +134,7 @@ class Listing:
         return self._digest
 
     def find(self, path: str) -> int:
-        """Return the first row of a path, or -1 if it was not listed.  The first call builds a table."""
+        """Return a path's first row, or -1 if the path was not listed.  The first call builds a table."""
         root = self.paths.prefix
         if not path.startswith(root):
             return -1
@@ -189,7 +190,7 @@ def _encoded(text: str) -> bytes:
 
 
 def _feed(digest: hashlib.blake2b, part: bytes | memoryview) -> None:
-    """Add a part and its length to a digest, so that different sequences of parts give different digests."""
+    """Add a part and its length to a digest.  So different sequences of parts give different digests."""
     digest.update((part.nbytes if isinstance(part, memoryview) else len(part)).to_bytes(8, "little"))
     digest.update(part)
 
@@ -201,7 +202,7 @@ _VERSION = 1
 
 
 class ListingKey(NamedTuple):
-    """The store, the prefix of all keys and the extensions that a listing depends on."""
+    """Identifies a cached listing: the store, the prefix of all keys, and the extensions of the files."""
 
     store: str
     prefix: str
@@ -226,10 +227,10 @@ class KeptRows(NamedTuple):
 
 
 class ListingCache:
-    """A cache of listings, in files of a folder that may also contain other kinds of files.
+    """A cache of listings, in files of a folder that may also contain other files.
 
-    ``now`` returns nanoseconds since 1970, which are only shown to users.  An unusable folder causes one
-    warning in each process.
+    ``now`` returns nanoseconds since 1970, which are only shown to users.  If the folder cannot be used, each
+    process logs one warning.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, now: Callable[[], int] = time.time_ns) -> None:
@@ -245,11 +246,11 @@ class ListingCache:
         self._files.save(["class folders", _VERSION, store, prefix], {"folders": folders}, {})
 
     def load(self, key: ListingKey) -> dict[str, KeptRows]:
-        """Return the cached rows by folder; an empty dict if there are none or the file is damaged."""
+        """Return the cached objects by folder.  Return {} if there are none, or if the file is damaged."""
         return self._files.load(key.fields(), _read_rows) or {}
 
     def save(self, key: ListingKey, folders: Mapping[str, KeptRows]) -> None:
-        """Store the content of folders.  It replaces the content that was stored with ``key``."""
+        """Store the content of folders, in place of the content that was stored with ``key`` before."""
         about = [[name, kept.listed, len(kept.rows)] for name, kept in folders.items()]
         rows = Rows.joined([kept.rows for kept in folders.values()])
         arrays = {"sizes": rows.sizes}
@@ -301,7 +302,7 @@ def _read_rows(about: dict[str, Any], array: Arrays) -> dict[str, KeptRows]:
 
 
 def _read_texts(array: Arrays, name: str, count: int) -> tuple[Packed, npt.NDArray[np.int64]]:
-    """Return texts and the offset of each text; raise a ValueError if they are invalid or not ``count``."""
+    """Return texts and the offset of each.  Raise a ValueError for invalid texts, or if not ``count``."""
     block = array(f"{name}s", np.uint8).tobytes()
     lengths = array(f"{name}_lengths", np.int32).astype(np.int64)
     if len(lengths) != count:
@@ -334,7 +335,7 @@ class _Visit(NamedTuple):
 
 
 class Lister:
-    """A listing of folders and everything in them, by threads.  The arguments are those of ``scan_store``.
+    """Lists folders and everything in them, with threads.  The arguments are those of ``scan_store``.
 
     A store lists a folder page by page, so one thread lists a folder.  But if threads are idle, and the store
     can begin a listing after a key (``objects_after``), several threads list a long folder with subfolders.
@@ -361,7 +362,7 @@ class Lister:
         self._pages: list[tuple[int, int]] = []
 
     def listed(self, tops: Sequence[str]) -> list[Rows]:
-        """Return the objects in each of ``tops`` and in the folders inside, sorted by folder and name."""
+        """For each folder in ``tops``, return all objects below it, sorted by folder and name."""
         found: list[_Found] = [{} for _ in tops]
         rows = [_rows({}) for _ in tops]
         left = [1 for _ in tops]
@@ -378,7 +379,7 @@ class Lister:
         return rows
 
     def _visits(self, tasks: list[_Task]) -> Generator[_Visit, None, None]:
-        """Execute ``tasks`` and the tasks that result from them."""
+        """Run ``tasks`` and the tasks that result from them, and yield the result of each."""
         done: queue.SimpleQueue[Future[_Visit]] = queue.SimpleQueue()
         pool = ThreadPoolExecutor(THREADS, thread_name_prefix="fastpipe-list")
         self._is_over.clear()
@@ -442,8 +443,8 @@ class Lister:
                 return
 
     def _parts(self, task: _Task, last: str) -> list[_Task]:
-        """Return tasks that list the keys after ``last``, each from one of the subfolders on.  The result is
-        empty if no subfolder follows ``last``."""
+        """Divide the keys after ``last`` at subfolders, and return a task for each part.  Return no task if
+        no subfolder follows ``last``."""
         prefix = self._prefix + task.inside
         starts = sorted(f"{prefix}{name}/" for name in self._store.folders(prefix))
         starts = starts[bisect.bisect_right(starts, last) :]
@@ -469,7 +470,7 @@ class Lister:
 
 
 def _rows(found: _Found) -> Rows:
-    """Return the objects of all folders, sorted by folder and name, and remove them from ``found``."""
+    """Return the objects of all folders, sorted by folder and name.  Remove the objects from ``found``."""
     objects = _taken(found)
     parts = [Rows.of("", (), (), ())]
     while some := list(islice(objects, _CHUNK)):

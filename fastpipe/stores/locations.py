@@ -1,4 +1,4 @@
-"""The location of a dataset in a store, which is a URL that is split into its parts."""
+"""The location of a dataset in a store: a URL that is split into its parts."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _VERSION = "?versionId="  # how s3fs writes an object's version in a key
 class Location:
     """The location of a dataset in a store.
 
-    ``bucket`` is a bucket, the host of another store, or a local folder (then ``scheme`` is empty).
-    ``prefix`` begins the keys of the dataset, and is empty or ends in a slash.
+    ``bucket`` is a bucket, the host of another store, or a local folder.  For a local folder, ``scheme`` is
+    empty.  All keys of the dataset begin with ``prefix``, which is empty or ends in a slash.
 
     >>> place = Location.of("s3://bucket/train")
     >>> place.root, place.path("train/dog/x.jpg"), place.key("s3://bucket/train/dog/x.jpg")
@@ -66,14 +66,14 @@ class Location:
         return f"{self.bucket.rstrip('/')}/{key}"
 
     def key(self, path: str) -> str:
-        """Return the key of an object from its full URL; raise a ``ValueError`` for another store's URL."""
+        """Return the key of an object from its full URL.  Raise a ``ValueError`` for another store's URL."""
         if not path.startswith(self.store):
             raise ValueError(f"{path} is not in {self.store}")
         return path[len(self.store) :]
 
 
 def _split(scheme: str, rest: str) -> tuple[str, str]:
-    """Return the bucket and the prefix of keys, as fsspec's file systems parse a URL."""
+    """Split a URL into the bucket and the prefix of keys, as fsspec's file systems do."""
     if scheme in _LOCAL:  # a relative path starts in the current folder
         return "", os.path.join(os.getcwd(), os.path.expanduser(rest)).lstrip("/")
     if scheme in _S3 and rest.startswith("arn:"):  # the name of an access point may contain slashes

@@ -1,12 +1,12 @@
 """Prefetch objects in the order in which they will be needed.
 
-An object is identified by its row in a listing.  The loader announces which rows an epoch will need
-(``follow``) and which rows a batch needs now (``need``).  Decoding threads get the objects with ``take``.  At
-the same time, the prefetcher's threads wait for many answers of the store.
+An object is identified by its number in a listing, its *row*.  The loader announces which rows an epoch will
+need (``follow``) and which rows a batch needs now (``need``).  Decoding threads get the objects with
+``take``.  At the same time, the prefetcher's threads wait for many answers of the store.
 
-Objects that are fetched but not yet needed take at most ``read_ahead`` bytes.  An object that was dropped, or
-was never announced, is fetched in ``take``.  So the announced order is a hint, and a wrong order only costs
-time.
+Objects that are fetched but not yet needed take at most ``read_ahead`` bytes.  ``take`` itself fetches an
+object that was dropped or was never announced.  So the announced order is a hint, and a wrong order only
+costs time.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _REST = 6  # number of windows between trials; a window has as many answers as t
 
 
 class Pace:
-    """The limit for the number of requests in flight.  Thread-safe.
+    """Limits how many requests may be in flight at a time.  Thread-safe.
 
-    ``connections`` is the limit, or ``"auto"`` to adapt the limit to measurements.  ``limit`` is the current
-    limit, and ``most`` is the highest possible limit.
+    ``connections`` is the limit.  If it is ``"auto"``, the limit is adapted to the measured durations of
+    requests.  ``limit`` is the current limit, and ``most`` is the highest possible limit.
 
     >>> pace = Pace("auto")
     >>> for _ in range(100):
@@ -65,7 +65,7 @@ class Pace:
         self._is_first = False  # True in the first window, whose requests began before the last change
 
     def note(self, seconds: float, busy: int) -> None:
-        """Adapt the limit to the duration of a request and the number ``busy`` of requests in flight."""
+        """Adapt the limit to the duration of a request.  ``busy`` is the number of requests in flight."""
         if not self._follows:
             return
         with self._lock:
@@ -126,17 +126,17 @@ def in_parts(rows: Int64Array) -> Iterator[Int64Array]:
 
 
 class Fetches(Protocol):
-    """The functions that a prefetcher uses to fetch objects.  Many threads call them at the same time."""
+    """The functions with which a prefetcher fetches objects.  Many threads call them at the same time."""
 
     def nbytes(self, rows: Int64Array) -> Int64Array: ...
 
     def are_staged(self, rows: Int64Array) -> npt.NDArray[np.bool_]:
-        """Return which objects need not be fetched, bool (N,)."""
+        """Return which objects are in the stage, so that they need not be fetched: bool (N,)."""
 
     def fetch(self, row: int, give: Callable[[bytes], None] | None = None) -> bytes:
         """Return an object's content from the fastest source.
 
-        If the content needs further work, such as staging, ``give`` is called with the content before that.
+        If further work follows, such as staging, ``give`` is called with the content before this work.
         """
 
 
@@ -164,18 +164,18 @@ _NICER = 5  # lowers the threads' weight for processor time to a third
 
 
 class Prefetcher:
-    """A prefetcher with threads in this process, which start when there is something to fetch.
+    """Prefetches objects with threads of this process.  They start when there is something to fetch.
 
-    The threads end with ``close``, when ``owner`` (if given) is collected, and when the interpreter ends.  A
-    forked child has no threads at first, and starts its own threads when it needs them.
+    The threads end with ``close``, when ``owner`` (if given) is garbage-collected, and when the interpreter
+    ends.  A forked child has no threads at first, and starts its own threads when it needs them.
 
     Args:
         fetches: the functions to fetch objects.
         read_ahead: maximum number of bytes that are fetched and not needed yet.
-        pace: the limit for the number of requests.
-        spills: whether to fetch further objects beyond ``read_ahead`` without keeping them in memory, so that
-            they are staged.
-        owner: an object that must not be reachable from the threads.
+        pace: limits the number of requests in flight.
+        spills: whether to fetch more objects when ``read_ahead`` is reached.  These objects are staged, and
+            not kept in memory.
+        owner: the object whose end also ends the threads.  The threads must not refer to it.
     """
 
     def __init__(
@@ -223,7 +223,7 @@ class Prefetcher:
             _running.discard(threading.current_thread())
 
     def _grow(self) -> None:
-        """Start threads up to the current limit of requests, and for staging."""
+        """Start missing threads: one for each request that the limit allows, and some for staging."""
         wanted = self.pace.limit + min(_MOST_STAGING, self.staging)
         if len(self.threads) >= wanted:
             return
@@ -307,7 +307,7 @@ class Prefetcher:
         return has_room and self.active < max(_FEWEST, 2 * (1 - self.ahead / most) * limit)
 
     def _begin_next(self) -> int:
-        """Return the row to fetch next."""
+        """Choose the row to fetch next, count it as in flight, and return it."""
         self.active += 1
         if self.urgent:
             return self.urgent.popleft()
@@ -326,7 +326,7 @@ class Prefetcher:
         )
 
     def _walk(self, order: Iterator[Int64Array] | None, generation: int) -> None:
-        """Read the next rows of the order.  Only the thread that has set ``is_walking`` may call this."""
+        """Read the next rows of the announced order.  Only the thread that set ``is_walking`` calls this."""
         rows = None
         try:
             rows = None if order is None else next(order, None)
@@ -367,15 +367,15 @@ class Prefetcher:
         slot.waiting.clear()
 
     def _window(self) -> int:
-        """Return how many bytes of the order are read ahead of the last needed bytes."""
+        """Return how many bytes the reading of the announced order may be ahead of the batches."""
         return _ALL if self.spills else self.read_ahead * (_WINDOWS if self.holds else 1)
 
     def follow(self, order: Iterator[Int64Array], *, holds: bool = True) -> None:
-        """Prefetch rows in the order in which they will be needed.
+        """Prefetch the objects of rows in the order in which they will be needed.
 
         Args:
-            order: yields rows, int64 (N,), in the order in which they will be needed.  Any thread may iterate
-                it, one at a time, and only as far as there is room.
+            order: yields rows, int64 (N,), in the order in which they will be needed.  Different threads
+                iterate it, one at a time, and only as far as there is room.
             holds: whether to keep fetched objects in memory until they are taken.  If False, the objects are
                 only fetched, so that another process finds them in the stage.
         """
@@ -405,14 +405,14 @@ class Prefetcher:
             return begins
 
     def _is_left_over(self, slot: _Slot) -> bool:
-        """Return whether no batch will take the slot's object, because its batch or order was abandoned."""
+        """Return whether no batch will take the slot's object: its batch or the order was abandoned."""
         if not self.holds and slot.is_done:
             return not slot.waiting
         since = self.generation - slot.generation
         return since > 0 and not slot.coming and not slot.waiting and (since > 1 or not slot.wants)
 
     def need(self, rows: Int64Array) -> None:
-        """Announce that a batch will take ``rows``, which are fetched before all other rows."""
+        """Announce that a batch will take ``rows`` now.  They are fetched before all other rows."""
         near, sizes = self.fetches.are_staged(rows), self.fetches.nbytes(rows)
         if not self.threads and near.all():
             return
@@ -440,13 +440,13 @@ class Prefetcher:
             self.changed.notify()
 
     def have(self, rows: Int64Array) -> npt.NDArray[np.bool_]:
-        """Return which rows have been prefetched or are in flight, bool (N,)."""
+        """Return which objects have been prefetched or are being fetched, bool (N,)."""
         return np.array([row in self.slots for row in rows.tolist()], np.bool_)
 
     def forgo(self, rows: Int64Array, *, were_needed: bool) -> None:
         """Announce that ``rows`` will not be taken.
 
-        ``were_needed`` says whether ``need`` announced the rows, or only the order.
+        ``were_needed`` is True if ``need`` announced the rows, and False if only the order contained them.
         """
         with self.lock:
             for row in rows.tolist():
@@ -479,7 +479,7 @@ class Prefetcher:
         slot.is_held = False  # so that the object is dropped when it arrives
 
     def take(self, row: int) -> bytes:
-        """Return the content of a row's object, after waiting if the object is in flight.
+        """Return the content of a row's object.  Wait if the object is being fetched.
 
         Raise the error of the fetch if the fetch failed.
         """
@@ -505,7 +505,7 @@ class Prefetcher:
         return data
 
     def _let_go(self, row: int, slot: _Slot) -> None:
-        """Release a row's object after its use; keep it if the order uses it again and there is room."""
+        """Release a row's object after its use.  Keep it if the order uses it again and there is room."""
         self._drop(row)
         if slot.error is not None or not slot.coming:  # after an error, the next use fetches again
             return
@@ -537,7 +537,7 @@ class Prefetcher:
         """Make the threads end, and make waiting calls of ``take`` raise an error.
 
         The garbage collector may call this during any method of this class, in the same thread.  So this
-        method removes nothing.
+        method removes nothing from dicts and lists that the other method may be using.
         """
         with self.lock:
             self.closed = True
@@ -551,7 +551,7 @@ class Prefetcher:
 
 
 def _lower_priority() -> None:
-    """Give decoding threads priority over this thread if there are too few processors.
+    """Lower the priority of this thread, so that decoding threads run first if processors are few.
 
     Dozens of fetching threads wake for a moment after each answer.  With equal priority, each of them would
     get as much processor time as a thread that decodes for a waiting batch.

@@ -23,14 +23,14 @@ _log = logging.getLogger("fastpipe.stage")
 
 @dataclass(frozen=True)
 class Retries:
-    """The limits for retries.
+    """The limits for retries of a request.
 
     Attributes:
         tries, seconds: the maximum number of tries of a request, and the maximum time from the first to the
             last try, in seconds.
-        base: the longest wait after the first failure, in seconds.  It doubles with each failure.  The actual
-            wait is random, from 0 to the longest wait, so that many clients do not retry at the same time.
-        cap: the upper limit of the longest wait, in seconds.
+        base: the longest wait after the first failure, in seconds.  The longest wait doubles with each
+            failure.  The actual wait is random, from 0 to the longest wait, so that clients spread out.
+        cap: the limit up to which the longest wait doubles, in seconds.
         quiet: the minimum time between two warnings, in seconds.
     """
 
@@ -45,7 +45,7 @@ _DRAWS = random.Random()  # a separate generator, because the script uses the gl
 
 
 class RetryingStore:
-    """A ``core.types.Store`` that repeats requests that failed with ``StoreBusyError``.
+    """A ``core.types.Store`` that repeats the requests to ``store`` that fail with ``StoreBusyError``.
 
     ``draw`` returns a random number from 0 to 1.  ``wait`` waits for a number of seconds, and returns whether
     the store was closed during the wait.
@@ -83,7 +83,7 @@ class RetryingStore:
 
     @property
     def objects_after(self) -> Callable[[str, str], Iterator[Sequence[StoredObject]]] | None:
-        """The function that lists the objects after a key; None if the store does not support that."""
+        """The function that lists the objects after a key; None if the store cannot do this."""
         return None if self._store.objects_after is None else self._pages
 
     def _pages(self, prefix: str, after: str) -> Iterator[Sequence[StoredObject]]:

@@ -47,7 +47,7 @@ _CONNECTIONS = 128
 
 @dataclass(frozen=True)
 class S3Settings:
-    """The options of an S3 store, completed from the environment.
+    """The user's options for an S3 store, with missing values from the environment and AWS's configuration.
 
     ``endpoint`` is empty for Amazon's endpoint, and ``region`` is empty if unknown.  ``region_is_given`` is
     True if the region comes from the options, and not from a setting for all buckets.
@@ -87,8 +87,8 @@ class S3Settings:
     def obstore(self, region: str) -> dict[str, Any]:
         """Return the arguments of ``obstore.store.S3Store``, except the bucket.
 
-        The arguments set everything that obstore would read from the environment, because obstore and s3fs
-        read different variables.
+        obstore and s3fs read different environment variables.  So the arguments set everything that obstore
+        would read from the environment.
         """
         anon = bool(self.options.get("anon"))
         arguments: dict[str, Any] = {
@@ -112,7 +112,7 @@ class S3Settings:
 
     @staticmethod
     def s3fs() -> dict[str, Any]:
-        """Return the defaults of s3fs's ``config_kwargs``."""
+        """Return the default values for s3fs's argument ``config_kwargs``."""
         return {
             "max_pool_connections": _CONNECTIONS,
             "retries": {"total_max_attempts": 1},
@@ -121,7 +121,7 @@ class S3Settings:
         }
 
     def _credentials(self) -> Any:
-        """Return a credential provider for obstore, so that obstore does not search for credentials."""
+        """Return a credential provider for obstore.  obstore then does not search for credentials itself."""
         key, secret = _first(self.options, "key", "username"), _first(self.options, "secret", "password")
         if key:
             given = {"access_key_id": key, "secret_access_key": secret, "token": self.options.get("token")}
@@ -153,7 +153,7 @@ def _first(options: StorageOptions, *names: str) -> Any:
 
 
 def _session(options: StorageOptions) -> Any:
-    """Return a botocore session, which finds the credentials that s3fs finds."""
+    """Return a botocore session that finds the same credentials as s3fs."""
     return require("botocore.session", extra="s3").Session(profile=options.get("profile"))
 
 
@@ -187,9 +187,9 @@ _AFTER_THE_END = 416
 
 
 class S3fsStore:
-    """A ``core.types.Store`` of a bucket that uses s3fs.
+    """A ``core.types.Store`` that reads a bucket with s3fs.
 
-    s3fs supports all options and keys, but does the work in Python.
+    s3fs supports all options and keys, but its work is done in Python.
     """
 
     def __init__(self, location: Location, options: StorageOptions) -> None:
@@ -323,11 +323,11 @@ _URL = re.compile(r"\S+://\S+")
 
 
 class ObjectStore(S3fsStore):
-    """A ``core.types.Store`` of a bucket that uses obstore, which makes requests without the GIL.
+    """A ``core.types.Store`` that reads a bucket with obstore, which makes requests without the GIL.
 
-    s3fs handles requests that obstore does not support: keys that obstore does not accept as paths (``../x``,
-    ``a//b``), listings with such keys, and all requests in a process that was forked from a process that had
-    imported obstore.
+    s3fs handles the requests that obstore does not support: objects with keys that obstore does not accept as
+    paths (``../x``, ``a//b``), and listings with such keys.  s3fs also handles all requests in a process that
+    was forked after obstore had been imported.
     """
 
     def __init__(self, location: Location, options: StorageOptions) -> None:
@@ -389,7 +389,7 @@ class ObjectStore(S3fsStore):
             raise OptionError(f"{path} with storage_options={self._options!r}: {said}") from None
 
     def _can_list(self, prefix: str) -> bool:
-        """Return whether obstore can list ``prefix``, which must be a folder and a valid path."""
+        """Return whether obstore can list ``prefix``: a folder that does not begin with a slash."""
         return may_use_obstore() and prefix[:1] != "/" and (not prefix or prefix[-1] == "/")
 
     def _fetch(self, key: str, version: str, part: tuple[int, int] | None) -> FetchedObject:
@@ -421,7 +421,7 @@ class ObjectStore(S3fsStore):
         return FetchedObject(data, now)
 
     def _listed(self, store: Any, prefix: str, page: Sequence[Any], empty: set[str]) -> list[StoredObject]:
-        """Return the objects of a page, without folders: obstore lists a folder ``x/`` as an empty ``x``."""
+        """Return the objects of a page, without folders.  obstore lists a folder ``x/`` as an empty ``x``."""
         return [
             StoredObject(one["path"], one["size"], one["e_tag"] or "")
             for one in page

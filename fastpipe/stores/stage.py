@@ -1,16 +1,16 @@
-"""The folder on a local disk that contains staged objects, for all processes of a user on a machine.
+"""The folder on a local disk that contains staged objects (copies) for all processes of a user on a machine.
 
 ::
 
     fastpipe-stage/           mode 0700
       objects/ab/cdef…        a complete object; the name identifies the object and its version
       writing/12              an object that is being written
-      tables/<listing>        for each row of a listing, the name of the staged object, or zeros
+      tables/<listing>        for each object of a listing, its name if it is staged, or zeros
       locks                   processes lock bytes of this file while they use the folder, count bytes, or
-                              download an object; the file also contains the counts of the ``Ledger``
+                              download an object; the file also contains the numbers of the ``Ledger``
 
-Only the objects are authoritative.  A table says whether an object is present, without a check of the file.
-If a table is wrong, the error is detected when the object is read.
+A table says whether an object is present, without a check of the file.  A table may be wrong.  This is
+detected when the object is read.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ _LOCK = 0
 
 
 class _Count(NamedTuple):
-    """The numbers in the file.
+    """The numbers that a ``Ledger`` stores in the file ``locks``.
 
     ``form`` says whether the numbers are valid.  ``boot`` identifies the boot of the machine, because a crash
-    may have lost the last writes.  ``nbytes`` are the bytes that are present or reserved.  ``under_way``
-    counts the files that are being written or removed.  ``files`` counts the files started so far, and is the
-    name of the next unfinished file.  ``tables`` counts the tables opened so far.
+    may have lost the last writes.  ``nbytes`` is the number of bytes that are present or reserved.
+    ``under_way`` counts the files that are being written or removed.  ``files`` counts the files started so
+    far, and is the name of the next unfinished file.  ``tables`` counts the tables opened so far.
     """
 
     form: int = 0
@@ -68,10 +68,10 @@ class _Count(NamedTuple):
 
 
 class Ledger:
-    """The numbers at the start of the file ``locks``.  A lock on the first byte guards the numbers.
+    """Counts a stage's bytes, in numbers at the start of the file ``locks``.  A lock guards the numbers.
 
     Bytes are reserved before a file is written, and freed after a file is removed.  If a process is killed in
-    between, the count is too large, which can be detected.  A file that is not counted cannot occur.
+    between, the count is too large, but never too small.  A count that is too large can be detected.
 
     The numbers are read and written, not memory-mapped.  So a process survives if the file was truncated or
     the disk is full.
@@ -82,13 +82,13 @@ class Ledger:
 
     @property
     def is_reliable(self) -> bool:
-        """Return whether the counts are complete.  Valid only if this process is the only user."""
+        """Return whether the numbers are right.  Valid only if no other process uses the stage."""
         count = self._read()
         return count.form == _FORM and count.boot == _boot() and count.nbytes >= 0 and count.under_way == 0
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes that are present or being written."""
+        """Return the number of bytes that are present or being written."""
         return max(0, self._read().nbytes)
 
     @property
@@ -97,7 +97,7 @@ class Ledger:
         return self._read().tables
 
     def reset(self, nbytes: int) -> None:
-        """Restart with a counted number of bytes.  No file may be written at the same time."""
+        """Set the number of bytes after counting them.  No file may be written at the same time."""
         with self._lock.alone(_LOCK):
             self._write(self._read()._replace(form=_FORM, boot=_boot(), nbytes=nbytes, under_way=0))
 
@@ -113,7 +113,7 @@ class Ledger:
         return count.files
 
     def written(self, freed: int = 0) -> None:
-        """Record that the writing of a file has ended.  If it failed, ``freed`` are the reserved bytes."""
+        """Record that the writing of a file has ended.  If it failed, ``freed`` is the file's size."""
         with contextlib.suppress(OSError):  # the file is closed: the count stays too large, which is detected
             self._add(-freed, -1)
 
@@ -126,7 +126,7 @@ class Ledger:
         self._add(-nbytes, -1)
 
     def mark_uncertain(self) -> None:
-        """Make the next process that is the only user count again, because a file's state is unknown."""
+        """Make a process count the bytes again, once it is the only user.  A file's state is unknown."""
         self._add(0, 1)
 
     def note_table(self) -> None:
@@ -205,7 +205,7 @@ class StageFolder:
         """Return the table of the staged objects of a listing.
 
         ``digest`` is the listing's digest, and ``sizes``, int64 (N,), are the sizes of the objects in bytes.
-        ``name_of`` returns the name of a row's object, 16 bytes.
+        ``name_of`` gets an object's row in the listing, and returns the object's name, 16 bytes.
         """
         # Equal listings of two stores have separate tables, because objects' names depend on the store.
         which = hashlib.blake2b(digest + (name_of(0) if len(sizes) else b""), digest_size=16).hexdigest()
@@ -224,7 +224,7 @@ class StageFolder:
         return self._folder.here(f"objects/{text[:2]}/{text[2:]}")
 
     def unfinished_path(self, number: int) -> str:
-        """Return the path of an object while it is being written."""
+        """Return the path of an object that is being written."""
         return self._folder.here(f"writing/{number}")
 
     @staticmethod
@@ -258,7 +258,8 @@ class StageFolder:
         return [(path, begin) for _, path, begin in sorted(free)]
 
     def listed(self, path: str) -> npt.NDArray[np.uint64]:
-        """Return the sorted first halves of the names in all tables in use, except the table at ``path``."""
+        """Return the first halves of the object names in all tables in use, except the table at ``path``.
+        They are sorted."""
         found = [np.zeros(0, np.uint64)]
         for entry in _entries(self._folder.here("tables")):
             if entry.path != path:
@@ -266,7 +267,7 @@ class StageFolder:
         return np.sort(np.concatenate(found))
 
     def remove(self, path: str, nbytes: int | None = None) -> bool:
-        """Remove an object, and return whether this process removed it.  At most ``nbytes`` are counted as
+        """Remove an object.  Return False if its file was missing already.  At most ``nbytes`` are counted as
         freed."""
         self.ledger.remove()
         freed = 0
@@ -284,7 +285,7 @@ class StageFolder:
         return True
 
     def clear(self) -> None:
-        """Remove everything that is staged; raise a StageError if the stage is in use or not writable."""
+        """Remove everything that is staged.  Raise a StageError if the stage is in use or not writable."""
         self.locks.take(_OPENING, waits=True)
         self.locks.release(_USERS)
         try:
@@ -319,8 +320,8 @@ class StageFolder:
         self._folder.close()
 
     def _begin_use(self, stage: Stage) -> int:
-        """Become a user of the folder, and return the limit of bytes.  If this process is the only user, it
-        removes unfinished files of killed processes and repairs counts."""
+        """Become a user of the folder, and return the stage's limit of bytes.  If this process is the only
+        user, also remove unfinished files of killed processes, and correct the count of bytes."""
         self.locks.take(_OPENING, waits=True)
         if self.locks.take(_USERS):
             for entry in _entries(self._folder.here("writing")):
@@ -335,7 +336,7 @@ class StageFolder:
         return self._limit(stage)
 
     def _shrink(self, limit: int) -> None:
-        """Remove objects until a lowered limit is met.  Objects that were used least recently go first."""
+        """Remove objects until a lowered limit is met, beginning with the least recently used objects."""
         found = sorted((max(status.st_mtime_ns, status.st_atime_ns), path) for path, status in self.objects())
         for _, path in found:
             if self.ledger.nbytes <= limit:
@@ -350,7 +351,7 @@ class StageFolder:
 
 
 def _begin_of(path: str) -> int | None:
-    """Return the first half of an object's name from its path; None for any other file."""
+    """Return the first half of an object's name from its path.  Return None for any other file."""
     text = "".join(path.rsplit("/", 2)[1:])
     try:
         return int.from_bytes(bytes.fromhex(text[:16]), "little") if len(text) == 32 else None

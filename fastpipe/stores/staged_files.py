@@ -1,4 +1,4 @@
-"""Copy whole files of stores to a stage, for datasets that read parts of files."""
+"""Copy whole files of stores to a stage (a folder on a local disk), for datasets that read parts of files."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _FOREVER_S = 1e8  # how long to wait while another process copies the file
 def copy_whole(
     store: Store, listing: Listing, staged: StageTable, row: int, connections: int | str = "auto"
 ) -> tuple[str, bool]:
-    """Return the path of an object's file in the stage, and whether this call downloaded the file.  Only one
-    process downloads an object at a time."""
+    """Download an object to the stage, unless it is there.  Return the file's path, and whether this call
+    downloaded the file.  Only one process downloads an object at a time."""
     found = staged.path(row)
     if found is not None:
         return found, False
@@ -83,11 +83,11 @@ def _copy(store: Store, key: str, version: str, size: int, descriptor: int, at_a
 
 
 class StagedFiles:
-    """Files of one dataset in a stage.
+    """The files of one dataset, copied to a stage.
 
-    The files stay in the stage while this object, or a copy that is in use, lives.  ``far`` says for each
-    path whether to stage the file.  ``shown`` are the given URLs and paths, and ``local`` are the local paths
-    in this process.
+    The files stay in the stage while this object lives, or a copy of this object that is in use.  ``far``
+    says for each path whether to stage the file.  ``shown`` contains the URLs and paths that the user gave,
+    and ``local`` contains the local paths in this process.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class StagedFiles:
         self._pid = os.getpid()
 
     def reopen(self) -> bool:
-        """Stage the files in this process; return whether the files or their paths have changed."""
+        """Stage the files for this process.  Return whether the files or their local paths have changed."""
         if all(files.table is not None for files in self._stores) and (
             self._pid == os.getpid() or self._seen() == self._states
         ):
@@ -130,7 +130,7 @@ class StagedFiles:
         return before != (self._states, self.local)
 
     def close(self) -> None:
-        """Release the stage.  ``reopen`` acquires the stage again."""
+        """Release the stage.  ``reopen`` opens the stage again."""
         for files in self._stores:
             files.close()
 
@@ -155,8 +155,8 @@ class _Files:
         self._keys.setdefault(key, []).append(number)
 
     def stage(self, local: list[str], *, lists: bool) -> None:
-        """Copy the files to the stage, and write their paths to ``local``.  ``lists`` makes a request for the
-        current versions of the files."""
+        """Copy the files to the stage, and write their paths to ``local``.  If ``lists`` is True, ask the
+        store for the current versions of the files first."""
         store = RetryingStore(self._bare)
         try:
             try:
@@ -215,8 +215,8 @@ def staged_files(
     storage_options: Mapping[str, Any] | None,
     stage: Stage | None,
 ) -> StagedFiles | None:
-    """Return the staged files for URLs and paths.  Return None without ``stage``.  URLs then raise an
-    OptionError, because they must be staged."""
+    """Return the staged files for URLs and paths.  If ``stage`` is None, return None, and raise an
+    OptionError if ``paths`` contains a URL, because URLs must be staged."""
     urls = [isinstance(path, str) and is_url(path) for path in paths]
     first = next(
         (path for path, is_far in zip(paths, urls, strict=True) if is_far), paths[0] if paths else ""

@@ -1,4 +1,4 @@
-"""The table of the staged objects of one listing, and the choice of objects to evict."""
+"""The table of one listing's staged objects (copies on a local disk), and the choice of objects to evict."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def open_table_file(path: str, nbytes: int) -> LockFile:
 
 
 def names_in_use(path: str) -> npt.NDArray[np.uint64]:
-    """Return the first halves of the names in a table that a process uses; remove an unused table."""
+    """Return the first halves of a table's object names.  Remove a table that no process uses."""
     none = np.zeros(0, np.uint64)
     try:
         locks = LockFile(path, makes=False)
@@ -76,7 +76,7 @@ def names_in_use(path: str) -> npt.NDArray[np.uint64]:
 
 
 def read_file(path: str, size: int) -> bytes:
-    """Return a file's content, at most ``size + 1`` bytes."""
+    """Return the first ``size + 1`` bytes of a file, or less if the file is shorter."""
     descriptor = open_regular(path)
     try:
         data = os.read(descriptor, size + 1)
@@ -102,8 +102,8 @@ def write_file(path: str, data: bytes) -> None:
 
 
 def move_file(path: str, name: str) -> bool:
-    """Rename ``path`` to ``name`` and return True; return False if a file ``name`` exists.  If the folder of
-    ``name`` is missing, it is created, but no folder above it."""
+    """Rename ``path`` to ``name``.  Return False, and do nothing, if a file ``name`` exists.  If the folder
+    of ``name`` is missing, create this folder, but no folder above it."""
     try:
         try:
             _rename(path, name)
@@ -127,8 +127,9 @@ _GLANCES = 1 << 10  # minimum number of lookups before the tables of other listi
 
 
 class EvictionOrder:
-    """A finder of the staged row whose next use is last.  Thread-safe.  This is Belady's rule ("A study of
-    replacement algorithms for a virtual-storage computer", 1966).  ``staged`` returns the staged rows."""
+    """Finds the staged object to evict: the object whose next use is last.  Thread-safe.  This is Belady's
+    rule ("A study of replacement algorithms for a virtual-storage computer", 1966).  Objects are given by
+    their rows in the listing.  ``staged`` returns the rows of all staged objects."""
 
     def __init__(
         self, uses: NextUses, staged: Callable[[], Int64Array], is_staged: Callable[[int], bool]
@@ -143,7 +144,7 @@ class EvictionOrder:
         return int(self._uses.next_uses(np.array([row], np.int64))[0])
 
     def note(self, rows: Int64Array) -> None:
-        """Record that rows were just used or staged, so that their next uses have changed."""
+        """Record that the objects ``rows`` were just used or staged.  Their next uses have then changed."""
         if self._heap is None or not len(rows):
             return
         entries = self._entries(rows)
@@ -152,8 +153,8 @@ class EvictionOrder:
                 heapq.heappush(self._heap, entry)
 
     def take(self, after: int) -> int | None:
-        """Return the row whose next use is last; None if that use is not later than ``after``.  The caller
-        removes the row's object."""
+        """Return the row whose next use is last.  Return None if this use is not later than ``after``.  The
+        caller removes the row's object."""
         with self._lock:
             if self._heap is None:
                 self._heap = []  # from now on ``note`` waits for the lock
@@ -173,14 +174,14 @@ class EvictionOrder:
         return None
 
     def _entries(self, rows: Int64Array) -> list[int]:
-        """Return a number for each row, which is smaller for later uses and needs less memory than a pair."""
+        """Return a number for each row.  It is smaller for later uses, and takes less memory than a pair."""
         uses = self._uses.next_uses(rows).tolist()
         return [-(use * _ROWS + row) for use, row in zip(uses, rows.tolist(), strict=True)]
 
 
 class UnlistedObjects:
-    """The objects in a stage that a table does not list.  Thread-safe.  Such objects are unused, or other
-    tables list them."""
+    """The objects in a stage that one table does not list.  Thread-safe.  Other tables list some of these
+    objects.  No table lists the rest, which may be removed."""
 
     def __init__(self, folder: StageFolder, table: str, adopt: Callable[[set[int]], set[int]]) -> None:
         self._folder, self._table, self._adopt = folder, table, adopt
@@ -190,7 +191,7 @@ class UnlistedObjects:
         self._tables, self._glances = -1, 0
 
     def remove_one(self) -> bool:
-        """Remove the oldest object that no table in use lists; return whether there was such an object."""
+        """Remove the oldest object that no table in use lists.  Return False if there is no such object."""
         with self._lock:
             if self._free is None:
                 self._free = self._find()
@@ -201,7 +202,7 @@ class UnlistedObjects:
         return False
 
     def is_used_elsewhere(self, begin: int) -> bool:
-        """Return whether another table in use has a name whose first half is ``begin``."""
+        """Return whether another table in use lists an object whose name begins with the half ``begin``."""
         with self._lock:
             return self._is_listed(begin)
 
@@ -228,10 +229,11 @@ _MOST_PASSED = 1 << 10
 
 
 class StageTable:
-    """The staged objects of a listing, by the rows of the listing.  Thread-safe.
+    """Says which objects of a listing are staged, and reads and stores them.  Thread-safe.
 
-    The table says whether an object is present, without a check of the file.  ``sizes``, int64 (N,), are the
-    objects' bytes.  ``name_of`` returns the name of a row's object, 16 bytes.
+    An object is given by its row in the listing.  The table says whether an object is present, without a
+    check of the file.  ``sizes``, int64 (N,), are the objects' sizes in bytes.  ``name_of`` returns the name
+    of a row's object in the stage, 16 bytes.
     """
 
     def __init__(
@@ -275,7 +277,7 @@ class StageTable:
         return self._folder.object_path(self._names[row].tobytes())
 
     def read(self, row: int) -> bytes | None:
-        """Return an object's content; None if it is missing or incomplete."""
+        """Return an object's content; None if the object is missing or incomplete."""
         name = self._names[row].tobytes()
         known = name[:8] != bytes(8)
         name = name if known else self._name_of(row)
@@ -302,7 +304,7 @@ class StageTable:
         return None
 
     def keep(self, row: int, data: bytes) -> bool:
-        """Store an object; return whether the object is staged now."""
+        """Store an object, and return whether the object is staged now."""
         if len(data) != self._sizes[row] or self._locks.is_closed:
             return False
         if self._to_pass:  # after a failure, only some objects are tried
@@ -340,7 +342,7 @@ class StageTable:
         return None
 
     def put(self, row: int, write: Callable[[str], None]) -> str:
-        """Store an object, which ``write`` creates at a path that it receives; return the final path."""
+        """Store an object, and return its path.  ``write`` gets a temporary path, and writes the object."""
         name, nbytes, where = self._name_of(row), int(self._sizes[row]), self._folder.path
         try:
             number = self._reserve(row, name, nbytes)
@@ -373,8 +375,9 @@ class StageTable:
     def claim(self, row: int, wait_s: float) -> Iterator[bool]:
         """Get exclusive access to an object among threads and processes.
 
-        Yield False if another holder has stored the object during the wait.  Otherwise yield True, even if
-        another holder still has access after ``wait_s`` seconds.
+        Yield False if another holder has stored the object during the wait.  Otherwise yield True.  After
+        ``wait_s`` seconds, True is yielded even if another holder still has access.  Access is then not
+        exclusive.
         """
         name = self._name_of(row)
         byte, locks = self._folder.claim_byte(name), self._folder.locks
@@ -413,7 +416,7 @@ class StageTable:
                     self._changed.notify_all()
 
     def follow(self, uses: NextUses | None) -> None:
-        """Set the next uses of objects, which determine evictions.  None means that they are unknown."""
+        """Say when each object is needed next, for evictions.  None means that this is unknown."""
         self._order = None
         with self._lock:
             try:
@@ -425,7 +428,7 @@ class StageTable:
                 self._order = EvictionOrder(uses, lambda: np.flatnonzero(self._first), self.has)
 
     def used(self, rows: Int64Array) -> None:
-        """Record that objects are being used, so that their next uses have changed."""
+        """Record that the objects ``rows`` are being used.  Their next uses have then changed."""
         if self._order is not None:
             self._order.note(rows)
 
@@ -440,8 +443,8 @@ class StageTable:
         self._memory = None
 
     def _reserve(self, row: int, name: bytes, nbytes: int) -> int:
-        """Reserve bytes for a row's object, and evict other objects if necessary.  Return the number of the
-        unfinished file, or -1 if there is no room or the object is staged already."""
+        """Reserve bytes for a row's object, and evict other objects if necessary.  Return the number for the
+        unfinished file's name.  Return -1 if there is no room, or if the object is staged already."""
         ledger, limit = self._folder.ledger, self._folder.max_bytes
         number = ledger.reserve(nbytes, limit)
         if number >= 0 or nbytes > limit:
@@ -456,7 +459,7 @@ class StageTable:
         return number
 
     def _make_room(self, row: int) -> bool:
-        """Evict an object to make room for a row; return False if all other objects are needed sooner."""
+        """Evict an object to make room for a row's object.  Return False if no object may be evicted."""
         if self._unlisted.remove_one():
             return True
         order = self._order
@@ -474,7 +477,7 @@ class StageTable:
         return False
 
     def _adopt(self, begins: set[int]) -> set[int]:
-        """Record the rows of this table whose names begin with one of ``begins``; return these ``begins``."""
+        """Record rows as staged whose object names begin with one of ``begins``.  Return these ``begins``."""
         own = set()
         for row in np.flatnonzero(self._first == 0).tolist():
             name = self._name_of(row)
@@ -485,7 +488,7 @@ class StageTable:
         return own
 
     def _may_follow(self, uses: NextUses | None) -> bool:
-        """Return whether this process may evict.  All processes that evict must follow the same order."""
+        """Return whether this process may evict.  All evicting processes must follow the same order."""
         locks, memory = self._locks, self._memory
         if uses is None or memory is None:
             locks.release(_FOLLOWERS)
@@ -502,7 +505,7 @@ class StageTable:
         return False
 
     def _write(self, row: int, name: bytes, write: Callable[[str], None], nbytes: int, number: int) -> None:
-        """Write an object for which bytes are reserved."""
+        """Write an object.  Its bytes were reserved before."""
         folder, path = self._folder, self._folder.object_path(name)
         temporary = folder.unfinished_path(number)
         # List the object before the file exists, so that no process takes the object as unlisted.

@@ -74,9 +74,9 @@ def hdf5_dataset(
         rows: the rows to use, such as the rows of a fold, as indices, a mask (N,) or a slice.
         sample_dims: the number of leading dimensions that count rows.
         drop_remainder: whether to leave out the last batch if it is smaller.
-        augment: a :class:`fastpipe.tf.Augment`, whose random numbers then depend only on the seed, the epoch
-            and a sample's position; or a function of (inputs, labels), or of inputs, that is called for each
-            batch.
+        augment: a :class:`fastpipe.tf.Augment`, or a function that is called for each batch with (inputs,
+            labels), or with inputs.  The random numbers of an ``Augment`` depend only on the seed, the epoch
+            and a sample's position.
         cache: where decoded chunks are kept, given as a :class:`fastpipe.Cache` or its ``where``; see
             :class:`fastpipe.FastHDF5Dataset`.
         shard: this process's part of each epoch; see :func:`fastpipe.tf.image_dataset`.
@@ -194,11 +194,11 @@ def patch_dataset(
             decoded more than once.
         seed: the positions of patches and their orders depend only on the seed and the epoch.  Default: a
             number from NumPy's global generator.
-        channels: the position of dimensions along which patches are not cut: ``"as_stored"``, or ``"last"``
-            for Keras's layers.  With ``"last"`` there is exactly one such dimension. The dimension has size 1
-            if the volume has no such dimension.
+        channels: the position of channels, the dimensions along which patches are not cut: ``"as_stored"``,
+            or ``"last"`` for Keras's layers.  With ``"last"``, patches have exactly one channel dimension,
+            which has size 1 if the volume has no channels.
         drop_remainder: whether to leave out the last batch if it is smaller.
-        augment: a function of (inputs, labels), or of inputs, that is called for each batch. For
+        augment: a function that is called for each batch with (inputs, labels), or with inputs. For
             two-dimensional patches with channels last, ``augment`` may also be a
             :class:`fastpipe.tf.Augment`.
         shard: this process's part of each epoch; see :func:`fastpipe.tf.image_dataset`.
@@ -252,8 +252,8 @@ def patch_dataset(
 
 
 def _this_process(threads: int | str, name: str) -> Process:
-    """Return this process's context with a dataset's threads. Batches are used in the process that makes
-    them."""
+    """Return the context in which this process makes batches, with a dataset's threads. Batches are not sent
+    to other processes."""
     return Process(ThreadPool(default_threads() if threads == "auto" else int(threads), name))
 
 
@@ -288,9 +288,9 @@ def _reference(stream: _ArrayStream, is_single: bool) -> Dataset:
 class _ArrayStream(Stream):
     """The batches of rows of HDF5 datasets, or of patches of volumes.
 
-    ``rows``, int64 (N,), are an epoch's samples.  ``arrangement`` holds the groups to shuffle; if it is None,
-    samples are shuffled.  ``stock`` yields samples in order, in batches of one sample, read by the formats'
-    own libraries.
+    ``rows``, int64 (N,), are an epoch's samples.  ``arrangement`` holds the groups to shuffle.  If
+    ``arrangement`` is None, single samples are shuffled.  ``stock`` yields the samples in order, in batches
+    of one sample, read by the formats' own libraries.
     """
 
     def __init__(

@@ -34,7 +34,7 @@ _REPLICA = 1 << 40  # the distance between the positions of two replicas
 class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
     """A Keras layer that changes each image of a batch with the image's own random numbers.
 
-    In a model, the layer is active only during training.  ``dataset.map(augment)`` and
+    In a model, the layer changes images only during training.  ``dataset.map(augment)`` and
     ``augment(inputs, labels)`` change the inputs and return the labels unchanged.  With
     ``image_dataset(augment=…)``, the random numbers depend only on the dataset's seed, the epoch and the
     sample's position, for any number of threads or ranks.
@@ -63,21 +63,22 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
             Compilation happens once for each size of a batch.
         name: the layer's name.
 
-    On the CPU, fastpipe's native core changes a batch, in as many threads as TensorFlow's operations use.
-    The native core is used in ``dataset.map(augment)``, in fastpipe's own datasets, and in calls of
+    On the CPU, fastpipe's native core changes a batch, in as many threads as TensorFlow's operations use. The
+    native core is used in ``dataset.map(augment)``, in fastpipe's own datasets, and in calls of
     ``augment(inputs)`` if the inputs are not on a GPU.  Models, and every other ``tf.function``, use
     TensorFlow operations on any device.  TensorFlow operations can be compiled by XLA, saved, and sent to
     other processes.  ``dataset.map(tf.function(augment))`` uses TensorFlow operations in a dataset, which
     ``tf.data``'s service requires.  The native core and the TensorFlow operations draw the same random
     numbers. Their results differ by rounding.
 
-    A layer has a weight, so creating a layer initialises TensorFlow. Configure TensorFlow's devices before.
-    Each layer draws its own random numbers, and one layer moves all images of a sample in the same way.
+    A layer has a weight, so creating a layer initialises TensorFlow. Configure TensorFlow's devices before
+    you create a layer. Each layer draws its own random numbers, and one layer moves all images of a sample in
+    the same way.
 
     Images are (N, H, W, C), uint8, float16, bfloat16 or float32, and keep their dtype.  The changes, the
     order of the changes and the random numbers are the same as in a ``Compose`` of ``fastpipe.augment``'s
     ``RandomHorizontalFlip``, ``RandomVerticalFlip``, ``RandomAffine``, ``ColorJitter`` and ``RandomErasing``,
-    without unused changes.  The formulas are torchvision's.
+    where unused changes are left out.  The formulas are torchvision's.
 
     Keras's layers draw some numbers differently.  ``RandomFlip()`` mirrors an image both ways or not at all.
     ``RandomRotation`` counts angles counter-clockwise.  ``RandomZoom`` draws the inverse of the factor.
@@ -213,7 +214,7 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
         return {**super().get_config(), **self._arguments}
 
     def _key(self, count: Any) -> tuple[Any, Any, Any]:
-        """Return the key of this call. Keys of different replicas differ."""
+        """Return the key of this call (seed, epoch, draws). Keys of different replicas differ."""
         call = tf.convert_to_tensor(self.calls.value)
         self.calls.assign(self.calls + 1)
         replica = tf.distribute.get_replica_context()
@@ -241,7 +242,7 @@ class Augment(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
         return steps
 
     def _natively(self, images: dict[str, Any], seed: Any, epoch: Any, draws: Any) -> dict[str, Any]:
-        """Change images with the native core, now or when the traced function runs."""
+        """Change images with the native core: now, or when the graph runs that TensorFlow traces now."""
         names, given = list(images), list(images.values())
 
         def changed(seed: Any, epoch: Any, draws: Any, *images: Any) -> list[Any]:
@@ -359,7 +360,7 @@ def change_natively(
     images: npt.NDArray[Any], u: Float64Array, used: Mapping[str, slice], arguments: Mapping[str, Any],
     colours: Sequence[tuple[float, float]], memory: SlotPool,
 ) -> npt.NDArray[Any]:  # fmt: skip
-    """Change images to the same bits as the chains of ``fastpipe.augment``.
+    """Change images with the native core, with the same results, bit for bit, as in ``fastpipe.augment``.
 
     The GIL is released during the change.  Images are (N, H, W, C), in any memory order.  ``u`` has one row
     for each image, and ``used`` gives the columns of each step in ``u``.  ``colours`` has the ranges of

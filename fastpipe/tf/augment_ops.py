@@ -125,7 +125,7 @@ def _warped(images: Any, matrices: Any, *, is_nearest: bool, fill: float, of_byt
 
 
 def _jittered(images: Any, factors: Any, order: Any, kinds: Sequence[int], of_bytes: bool) -> Any:
-    """Change colours by factors, (N, K), of ``kinds``: 0 to 3 are brightness, contrast, saturation and hue.
+    """Change colours by K factors, (N, K). In ``kinds``, 0 to 3 are brightness, contrast, saturation and hue.
 
     ``order``, (N, K), is the order in which the K factors are applied.  Images are floats in [0, 1], or
     bytes.
@@ -143,9 +143,10 @@ def _jittered(images: Any, factors: Any, order: Any, kinds: Sequence[int], of_by
 
 
 def _blended(images: Any, turn: Any, used: Mapping[int, tuple[int, Any]], of_bytes: bool) -> Any:
-    """Blend each image with black, with its mean or with its grey image, as the current change requires.
+    """Blend each image with black, with its mean or with its grey image, as its current change requires.
 
-    ``used`` has the position and the factors, (N, 1, 1, 1), of each kind. ``turn`` is the current position.
+    ``used`` has the index and the factors, (N, 1, 1, 1), of each kind of change. ``turn`` is the index of
+    each image's current change.
     """
     grey = _luminance(images, of_bytes) if set(used) != {0} else None
     factor, other = tf.ones_like(images[:, :1, :1, :1]), tf.zeros((), images.dtype)
@@ -170,7 +171,7 @@ def _luminance(images: Any, of_bytes: bool) -> Any:
 
 
 def _hue_turned(images: Any, shift: Any, of_bytes: bool) -> Any:
-    """Change the hue of colours by fractions of a turn, (N, 1, 1, 1), through hue, saturation and value."""
+    """Change the hue of colours by fractions of a turn, (N, 1, 1, 1), in the model hue-saturation-value."""
     images = images / (255.0 if of_bytes else 1.0)
     red, green, _ = tf.unstack(images, axis=3)
     high, low = tf.reduce_max(images, axis=3), tf.reduce_min(images, axis=3)
@@ -232,10 +233,11 @@ _MIX_2 = 0x94D0_49BB_1331_11EB
 
 
 def uniforms(seed: Any, epoch: Any, draws: Any, count: int) -> Any:
-    """Return the numbers of ``core.keys.uniforms``, in a graph or outside a graph, and also under XLA.
+    """Return the numbers of ``core.keys.uniforms``, in a graph, outside a graph, and in code that XLA
+    compiles.
 
-    ``seed`` and ``epoch`` are int64, modulo 2**64. ``draws`` are int64 (N,).  The result is float64 (N,
-    count), in [0, 1).
+    ``seed`` and ``epoch`` are int64, modulo 2**64. ``draws`` are positions, int64 (N,).  The result is
+    float64 (N, count), in [0, 1).
     """
     golden = _word(_GOLDEN)
     one = _word(1)

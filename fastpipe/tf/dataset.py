@@ -37,8 +37,8 @@ class About(NamedTuple):
 class Dataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow ships no types
     """A ``tf.data.Dataset`` whose batches are made by fastpipe.
 
-    Methods such as ``map``, ``batch``, ``prefetch`` and ``take`` return another ``Dataset`` with the same
-    properties.
+    Methods such as ``map``, ``batch``, ``prefetch`` and ``take`` return another ``Dataset``, which has the
+    same properties and methods.
     """
 
     # Only three names of TensorFlow's internals are used: ``element_spec`` and ``_inputs``, which a subclass
@@ -63,8 +63,8 @@ class Dataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow ships no typ
 
     @property
     def stage_seconds(self) -> dict[str, float]:
-        """The seconds spent in this process by stage, such as ``"decode"``; empty for the engine ``"graph"``.
-        Times of threads are added."""
+        """The seconds that this process has spent in each stage, such as ``"decode"``, summed over all
+        threads. Empty for the engine ``"graph"``."""
         stream = self._about.stream
         return {} if stream is None else stream.clock.totals()
 
@@ -127,7 +127,7 @@ for _name in (
 
 
 def stream_dataset(stream: Stream, is_single: bool, augment: Callable[..., Any] | None) -> Any:
-    """Return a plain ``tf.data.Dataset`` of a stream.
+    """Return a plain ``tf.data.Dataset`` of a stream's batches, or of single samples if ``is_single``.
 
     ``augment`` is a function, None, or an ``Augment``. An ``Augment`` draws its random numbers from the seed,
     the epoch and the position of a sample.
@@ -209,11 +209,12 @@ _ANEW = {
 
 
 def map_function(made: Any, function: Callable[..., Any]) -> Any:
-    """Return a dataset whose elements are changed by a function of the script.
+    """Apply the user's function to each element of a dataset, and return the new dataset.
 
-    The function's random numbers and side effects depend only on the delivered batches, not on threads.  A
-    function with state is called for one element after the other.  If the function's state outlives the
-    iterator (variables, Python objects), the function is called only when the element is requested.
+    The function's random numbers and side effects depend only on which batches the script has received, not
+    on the timing of threads.  A function with state is called for one element after the other.  If the
+    function's state outlives the iterator (variables, Python objects), the function is called only when the
+    element is requested.
     """
     traced = tf.function(lambda *parts: function(*parts))
     spec = made.element_spec
@@ -238,7 +239,7 @@ _is_registered = False
 
 @contextmanager
 def _delay_exit() -> Iterator[bool]:
-    """Make the interpreter's exit wait for a block in a TensorFlow thread; yield False if the epoch must end.
+    """Make the interpreter's exit wait for code in a TensorFlow thread. Yield False if the epoch must end.
 
     During shutdown, Python ends a thread that requests the GIL.  TensorFlow would then wait for this thread
     forever when the thread's iterator is freed.
@@ -282,8 +283,8 @@ def _reuse_freed_memory() -> None:
     """Let glibc reuse freed memory, as glibc does by default, unless the environment sets a threshold.
 
     The first generator dataset of a process makes TensorFlow set ``M_TRIM_THRESHOLD`` to 128 KiB.  glibc then
-    no longer raises ``M_MMAP_THRESHOLD``, and each larger block is mapped again.  The mapping costs a tenth
-    of the time of image decoders.  Call this function after TensorFlow has set the threshold.
+    no longer raises ``M_MMAP_THRESHOLD``, and each larger block is mapped again.  This mapping takes a tenth
+    of the time that decoding images takes.  Call this function after TensorFlow has set the threshold.
     """
     global _is_done
     if _is_done:

@@ -68,7 +68,7 @@ def _why_not(column: Column) -> str:
 
 
 def graph_dataset(rows: Rows, batching: Batching, form: Form) -> Any:
-    """Return the dataset in batches. The dataset can be serialised."""
+    """Return a dataset of batches that uses only TensorFlow operations. TensorFlow can serialise it."""
     slices: dict[str, Any] = {f"tabular {name}": values for name, values in rows.tabular.items()}
     for number, column in enumerate(rows.columns):
         slices[f"path {number}"] = list(map(os.fsencode, column.paths))
@@ -238,30 +238,31 @@ def image_dataset(
         folder: the folder that contains a table's files.
         boxes, box_format, outside: the part of each image to use. ``boxes`` is an array (N, 4), a column with
             four numbers per row, or the names of four columns.  ``box_format`` is ``"xyxy"`` (left, top,
-            right, bottom in pixels, the last two exclusive), ``"yxyx"``, ``"xywh"`` or ``"center_xywh"``.
-            The prefix ``"rel_"`` before the first three formats means fractions of the image.  A box that
-            reaches outside its image is an error, unless ``outside`` is ``"clip"``, or ``"pad"`` to fill with
-            black.
+            right, bottom in pixels, the last two exclusive), ``"yxyx"``, ``"xywh"`` or ``"center_xywh"``. The
+            prefix ``"rel_"`` before the first three formats means fractions of the image.  By default, a box
+            that reaches outside its image is an error.  ``outside="clip"`` cuts off this part of the box, and
+            ``outside="pad"`` fills it with black.
         modalities: several images per row, given as a mapping from names to :class:`fastpipe.tf.Modality` or
             to a dict of its arguments.  The inputs are then a dict of images.
         tabular: further inputs, given as a mapping from their names to one or several columns.  The columns
             become float32 (n,) or (n, k). An integer that float32 cannot hold exactly is an error.
-        preprocess: a function of the script, called with the used part of the image (a PIL image) before the
+        preprocess: a function of the user, called with the used part of the image (a PIL image) before the
             part is resized.  The function returns an image or uint8 (h, w, C), which is then resized, or
             floats (H, W, C), which are not changed.  If the function has an argument ``rng``, this argument
             receives a NumPy generator that depends on the seed, the epoch and the row.
-        thread_safe: a promise that several threads may call ``preprocess`` at once, in any order.  Otherwise
-            one thread calls ``preprocess`` when a batch is requested, and batches wait for the call.
+        thread_safe: a promise that several threads may call ``preprocess`` at once, in any order. Without
+            this promise, one thread calls ``preprocess`` when a batch is requested, and batches wait for the
+            call.
         antialias: whether filters become wider when images are shrunk.  Default: as in the library that
             ``parity`` selects.
         rescale: a factor such as ``1/255``, or (factor, offset): ``image * factor + offset``.
         output: the dtype of the images.  Default: "float32", but "uint8" for a folder with
             ``interpolation="nearest"``, as in Keras.
         drop_remainder: whether to leave out the last batch if it is smaller.
-        augment: a :class:`fastpipe.tf.Augment`, whose random numbers then depend only on the seed, the epoch
-            and a sample's position; or a function of (inputs, labels), or of inputs, that is called for each
-            batch.  A function that draws random numbers is called for one batch after the other. A function
-            that changes variables or calls Python is called only when a batch is requested.
+        augment: a :class:`fastpipe.tf.Augment`, or a function that is called for each batch with (inputs,
+            labels), or with inputs.  The random numbers of an ``Augment`` depend only on the seed, the epoch
+            and a sample's position.  A function that draws random numbers is called for one batch after the
+            other. A function that changes variables or calls Python is called only when a batch is requested.
         parity: ``"pil"`` gives, bit for bit, the pixels of
             ``Image.open(f).convert("RGB").crop(box).resize(size)``. ``"tf"`` gives the pixels of
             ``tf.image.decode_image`` and ``tf.image.resize``.  ``"auto"`` is ``"tf"`` for a folder and
@@ -273,10 +274,10 @@ def image_dataset(
             memory if all samples fit, and otherwise stores nothing.
         shard: this process's part of each epoch.  ``"auto"`` selects the part of this worker in
             ``TF_CONFIG``, and a ``tf.distribute.InputContext`` selects the part of its pipeline. Each sample
-            then comes once.  The ``mode`` of a :class:`fastpipe.Shard` applies if the ranks cannot have
-            equally many samples.  None also works under a ``MultiWorkerMirroredStrategy``, but then each
-            worker decodes all samples, and TensorFlow drops the samples of the other workers.  As for any
-            dataset, ``batch_size`` is the batch size of all replicas together for
+            of an epoch then comes once.  The ``mode`` of a :class:`fastpipe.Shard` applies if the ranks
+            cannot have equally many samples.  None also works under a ``MultiWorkerMirroredStrategy``, but
+            then each worker decodes all samples, and TensorFlow drops the samples of the other workers.  As
+            for any dataset, ``batch_size`` is the batch size of all replicas together for
             ``experimental_distribute_dataset``, and of one worker for ``distribute_datasets_from_function``.
         bad_samples: how to handle rows whose files or boxes cannot be read, given as a
             :class:`fastpipe.BadSamples` or its policy's name.
@@ -287,9 +288,10 @@ def image_dataset(
 
     Returns:
         A :class:`fastpipe.tf.ImageDataset` of ``(images, labels)``, or of ``images`` if there are no labels.
-        With ``subset="both"``, a list of two datasets.  Images are ``output`` (n, H, W, C), 0 to 255.  Class
-        labels are int32 (n,). Given numbers are (n,) or (n, …), in the dtype that TensorFlow gives them.
-        "binary" makes labels float32 (n, 1), and "categorical" makes labels float32 (n, classes).
+        With ``subset="both"``, a list of two datasets.  Images have the dtype ``output``, the shape (n, H, W,
+        C) and, without ``rescale``, values from 0 to 255.  Class labels are int32 (n,). Labels given as
+        numbers are (n,) or (n, …), in the dtype that TensorFlow gives them. "binary" makes labels float32 (n,
+        1), and "categorical" makes labels float32 (n, classes).
 
     Raises:
         OptionError: arguments contradict each other, a label is missing or is no class, a number does not fit

@@ -49,7 +49,7 @@ class ImageOptions(NamedTuple):
 
 
 class RowStream(Stream):
-    """The batches of rows of images."""
+    """The batches of a dataset of images, which threads of this process make."""
 
     def __init__(self, rows: Rows, batching: Batching, options: ImageOptions, form: Form) -> None:
         super().__init__(batching)
@@ -187,7 +187,8 @@ class _Runtime:
 
 
 class _ColumnCache:
-    """A cache of one column's samples before they are scaled, or before the script's code receives them.
+    """A cache of one column's samples.  Samples are stored before they are scaled, or, if the user gave
+    ``preprocess``, before this function receives them.
 
     Other columns and datasets with the same images share the cache.
     """
@@ -206,7 +207,8 @@ class _ColumnCache:
         return identify(self._column.paths[row], tag if boxes is None else tag + boxes.edges[row].tobytes())
 
     def begin_batch(self) -> tuple[Any, int]:
-        """Return a ``native.KeptImages`` that finds samples, and the size limit of a new sample in bytes."""
+        """Return a ``native.KeptImages`` that finds samples, and the size limit of a new sample in bytes (0
+        if the cache is full)."""
         tag = self._current_tag()
         if self._native is None or self._native[0] != tag:
             self._native = tag, self.store.images(tag, marks=False)
@@ -214,7 +216,8 @@ class _ColumnCache:
         return self._native[1], self.store.max_bytes if self.store.has_room(1) else 0
 
     def put(self, identity: FileIdentity, sample: UInt8Array, pixels: int) -> None:
-        """Store a sample, uint8 (h, w, bytes per pixel), if there is room and Pillow would not warn."""
+        """Store a sample, uint8 (h, w, bytes per pixel), if there is room and if Pillow would not warn about
+        the image's size."""
         if identity.is_settled and not self._reader.objects_to(pixels):
             note = b"" if self.store.is_in_memory else identity.note()
             self.store.put(identity.digest, sample, note=note)
@@ -249,7 +252,7 @@ def _column_caches(
 
 @dataclass(frozen=True)
 class _RowItem(Item):
-    """A row to make. ``index`` is the row's number in the script's table."""
+    """A row whose samples are made. ``index`` is the row's number in the user's table."""
 
     position: int = -1  # the row's position among the dataset's rows
     seed: int = 0  # the seed of the row's random numbers in this epoch
@@ -265,7 +268,7 @@ class _Opened(NamedTuple):
 
 
 class _ColumnMaker:
-    """The maker of one column's samples, in the NumPy dtype ``word``: uint8 or float32."""
+    """Makes the samples of one column of images, in the NumPy dtype ``word``: uint8 or float32."""
 
     def __init__(
         self, column: Column, pixels: PixelMaker, cache: _ColumnCache | None, output: str, clock: StageClock
@@ -306,7 +309,7 @@ class _ColumnMaker:
         )  # fmt: skip
 
     def store(self, item: _RowItem, whole: tuple[bytes, bytes, UInt8Array, int]) -> None:
-        """Store a sample that the native core made in the cache."""
+        """Store in the cache a sample that the native core made."""
         assert self.cache is not None
         digest, state, sample, pixels = whole
         identity = FileIdentity(digest, state, self.column.paths[item.position], True)
@@ -344,9 +347,9 @@ class _ColumnMaker:
     @ranged("sample")
     def make(self, item: _RowItem, out: Array, opened: _Opened | None = None) -> UInt8Array | None:
         """Write one sample to ``out``, (H * W * C,), or return the pixels that ``finish`` passes to the
-        script's code.
+        user's ``preprocess``.
 
-        Raise an UnreadableError if the file is bad. Errors of the script's code are raised unchanged.
+        Raise an UnreadableError if the file is bad. Errors of the user's code are raised unchanged.
         """
         try:
             sample = self._sample(opened or self.open(item))
@@ -365,7 +368,7 @@ class _ColumnMaker:
 
     @ranged("transform")
     def finish(self, item: _RowItem, sample: UInt8Array, out: Array) -> None:
-        """Run the script's code on the result of ``make``, and write the sample to ``out``."""
+        """Run the user's ``preprocess`` on the result of ``make``, and write the sample to ``out``."""
         assert self._preprocessing is not None
         value = self._preprocessing.run(sample, item.index, item.seed)
         if value.dtype != np.uint8:
@@ -377,7 +380,7 @@ class _ColumnMaker:
 
     @ranged("decode")
     def _sample(self, opened: _Opened) -> Array:
-        """Return the sample before it is scaled, or the pixels for the script's code."""
+        """Return the sample before it is scaled, or the pixels for the user's ``preprocess``."""
         start, cache, spec = perf_counter_ns(), self.cache, self.column.spec
         identity, entry, image, box = opened
         if cache is not None and entry is not None:
@@ -398,7 +401,7 @@ class _ColumnMaker:
 
 
 class _PendingRows(PendingSamples):
-    """Rows that are being made. Each column is written to an array (N, H * W * C)."""
+    """Rows of images that are being made. Each column is written to an array (N, H * W * C)."""
 
     def __init__(
         self, items: Sequence[_RowItem], makers: Sequence[_ColumnMaker], arrays: Sequence[Array],
@@ -416,7 +419,8 @@ class _PendingRows(PendingSamples):
         self._rows_left: list[int] = []
 
     def finish(self) -> list[int]:
-        """Wait, run the script's code that is not thread-safe, and return the numbers of the rows made."""
+        """Wait for the rows, and run the user's code that is not thread-safe. Return the numbers of the rows
+        that were made."""
         there = self.wait()
         for number in there:
             for place, maker in enumerate(self._makers):

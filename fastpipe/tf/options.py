@@ -41,7 +41,7 @@ class Modality:
         outside: how to handle boxes that reach outside their image: ``"error"``, ``"clip"``, or ``"pad"``
             with black as ``PIL.Image.crop`` does.
         image_size, color_mode, interpolation, antialias, rescale: see ``image_dataset``.
-        preprocess: a function of the script; see ``image_dataset``.
+        preprocess: a function of the user; see ``image_dataset``.
         thread_safe: a promise that ``preprocess`` may be called from several threads at once.
 
     >>> Modality(folder="thermal", boxes=("x0", "y0", "x1", "y1"))
@@ -77,7 +77,7 @@ class Modality:
 
     @classmethod
     def of(cls, name: str, value: Modality | Mapping[str, Any]) -> Modality:
-        """Return ``value``, or the modality made from ``value`` if it is a dict of arguments."""
+        """Return ``value``. If ``value`` is a dict of arguments, return the modality made from them."""
         if isinstance(value, cls):
             return value
         if not isinstance(value, Mapping):
@@ -129,7 +129,7 @@ class ImageSpec:
 def spec_of(
     modality: Modality, parity: Literal["pil", "tf"], aspect: Literal["crop", "pad"] | None
 ) -> ImageSpec:
-    """Return the spec of a modality. Raise an OptionError if the modality's options contradict each other."""
+    """Return the checked options of a modality. Raise an OptionError if its options contradict each other."""
     name = modality.interpolation or "bilinear"
     if name not in _FILTERS[parity]:
         whose = {"pil": "Pillow's", "tf": "TensorFlow's"}

@@ -128,7 +128,7 @@ class Scaling(NamedTuple):
 
 
 class PillowPixels:
-    """A maker of samples equal to ``Image.open(path).convert(…).crop(box).resize(size)``, for any thread."""
+    """Makes samples that equal ``Image.open(path).convert(…).crop(box).resize(size)``, in any thread."""
 
     word = np.uint8  # the NumPy dtype of a sample's numbers
 
@@ -169,7 +169,7 @@ class PillowPixels:
         return self.reader.open(blob, path)
 
     def make(self, image: Any, box: Box | None, out: Array) -> None:
-        """Decode the needed part of an opened image and resample it to ``out``, ``word`` (H * W * C,)."""
+        """Decode and resample the needed part of an opened image to ``out``, ``word`` (H * W * C,)."""
         box = _proportioned(box or Box(0, 0, *image.size), self._spec)
         region = self._region(image, box)
         if region is not None:
@@ -189,7 +189,7 @@ class PillowPixels:
 
     def part(self, image: Any, box: Box | None, *, is_cut: bool) -> Box | None:
         """Return the part of an opened image that a batch decoder may decode; None if ``make`` or ``cut``
-        must decode.
+        must decode it.
 
         ``is_cut`` says whether the part is for ``cut`` instead of ``make``.
         """
@@ -210,7 +210,7 @@ class PillowPixels:
             self.make(_PillowImage(_as_pillow(pixels)), None, out)
 
     def _region(self, image: Any, box: Box) -> Region | None:
-        """Return the region that the kernels make for a box; None if Pillow makes the sample."""
+        """Return the ``Region`` from which the kernels make the sample; None if Pillow makes the sample."""
         if self._steps is None or isinstance(image, _PillowImage):
             return None
         edges = box.left, box.top, box.left + box.width, box.top + box.height
@@ -234,7 +234,7 @@ class _PillowImage(NamedTuple):
 
 
 class TensorFlowPixels:
-    """A maker of samples equal to ``tf.image.decode_image``, ``crop_to_bounding_box`` and ``resize``."""
+    """Makes samples that equal ``tf.image.decode_image``, ``crop_to_bounding_box`` and ``resize``."""
 
     word = np.float32
 
@@ -311,7 +311,7 @@ PixelMaker = PillowPixels | TensorFlowPixels
 
 
 def pixel_maker(spec: ImageSpec, decode: Decode) -> PixelMaker:
-    """Return the maker of the pixels that a spec requires."""
+    """Return the object that makes Pillow's or TensorFlow's pixels, as ``spec`` requires."""
     reader = ImageReader(decode)
     return PillowPixels(spec, reader) if spec.parity == "pil" else TensorFlowPixels(spec, reader)
 
@@ -323,7 +323,7 @@ def _native_plan(
     """Return the ``native.ImagePlan`` of a column; None if a number does not fit into the native core's
     types.
 
-    ``filter_`` is the filter of Pillow's resize and the order of the filter's passes.  ``parity`` is 0 for
+    ``filter_`` is the filter of Pillow's resize, and the order of its two passes.  ``parity`` is 0 for
     Pillow's pixels, 1 for TensorFlow's pixels resized bilinearly, and 2 for TensorFlow's pixels resized to
     the nearest pixel.
     """
@@ -384,7 +384,7 @@ def _as_pillow(pixels: UInt8Array) -> Any:
 
 
 class Preprocessing:
-    """A function of the script that is called with the used part of an image; see ``image_dataset``."""
+    """A function of the user that is called with the used part of an image; see ``image_dataset``."""
 
     def __init__(
         self, function: Callable[..., Any], name: str, spec: ImageSpec, output: np.dtype[Any]

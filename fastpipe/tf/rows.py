@@ -32,7 +32,7 @@ class BadBoxError(ValueError):
 
 @dataclass(frozen=True)
 class Boxes:
-    """The boxes of a column."""
+    """The boxes (parts of images to use) of a column of images."""
 
     edges: npt.NDArray[np.float64]  # (N, 4): left, top, right, bottom
     is_relative: bool  # whether edges are fractions of the image instead of pixels
@@ -180,7 +180,7 @@ class Form(NamedTuple):
         )
 
     def element(self, images: Sequence[Any], tabular: Mapping[str, Any], labels: Any) -> Any:
-        """Return the element that these parts form."""
+        """Return the element that has these images, further inputs and labels."""
         inputs: Any = images[0]
         if self.names:
             inputs = {**dict(zip(self.names, images, strict=True)), **tabular}
@@ -232,7 +232,7 @@ class RowOptions(NamedTuple):
 
 
 def rows_of_directory(directory: Any, options: RowOptions, more: Mapping[str, Any]) -> list[Rows]:
-    """Return the rows of a folder or of its subsets; ``more`` are further arguments of Keras's loader."""
+    """Return the rows of a folder, or of each subset. ``more`` are further arguments of Keras's loader."""
     modality = options.modality
     if options.modalities is not None or options.tabular is not None:
         raise OptionError("modalities= and tabular= are for tables; a folder has one image in each sample")
@@ -259,7 +259,7 @@ def rows_of_directory(directory: Any, options: RowOptions, more: Mapping[str, An
 
 
 def rows_of_table(source: Any, options: RowOptions) -> list[Rows]:
-    """Return the rows of a table or a list of files, or of its subsets for training and validation."""
+    """Return the rows of a table or a list of files, or of each subset for training and validation."""
     check_choice("label_mode", options.label_mode, ("int", "categorical", "binary", None))
     table = Table(source)
     columns = [_column(table, name, modality, options) for name, modality in _modalities(options).items()]

@@ -1,4 +1,4 @@
-"""Epochs of batches that threads of this process prefetch, and the shard of each worker."""
+"""Epochs of batches that threads of this process prefetch, and the part of each worker (its shard)."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class PendingBatch(NamedTuple):
 
 
 class Stream(ABC):
-    """The batches of all epochs."""
+    """The batches of all epochs of a dataset, which threads of this process make."""
 
     def __init__(self, batching: Batching) -> None:
         self.batching = batching
@@ -80,9 +80,10 @@ class Stream(ABC):
 
     @property
     def has_code(self) -> bool:
-        """True if the thread that takes a batch calls functions of the script.
+        """True if the thread that takes a batch calls the user's functions.
 
-        The inputs of these functions must depend only on the delivered batches, so no batch is taken ahead.
+        The effects of these calls must depend only on which batches the script has received. So no batch is
+        taken before the script requests it.
         """
         return False
 
@@ -107,7 +108,7 @@ class Stream(ABC):
         """Start to make a batch of these samples, whose positions in the epoch's order are ``draws``."""
 
     def _expect(self, batches: Callable[[], Iterator[Int64Array]], epoch: int) -> None:  # noqa: B027
-        """Receive the samples of each batch of an epoch before the epoch begins."""
+        """Called before an epoch begins. ``batches`` returns the samples of each batch of this epoch."""
 
     def __len__(self) -> int:
         return len(self._steps())
@@ -182,7 +183,7 @@ def batching_of(
     shard: Shard | Literal["auto"] | tf.distribute.InputContext | None,
     bad_samples: BadSamples | Literal["raise", "replace", "skip"], *, draws: bool = False,
 ) -> Batching:  # fmt: skip
-    """Check a script's arguments. ``draws`` says whether anything other than the order is random."""
+    """Check the user's arguments. ``draws`` says whether anything other than the order is random."""
     if batch_size is not None and operator.index(batch_size) < 1:
         raise OptionError(f"batch_size must be a number from 1, or None for single samples, got {batch_size}")
     if not isinstance(shuffle, (bool, Shuffle)):
@@ -198,7 +199,7 @@ def batching_of(
 
 
 def shard_of(shard: object, *, is_shuffled: bool, seed: int | None) -> Shard | None:
-    """Return the shard that the argument selects; None for all samples."""
+    """Return the shard (part of each epoch) that the argument selects. None means all samples."""
     if shard is None:
         if is_shuffled and seed is None and _rank_of_tf_config(strict=False)[1] > 1:
             _log.warning(

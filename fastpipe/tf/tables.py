@@ -23,7 +23,7 @@ _REMEDY = "leave the row out, fill it in, or give labels=None"
 class Table:
     """A table of columns of the same length: a pandas or Polars data frame, a dict, or a list of file names.
 
-    The argument ``what`` of the methods is the name of the script's argument, for error messages.
+    The argument ``what`` of the methods is the name of the user's argument, for error messages.
     """
 
     def __init__(self, source: Any) -> None:
@@ -169,7 +169,7 @@ def labels_of(
     """Return a table's labels and the names of their classes (None if the labels are plain numbers).
 
     Names become int32 indices into the sorted names, or into ``class_names``.  Numbers, one or several per
-    row, get the dtypes of ``as_tensor_slices``.
+    row, get the dtypes that ``as_tensor_slices`` gives.
     """
     # pandas and Polars make object arrays of columns of lists. Object arrays have no dtype for their
     # elements.
@@ -215,7 +215,7 @@ def _indices(labels: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
 
 
 def _classes(given: list[Any], class_names: Sequence[Any] | None) -> tuple[npt.NDArray[Any], list[str]]:
-    """Return class labels as indices into the names, and the names: the sorted labels, or ``class_names``."""
+    """Return labels as indices into names, and these names: the sorted labels, or ``class_names``."""
     for row, value in enumerate(given):
         if isinstance(value, bool) or not isinstance(value, (str, int)):
             if isinstance(value, float) and value.is_integer():
@@ -240,7 +240,7 @@ def _plain(value: Any) -> Any:
 
 
 def _refused(given: list[Any]) -> str:
-    """Return a message about the first row that has no TensorFlow dtype, or about rows that differ."""
+    """Return why TensorFlow cannot convert the labels: a row has no TensorFlow dtype, or rows differ."""
     for row, value in enumerate(given):
         try:
             as_tensor_slices([value])
@@ -250,7 +250,8 @@ def _refused(given: list[Any]) -> str:
 
 
 def form_labels(labels: npt.NDArray[Any], label_mode: str, count: int) -> npt.NDArray[Any]:
-    """Return labels, (N, …), in the form of Keras's ``label_mode``: (N, …), (N, …, 1) or (N, …, count).
+    """Return labels, (N, …), in the form of ``label_mode``: (N, …) for ``"int"``, (N, …, 1) for ``"binary"``,
+    and (N, …, count) for ``"categorical"``.
 
     >>> form_labels(np.array([1, 0]), "categorical", 2)
     array([[0., 1.],
@@ -270,7 +271,7 @@ def form_labels(labels: npt.NDArray[Any], label_mode: str, count: int) -> npt.ND
 
 
 def classes_of(labels: npt.NDArray[Any]) -> npt.NDArray[np.int64] | None:
-    """Return the class of each sample, int64 (N,), from labels (N, …); None if labels are measurements."""
+    """Return the class of each sample, int64 (N,), from labels (N, …); None if labels are no classes."""
     if labels.ndim != 1 or labels.dtype.kind not in "biuO":
         return None
     if labels.dtype.kind != "O" and np.can_cast(labels.dtype, np.int64):
@@ -324,7 +325,7 @@ def _labels_in(directory: str, stock: Any) -> list[int]:
 
 
 def _split_labels(labels: list[int], counts: list[int], arguments: dict[str, Any]) -> list[list[int]]:
-    """Shuffle and split the script's labels, as Keras does."""
+    """Shuffle and split the user's labels, as Keras does."""
     if arguments["shuffle"]:
         np.random.RandomState(arguments["seed"]).shuffle(labels)
     if arguments["subset"] == "both":

@@ -33,10 +33,10 @@ class EpochTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships
 
     Args:
         log_dir: a folder for TensorBoard's files, which TensorFlow writes.
-        warn_after: a time in seconds. After each epoch, a warning counts the batches that took longer, except
-            the first batch.
-        warn_waiting: a fraction of an epoch, from 0 to 1. A warning reports epochs that spent a greater
-            fraction waiting for data.
+        warn_after: a time in seconds. After each epoch, a warning says how many batches took longer. The
+            first batch is not counted.
+        warn_waiting: a fraction, from 0 to 1. If an epoch spends a greater fraction of its time waiting for
+            data, a warning says so.
 
     Attributes:
         epochs: the :class:`EpochTimes` of each epoch, oldest first. ``fit`` clears this list.
@@ -69,7 +69,7 @@ class EpochTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships
         self._is_watching = False
 
     def watch(self, dataset: Any) -> Any:
-        """Return the dataset with batches that report their arrival to this timer.
+        """Return a dataset with the same batches, which reports the arrival of each batch to this timer.
 
         Args:
             dataset: a ``tf.data.Dataset`` of batches, in the form that ``fit`` receives.

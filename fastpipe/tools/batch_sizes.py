@@ -23,7 +23,7 @@ _REFINED = 2  # number of sizes to try between the largest that fits and the sma
 
 @dataclass(frozen=True)
 class SizeTrial:
-    """A tried batch size: seconds of a step, peak memory in bytes, and why the size does not fit."""
+    """A tried batch size: the seconds of a step, the peak memory in bytes, and why the size does not fit."""
 
     size: int
     step_s: float | None = None
@@ -43,7 +43,7 @@ class BatchSizes(TextReport):
         now: the loader's batch size.
         best: the smallest size with at least 95 % of the samples per second of the fastest size.
         largest: the largest tried size that fits into memory.
-        target: number of samples for one update of the weights.
+        target: number of samples for one update of the model's weights.
         trials: the tried sizes, in increasing order.
         notes: the reasons why no larger size was tried.
     """
@@ -101,19 +101,19 @@ def autotune_batch_size(
 
     The loader's first batch is doubled repeatedly, by repeating its samples.  The search ends when a batch no
     longer fits, when larger batches are no faster, or when the time is over.  If a batch did not fit, sizes
-    between this size and the largest size that fits are tried as well.  The loader's time is not measured.
+    between this size and the largest size that fits are tried as well.  The loader itself is not measured.
 
     If a step fails for lack of memory, no larger size is tried, and the memory of the step is released.  On
-    the CPU, the operating system may kill a process that lacks memory.  A size is therefore skipped if the
-    smaller sizes show that its memory would exceed the limit.
+    the CPU, the operating system may kill a process that lacks memory.  Therefore a size is not tried if the
+    memory used by smaller sizes shows that this size would exceed the limit.
 
     Args:
         step: function that trains on a batch: forward, backward, and the update.  Do not keep the model that
             ``step`` trains.
         loader: an iterable of batches.  A batch consists of arrays or tensors of shape (N, …), also in
             tuples, lists and dictionaries.
-        target: number of samples for one update of the weights, in several batches if necessary.  The default
-            is the loader's batch size.
+        target: number of samples for one update of the weights.  If they do not fit into one batch, several
+            batches are used for one update.  The default is the loader's batch size.
         largest: the largest size to try.
         memory_budget: maximum number of bytes to use, of the GPU's memory or of this process's memory.  The
             default is nine tenths of the available memory.

@@ -1,4 +1,4 @@
-"""Functions that take batches apart, and that copy, repeat, resize or compare batches."""
+"""Functions that list the arrays in a batch, and that copy, repeat, resize or compare batches."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _rebuilt(value: Any, leaf: Callable[[Any], Any]) -> Any:
 
 
 class Replay(Iterator[Any]):
-    """An iterator that repeats one batch in new containers, and copies tensors that are changed in place."""
+    """Returns one batch again and again, in new containers.  Tensors that are changed in place are copied."""
 
     def __init__(self, batch: Any) -> None:
         self._batch = rebuilt(batch)

@@ -1,4 +1,4 @@
-"""Candidates to measure: a loader with other settings, and other loaders instead of it."""
+"""Find loaders that may be faster: the script's loader with other settings, and other loaders."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def of_kept(watched: Watched) -> Iterator[Candidate]:
 
 
 def knows_workers(dataset: Any, _around: tuple[Any, ...] = ()) -> bool:
-    """Return whether an ``IterableDataset`` calls ``get_worker_info``, to split its data by worker."""
+    """Return whether an ``IterableDataset`` calls ``get_worker_info`` to divide its data among workers."""
     kinds = [kind for kind in type(dataset).__mro__ if kind.__module__.partition(".")[0] != "torch"]
     functions = [one for kind in kinds for one in vars(kind).values() if isinstance(one, FunctionType)]
     for function in functions:

@@ -1,4 +1,4 @@
-"""Comparison of the samples of torchvision's dataset and fastpipe's: equal, different, or not readable."""
+"""Compare the samples of torchvision's dataset with fastpipe's: are they equal, different or unreadable?"""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class UnlikeError(Exception):
 
 
 def array_pairs(expected: Any, got: Any) -> Iterator[Arrays]:
-    """Yield the pairs of arrays in ``expected`` and ``got``.
+    """Yield pairs of arrays: an array of ``expected``, and the array at the same place in ``got``.
 
     Raises:
         UnlikeError: the structure, a shape or a dtype differs.

@@ -1,4 +1,4 @@
-"""The costs of a loader's batch, by stage, and the predicted time of a step with a loader."""
+"""Measure what each stage of a loader's work costs, and predict the time of a training step with a loader."""
 
 from __future__ import annotations
 
@@ -121,9 +121,9 @@ class Alone:
     taken: int = 0
 
     def with_more(self, rest: Spent | None, is_beside: bool = False) -> Alone:
-        """Return the costs with more work for each batch.
+        """Return the costs of a loader with additional work ``rest`` for each batch.
 
-        The work is done after the batch is made, or at the same time with ``is_beside``.
+        The additional work is done after the batch is made or, with ``is_beside``, while it is made.
         """
         if rest is None:
             return self
@@ -153,8 +153,8 @@ def alone(begin: Callable[[], Iterator[Any]], skipped: int, seconds: float) -> A
 def step_with(instant_s: float, step_cpu_s: float | None, loader: Alone, cores: int) -> float:
     """Return the predicted time of a step with a loader.
 
-    It is the longest of three times: the step with instant data, the making of a batch, and the CPU time of
-    both divided by ``cores``.
+    It is the largest of three times: the time of a step whose batch is available at once, the time to make a
+    batch, and the sum of the CPU times of the step and the batch, divided by ``cores``.
     """
     wanted = [instant_s, loader.batch_s]
     if step_cpu_s is not None and loader.cpu_s is not None:
@@ -164,7 +164,11 @@ def step_with(instant_s: float, step_cpu_s: float | None, loader: Alone, cores: 
 
 @dataclass(frozen=True)
 class Epoch:
-    """The counted batches of one iterator.  ``seconds`` begins with the request of the first of them."""
+    """Those batches of one iterator that count in a measurement.
+
+    ``seconds`` begins with the request for the first of these batches.  If all batches of the iterator count,
+    ``seconds`` begins before the iterator is created.
+    """
 
     batches: int
     seconds: float
@@ -181,9 +185,10 @@ def epochs(
 ) -> Iterator[Epoch]:  # fmt: skip
     """Measure batches for ``seconds``, in as many epochs as necessary.  Yield an ``Epoch`` for each iterator.
 
-    The first ``skipped`` batches of an iterator do not count.  With ``counts_start``, they do count if the
-    epoch was iterated to its end.  ``look`` is called before an iterator is created, and before the first counted
-    batch.  Each iterator is kept until the caller requests the next ``Epoch``.
+    The first ``skipped`` batches of an iterator do not count.  These first batches do count if the epoch was
+    iterated to its end and one of two conditions is true: ``counts_start`` is True, or the epoch has fewer
+    than four times ``skipped`` batches.  ``look`` is called before an iterator is created, and before the
+    first batch that counts.  Each iterator is kept until the caller requests the next ``Epoch``.
     """
     took, taken, deadline = 0.0, 0, perf_counter() + limit * seconds
     while took < seconds and perf_counter() < deadline:
@@ -234,7 +239,7 @@ class Copies(NamedTuple):
 
 
 def copies_of(batch: Any) -> Copies | None:
-    """Measure the time to copy a batch to the GPU; return None if there is no GPU or no tensor to copy."""
+    """Measure the time to copy a batch to the GPU.  Return None if no GPU is used or no tensor is copied."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None

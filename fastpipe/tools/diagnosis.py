@@ -1,4 +1,4 @@
-"""The diagnosis of a watched loop: the costs of its loader, the time of a step, and the advice."""
+"""Diagnose a watched training loop: measure its loader and its steps, and suggest changes."""
 
 from __future__ import annotations
 

@@ -65,11 +65,11 @@ def watch(
     Args:
         loader: any iterable of batches: a ``DataLoader``, a ``FastLoader``, a ``tf.data.Dataset``, a list.
         name: name of the loader, such as ``"validation"``.  The name precedes the word "epoch" in the log.
-        warn_after: number of seconds.  A warning after each epoch counts the batches that took longer.  The
-            first batch does not count, because its time includes the start of workers.
+        warn_after: number of seconds.  If steps waited longer for a batch, a warning after the epoch says how
+            often.  The first batch does not count, because its time includes the start of workers.
         warn_waiting: fraction of an epoch, from 0 to 1.  A warning is logged if the epoch waits for data for
             a larger fraction.  For a ``FastLoader`` with threads, the warnings of ``warn_after`` and
-            ``warn_waiting`` also say what the threads did during this time.
+            ``warn_waiting`` also say what the threads did during the epoch.
         log_every: number of steps after which a log line shows the progress of the epoch.
         progress: show a progress bar with images/s, the fraction of waiting and the remaining time.  If
             standard error is not a terminal, a line is printed every ten seconds instead.
@@ -103,8 +103,8 @@ def watch(
 class WatchedLoader(Generic[_T_co]):
     """A loader whose epochs are measured, as returned by :func:`watch`.
 
-    If a loop ends early, the entry of this epoch covers the finished steps.  If a script takes only one batch
-    from an iterator and then ends the loop, this iterator does not count as an epoch.
+    If a loop is left early, the entry in ``epochs`` covers the finished steps.  If a script takes only one
+    batch from an iterator and then leaves the loop, this iterator does not count as an epoch.
 
     Attributes:
         loader: the script's own loader.
@@ -300,9 +300,9 @@ def _stages_of(loader: Any) -> dict[str, float]:
 
 
 class LastingFile:
-    """A file that writes to standard error, and ignores errors if standard error has been closed.
+    """A file that writes to standard error.
 
-    The terminal may be closed during a training.
+    Errors are ignored, because the terminal may be closed during a training.
     """
 
     def write(self, text: str) -> int:
@@ -339,7 +339,7 @@ class Bar:
 
 
 class Bars:
-    """The progress bars of all running epochs, on one console.  ``show`` draws them, without a thread."""
+    """The progress bars of all running epochs, on one console.  Only ``show`` draws them, not a thread."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = Console(file=cast(IO[str], LastingFile())) if console is None else console

@@ -1,4 +1,4 @@
-"""The file system of a folder, and temporary folders that are removed even if the process was killed."""
+"""Find a folder's file system, and make temporary folders that are removed even after a kill."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class FileSystem:
 
 
 def file_system(path: str, mounts: str | None = None) -> FileSystem:
-    """Return the file system of an existing path; ``mounts`` is the content of ``/proc/self/mountinfo``."""
+    """Return an existing path's file system.  ``mounts`` replaces the text of ``/proc/self/mountinfo``."""
     status, space = os.stat(path), os.statvfs(path)
     kind = FileSystems(mounts).kind(status.st_dev, path) or ""
     return FileSystem(kind, space.f_bavail * space.f_frsize)
@@ -60,7 +60,7 @@ def require_folder_of(*files: Path | None) -> None:
 
 
 class Scratch:
-    """A temporary folder with a lock.  After a kill, the next ``Scratch`` removes the folder."""
+    """A temporary folder with a lock.  If this process is killed, the next ``Scratch`` removes the folder."""
 
     def __init__(self) -> None:
         _remove_left()

@@ -1,8 +1,8 @@
-"""A watch over the loaders that a script iterates.  The watch patches ``iter(loader)``, not the script.
+"""Watch the loaders that a script iterates, by patching ``DataLoader``.  The script is not changed.
 
-Only this module of the folder uses private parts of torch's ``DataLoader``.  ``_iterator`` holds the
+In this folder, only this module uses private parts of torch's ``DataLoader``.  ``_iterator`` holds the
 persistent workers.  ``__dict__`` is changed directly, because ``DataLoader.__setattr__`` rejects another
-dataset or number of workers.  The used attributes of its iterators are ``_workers`` and ``_timeout``.
+dataset or number of workers.  ``_workers`` and ``_timeout`` of the loader's iterators are used.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def view_of(loader: Any, **attributes: Any) -> Any:
 
 
 class _EndsAtOnce:
-    """A ``worker_init_fn`` that makes workers skip finalization, in which 3 % of torch's workers abort."""
+    """A ``worker_init_fn`` that makes workers skip finalization.  During it, 3 % of torch's workers abort."""
 
     def __init__(self, function: Callable[[int], object] | None) -> None:
         self._function = function
@@ -63,16 +63,17 @@ class _EndsAtOnce:
 
 
 def limit_waiting(iterator: Any, seconds: float) -> None:
-    """Set a timeout for an iterator of torch: a forked worker may inherit a held lock and never respond."""
+    """Set a timeout for an iterator of torch.  A forked worker may inherit a held lock and never respond."""
     if getattr(iterator, "_workers", None) and vars(iterator).get("_timeout") == 0:
         iterator._timeout = seconds
 
 
 class Watched:
-    """A loader that was iterated.  If a script creates it repeatedly, ``loader`` is the last one of these.
+    """A loader that a script has iterated.
 
-    ``view`` is a copy of the loader whose dataset is observed by ``witness``.  ``is_opaque`` is True if the
-    wait of a step cannot be distinguished from its work.
+    If the script creates the same loader repeatedly, ``loader`` is the latest of these objects.  ``view`` is
+    a copy of ``loader``, and ``witness`` observes the dataset of this copy.  ``is_opaque`` is True if it is
+    unknown which part of a step is the wait for its batch, as in ``keras.Model.fit``.
     """
 
     def __init__(self, loader: Any, made_at: Line | None, used_at: Line, loop: Loop) -> None:
@@ -128,7 +129,10 @@ def _form_of(loader: Any) -> tuple[Any, ...]:
 
 
 class Watch:
-    """A context that watches torch's loaders.  ``also`` has patches for other modules, by module name."""
+    """A context in which torch's loaders are watched.
+
+    ``also`` maps the names of other modules to functions that patch these modules.
+    """
 
     def __init__(self, make_loop: Callable[[Any], Loop], also: Mapping[str, Patch] | None = None) -> None:
         self._make_loop, self._also = make_loop, also or {}

@@ -1,4 +1,4 @@
-"""A training loop, seen by its loader: how long each step waits for its batch, and works with the batch."""
+"""Measure how long each step of a training loop waits for its batch, and how long it uses the batch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TRAINING_S = 12.0  # observe a loop without gradients this much longer: a train
 
 
 class Enough(BaseException):
-    """The end of a measured training loop.  ``except Exception`` in a script does not catch it."""
+    """Raised to end a measured training loop.  ``except Exception`` in a script does not catch this error."""
 
 
 class Phase(str, Enum):
@@ -35,7 +35,7 @@ class Phase(str, Enum):
 
 
 class Steps:
-    """Nanoseconds of steps.  Use the mean, because the batches of several workers may arrive together."""
+    """The nanoseconds of each step.  Use the mean, because batches of several workers may arrive together."""
 
     def __init__(self) -> None:
         self.waits, self.busy = array("q"), array("q")
@@ -61,12 +61,13 @@ class Steps:
 
 
 class Loop:
-    """The steps of one training loop, and their batches.
+    """The steps of one training loop of a script, and their batches.
 
-    The loop is measured for ``seconds`` without a change, for half as long with one repeated batch, and then
-    with the batches that ``next_phase`` returns.  ``step_delay_ns`` is the time for which all threads wait
-    for cores during a step, minus the same time with instant data.  With ``counts_starts``, the first step of
-    a later epoch counts like any other step.  ``others`` are all loops of the script.
+    The loop is measured for ``seconds`` without a change.  With ``is_replayed``, its steps then get the same
+    batch again and again for half as long, and after that the batches that ``next_phase`` returns.
+    ``step_delay_ns`` is the time for which all threads together wait for cores during a step of the unchanged
+    loop, minus the same time with the repeated batch.  The first step of an epoch does not count.  With
+    ``counts_starts``, it counts in all epochs except the first.  ``others`` are all loops of the script.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class Loop:
         return batch
 
     def end_again(self) -> None:
-        """Raise ``Enough`` again if the script has caught it, for example with ``except:``, and continues."""
+        """Raise ``Enough`` again if the script has caught it (for example with ``except:``) and continues."""
         if self.has_ended or (len(self.others) > 1 and any(loop.has_ended for loop in self.others)):
             raise Enough
 

@@ -1,4 +1,4 @@
-"""``profile`` and ``fastpipe profile SCRIPT``: measure on what training steps spend their time."""
+"""``profile`` and ``fastpipe profile SCRIPT``: measure how a training spends its time."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ _RUNNING = (str(Path(fastpipe.__file__).parent), contextlib.__file__)  # files o
 
 
 class Profiling:
-    """A context that records the loaders that are iterated in it, and does not change their batches.
+    """A context that measures the loaders that are iterated in its ``with`` block, without changing batches.
 
     Attributes:
-        report: a report about the loader that took the most time.  Inside the ``with`` block, the report
-            covers the time until now.
+        report: a report about the loader whose loop took the most time.  Inside the ``with`` block, the
+            report covers the time until now.
 
     >>> import fastpipe
     >>> from torch.utils.data import DataLoader
@@ -71,12 +71,15 @@ class Profiling:
         )
 
     def watch(self, loader: Iterable[Any]) -> Iterable[Any]:
-        """Return an iterable that records ``loader``, for a loader that is not recorded automatically."""
+        """Return an iterable of the batches of a loader that is not measured automatically.
+
+        The report then covers this loader, too.
+        """
         return _Iterable(self._watch, loader)
 
     @property
     def report(self) -> Report:
-        """The report about the loader that took the most time."""
+        """The report about the loader whose loop took the most time."""
         return self._report if self._report is not None else _report_of(self._watch)
 
     def __enter__(self) -> Profiling:
@@ -101,23 +104,23 @@ def profile(
     loader: Iterable[Any] | None = None, step: Callable[[Any], object] | None = None, *,
     seconds: float = 6.0, try_advice: bool = False,
 ) -> Report | Profiling:  # fmt: skip
-    """Find out whether a training waits for data, which stage takes the time, and which changes would help.
+    """Find out whether a training waits for data, what takes the time, and which changes would help.
 
     With ``loader``, ``profile`` iterates the loader and calls ``step`` with each batch.  Then ``step`` is
-    called with the same batch repeatedly, which gives the time of a step with instant data.  After that, the
-    loader and possible replacements are measured without ``step``.  Do not keep the model that ``step``
-    trains.
+    called with the same batch repeatedly, to measure the time of a step that does not wait for its batch.
+    After that, the loader and possible replacements are measured without ``step``.  Do not keep the model
+    that ``step`` trains.
 
     Without ``loader``, ``profile`` returns a context for a ``with`` block.  The script runs its own loops in
     this block.  Their batches are not changed, so the report has fewer measurements.
 
     Args:
         loader: an iterable of batches that can be iterated repeatedly: a ``DataLoader``, a ``FastLoader``, a
-            ``tf.data.Dataset``, a list.  Torch's loaders are recorded in detail, including their workers.
+            ``tf.data.Dataset``, a list.  Torch's loaders are measured in detail, including their workers.
         step: function that trains on a batch.  None measures only the loader.
         seconds: number of seconds for which the unchanged loop is measured.  All other measurements together
             take about as long.
-        try_advice: also try the best advice: ``step`` then gets batches of the recommended loader.
+        try_advice: also measure ``step`` with the best suggested changes, such as another loader.
 
     Returns:
         With ``loader``, a :class:`Report`, which ``print`` shows.  Without ``loader``, a :class:`Profiling`
@@ -200,7 +203,10 @@ def profile_script(
     limit_s: float = 50.0, try_advice: bool = False, is_module: bool = False,
     leave: Callable[[Report], NoReturn] | None = None,
 ) -> Report:  # fmt: skip
-    """Run a script until its loop is measured.  If the script cannot be ended, ``leave`` ends the process."""
+    """Run a script until its training loop has been measured, and return the report.
+
+    If the script cannot be ended, ``leave`` gets the report and ends the process.
+    """
     if not is_module and not os.path.isfile(path):
         raise OptionError(f"there is no script {os.fspath(path)!r}")
     if os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1"):

@@ -34,8 +34,8 @@ _LEFT = re.compile(r"\.\d+\.[0-9a-f]{8}\.unfinished$")
 def move(source: str, target: str) -> None:
     """Move the file or symbolic link ``source`` to ``target``, also to another file system.
 
-    At any time, at least one of the two names has the complete file.  A copy to another file system is
-    complete and on the disk before the source is removed.  After an interruption, both names may exist.  The
+    At any time, the complete file is at one of the two paths or at both.  A copy to another file system is
+    complete and on the disk before the source is removed.  After an interruption, both paths may exist.  The
     same call then completes the move.
     """
     check_free(source, target)
@@ -108,9 +108,9 @@ def check_apart(folder: str, root: str) -> None:
 class Quarantine:
     """A folder for corrupt files, with a list of their original paths.  This process locks the list.
 
-    The line for a file is on the disk before the file is moved.  The list decides where restored files go, so
-    the list and the folder must be writable only for this user.  Symbolic links inside the folder, or below
-    the folder of restored files, are not followed.
+    The list's line for a file is on the disk before the file is moved.  The list decides where restored files
+    go, so only this user may be able to write to the list and the folder.  Symbolic links inside the folder,
+    or below the folder to which files are restored, are not followed.
     """
 
     def __init__(self, folder: str, *, make: bool = True) -> None:
@@ -309,7 +309,7 @@ def move_corrupt(found: Findings, folder: str, progress: Progress) -> Done:
 
 
 def rename(found: Findings, progress: Progress) -> Done:
-    """Rename readable images with a wrong extension: give them the extension of their content."""
+    """Rename readable images whose extension is wrong.  The new extension fits the format of the content."""
     root, done = os.path.realpath(found.root), Done()
     wrong = [one for one in found.noted if not scan_images.name_fits(one.path, one.kind)]
     targets = _linked_to(root) if wrong else set()

@@ -1,4 +1,4 @@
-"""Threads that sample regularly what other threads and the GPU do."""
+"""Threads that regularly record what other threads and the GPU do."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class SamplingThread:
     def stop(self) -> None:
         """Take a last sample and end the thread.
 
-        ``stop`` may be called again after an interruption.  A call in the thread itself does not wait.
+        If ``stop`` was interrupted, call it again.  A call from the thread itself does not wait for the end.
         """
         self._ending.put(None)
         if self._thread.ident is None or self._thread is threading.current_thread():
@@ -92,10 +92,11 @@ class Tally(dict[tuple[str, str, Line], Spent]):
 
 
 class Recorder:
-    """A thread that samples stacks and CPU time of the process's other threads, or only of ``threads``.
+    """A thread that regularly records the stack and the times of all other threads, or only of ``threads``.
 
-    A boundary is a function that gives the samples below it their kind, such as "dataset".  ``kind`` returns
-    the kind of all other samples.  Samples count only while ``counts`` returns True.
+    Each record has a kind of work, such as "dataset".  ``boundaries`` contains functions with their kinds: a
+    record has a function's kind if the function is in the recorded stack.  ``kind`` returns the kind of all
+    other records.  A record counts only if ``counts`` returns True at that time.
     """
 
     def __init__(

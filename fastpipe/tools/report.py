@@ -71,11 +71,12 @@ class Advice:
 class Report(TextReport):
     """The result of a profile.  ``print(report)`` shows it.
 
-    A step of the training loop is the wait for a batch and the work with this batch.  A step with instant
-    data is a step whose batch is available at once.  A stage is a part of making a batch, such as decoding.
+    A step of the training loop consists of the wait for a batch and the work with this batch.  A step with
+    instant data is a step whose batch is available at once.  A stage is a part of the work that makes a
+    batch, such as decoding.
 
     Attributes:
-        loader: the loader of the loop; None if no loader was iterated.
+        loader: a description of the loop's loader; None if no loader was iterated.
         steps: number of measured steps.
         step_s: seconds of a step.
         wait_s: seconds for which a step waits for its batch.
@@ -83,26 +84,26 @@ class Report(TextReport):
         instant_s: seconds of a step with instant data; None if not measured.
         step_cpu_s: seconds of CPU time of a step with instant data; None if not measured.
         step_delay_s: seconds for which all threads together wait for cores during a step, minus the same
-            seconds of a step with instant data; None if not measured.
-        epoch_start_s: seconds until the first batch of the last epoch; None if not measured.
+            seconds for a step with instant data; None if not measured.
+        epoch_start_s: seconds from the beginning of the last epoch to its first batch; None if not measured.
         alone: the time of a batch if the loader runs without a training; None if not measured.
-        costs: costs of a batch, by stage.
-        stall: lost time of a step, by stage, with the largest part first.
-        cases: seconds of a step with instant data, without reading and decoding, with all files in memory,
-            and without any change.
+        costs: the times that each stage of a batch takes.
+        stall: the seconds that a step loses for lack of data, for each stage; the largest part comes first.
+        cases: seconds of a step in up to four cases: with instant data, without reading and decoding, with
+            all files in memory, and without any change.
         advice: suggested changes, the most useful change first.
         cores: number of cores that this process may use.
         device_wait_s: seconds for which the GPU is idle before a step; None if not measured.
         device_busy_s: seconds for which the GPU works on a step; None if not measured.
         copies: the times of copying a batch to the GPU; None if not measured.
-        is_tried: True if the best advice was tried on the script's own step.
-        is_opaque: True if the wait of a step cannot be distinguished from its work.
+        is_tried: True if the profile was asked to try the best advice on the script's own step.
+        is_opaque: True if it is unknown which part of a step is the wait for its batch.
         outside: the functions that took long outside of loops over loaders, with their seconds.
         elsewhere_s: seconds of CPU time of the processes that the script has started.
         seconds: duration of the script.
-        is_cut_short: True if the script was ended early.
-        spans: for each step, its phase, and three times in nanoseconds: when its batch was requested, when
-            the batch arrived, and when the step ended.
+        is_cut_short: True if the profile ended the script early.
+        spans: for each step, the phase of the profile, and three times in nanoseconds: when the step's batch
+            was requested, when the batch arrived, and when the step ended.
         worker_spans: for each worker and batch, three times in nanoseconds: when the first sample was
             requested, when the last sample was ready, and when the batch was complete.
     """
@@ -138,12 +139,12 @@ class Report(TextReport):
     def lost_s(self) -> float:
         """Seconds of a step that are lost for lack of data.
 
-        The lost time is the wait for the batch plus a slowdown of the step's work.  The work is slower than
-        with instant data while other threads or processes make the next batches on the same cores.  The
-        slowdown is limited to the time that making a batch takes on all cores together.  If the threads of a
-        step wait for each other, a thread without a core delays all of them.  The limit is then the time for
-        which threads wait for cores, if this time is longer.  A larger slowdown has causes other than the
-        loader.
+        The lost time is the wait for the batch, plus the time by which the step's work is slower than with a
+        batch that is available at once.  The work is slower while other threads or processes make the next
+        batches on the same cores.  This slowdown counts only up to a limit, because a larger slowdown has
+        causes other than the loader.  The limit is the CPU time of a batch, divided by the number of cores.
+        The limit is larger if threads wait longer for cores during a step: one thread without a core may
+        delay all others.  It is then the time of this waiting, but at most the CPU time of a batch.
         """
         if self.is_opaque:
             return 0.0 if self.instant_s is None else max(0.0, self.step_s - self.instant_s)
@@ -176,7 +177,7 @@ class Report(TextReport):
 
     @property
     def is_elsewhere(self) -> bool:
-        """True if no loop was seen, and processes that the script started do most of the work."""
+        """True if no loop was seen, and most of the work is done by processes that the script started."""
         return self.loader is None and self.elsewhere_s > max(_LEAST_S, _MOST * self.seconds)
 
     @property
@@ -221,7 +222,10 @@ class Report(TextReport):
         )
 
     def effect(self, advice: Advice) -> str:
-        """Return the effect of a change on a step, predicted and (if tried) measured; "" if unknown."""
+        """Return text that compares the times of a step before and after a change; "" if these are unknown.
+
+        The time after the change is predicted.  If the change was tried, the measured time is added.
+        """
         if advice.predicted_s is None or not self.step_s:
             return ""
         now, then = self.step_s, advice.predicted_s
@@ -231,7 +235,7 @@ class Report(TextReport):
         return text
 
     def lines(self) -> Iterator[str]:
-        """Yield lines of text with the times of a step and the time outside of loops over loaders."""
+        """Yield lines of text about the times of a step and about the time outside of loops over loaders."""
         if self.loader is not None:
             yield from self._loop_lines(self.loader)
         for name, seconds in self.outside:
@@ -283,7 +287,7 @@ class Report(TextReport):
             where = "the worker that makes it" if self.costs.makers else "the loader's threads"
             table = PlainTable(f"a batch, in {where}")
             table.add_column("stage")
-            for name in ("time", "share", "running", "waits for a core", "waits for else"):
+            for name in ("time", "share", "running", "waits for a core", "other waits"):
                 table.add_column(name, justify="right")
             for stage, of_all, times in _stage_rows(self.costs):
                 table.add_row(stage, times[0], of_all, *times[1:])
@@ -319,13 +323,13 @@ class Report(TextReport):
         """Write the report's numbers and its text as TensorBoard events.
 
         The names of scalars begin with ``fastpipe/profile/``.  ``step_seconds``, ``wait_seconds``,
-        ``busy_seconds`` and ``stall_share`` are the attributes of the report.  ``stall_seconds/…`` and
-        ``batch_seconds/…`` have a scalar for each stage, and ``case_seconds/…`` for each case.
-        ``predicted_seconds/1`` and ``tried_seconds/1`` are the times of advice 1 in the text.
+        ``busy_seconds`` and ``stall_share`` are the attributes of the report.  There is one scalar
+        ``stall_seconds/…`` and one scalar ``batch_seconds/…`` for each stage, and one ``case_seconds/…`` for
+        each case.  ``predicted_seconds/1`` and ``tried_seconds/1`` are the times of advice 1 in the text.
 
         Args:
             log_dir: the log folder of TensorBoard, or a folder below it.
-            step: step of the events.  Use a different step for each profile.
+            step: the step number of the events.  Use a different number for each profile.
 
         Raises:
             MissingDependencyError: neither torch with the package tensorboard nor TensorFlow is installed.
@@ -440,7 +444,7 @@ def _stages(report: Report) -> Iterator[str]:
         return
     yield "<h2>A batch</h2>"
     rows = [[stage, share, *times] for stage, share, times in _stage_rows(report.costs)]
-    yield page.table(["stage", "share", "time", "running", "waits for a core", "waits for else"], rows)
+    yield page.table(["stage", "share", "time", "running", "waits for a core", "other waits"], rows)
     lines = [[str(line), stage, f"{share:.0%}"] for line, stage, share in report.costs.top_lines()]
     if lines:
         yield "<h2>Lines of the script</h2>"

@@ -54,7 +54,7 @@ Identity = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result for a file.
+    """The result of checking a file.
 
     ``state`` is "good" if the file can be decoded, "corrupt" if its content is invalid, and "unreadable" if
     reading fails for another reason.
@@ -200,9 +200,9 @@ def without_images(text: str, classes: Sequence[str]) -> str:
 
 
 class Judge:
-    """A checker that decodes files like ``FastImageFolder``.
+    """Checks image files by decoding them in the same way as ``FastImageFolder``.
 
-    A file is corrupt if ``ImageFolder`` would raise an error for it.
+    A file is corrupt if torchvision's ``ImageFolder`` would raise an error for it.
     """
 
     def __init__(self) -> None:

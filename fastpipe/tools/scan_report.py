@@ -1,4 +1,4 @@
-"""``fastpipe scan`` after its arguments are parsed: the actions, the output and the JSON file."""
+"""Run ``fastpipe scan`` with parsed arguments: check, move or rename files, and report the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a thread does: its stack, the stage of the input pipeline, and the line of the script."""
+"""Read the stacks of threads, and find out which stage of the input pipeline and which line they run."""
 
 from __future__ import annotations
 
@@ -166,9 +166,9 @@ def _name(code: CodeType) -> str:
 
 
 def name_called(source: str, frame: FrameType) -> str:
-    """Return the dotted name of the function that an expression calls, or of its owner's type.
+    """Return the dotted name of the function that an expression calls.
 
-    No code of the script is run.
+    For a method, return the name of the object's type.  No code of the script is run.
     """
     try:
         node: ast.AST = ast.parse(f"({source.strip()})", mode="eval").body
@@ -239,9 +239,9 @@ if _COLLECTS_ANYWHERE and hasattr(os, "register_at_fork"):
 
 
 def current_stacks(threads: Iterable[int] | None = None) -> dict[int, list[FrameType]]:
-    """Return the frames of each thread by its ident, the innermost frame first.
+    """Return the stack frames of each thread, by the thread's ident.  The innermost frame comes first.
 
-    ``threads`` has the idents; None means all threads except the calling thread.
+    ``threads`` contains idents of threads.  If it is None, all threads except the calling thread are used.
     """
 
     def stacks() -> dict[int, list[FrameType]]:
@@ -258,7 +258,8 @@ def current_stacks(threads: Iterable[int] | None = None) -> dict[int, list[Frame
 def stack_of(frame: FrameType | None) -> list[FrameType]:
     """Return a frame and its callers.
 
-    The frame must belong to the calling thread: in Python 3.11, another thread may continue meanwhile.
+    Code outside of this module must pass a frame of its own thread.  In Python 3.11, another thread could run
+    on meanwhile.
     """
     found = []
     while frame is not None:
@@ -268,7 +269,10 @@ def stack_of(frame: FrameType | None) -> list[FrameType]:
 
 
 def native_ids() -> dict[int, int]:
-    """Return the kernel's number of each thread, computed from its clock (``CPUCLOCK_PID`` of the kernel)."""
+    """Return the kernel's ID of each thread, by the thread's ident.
+
+    The ID is computed from the thread's clock, as by the kernel's ``CPUCLOCK_PID``.
+    """
     if sys.platform != "linux":
         return dict.fromkeys(_without_collecting(sys._current_frames), -1)
     return {ident: ~(clock >> 3) for ident, clock in _without_collecting(_clocks).items()}
@@ -277,8 +281,8 @@ def native_ids() -> dict[int, int]:
 def _clocks() -> dict[int, int]:
     """Return the clock of each thread.
 
-    The clock of an ended thread would be read from freed memory.  Here only C functions run, within one call,
-    so no thread can end in between.
+    For a thread that has ended, freed memory would be read.  Here only C functions run, within one call.  No
+    thread can therefore end between the list of threads and the requests for their clocks.
     """
     idents, same = itertools.tee(itertools.chain.from_iterable(map(_CALL, (sys._current_frames,))))
     return dict(zip(idents, map(time.pthread_getcpuclockid, same), strict=True))

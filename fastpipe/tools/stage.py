@@ -1,4 +1,4 @@
-"""``fastpipe stage URL DIR``: fill a stage, check it, list its content, clear it."""
+"""``fastpipe stage URL DIR``: copy remote images to a local folder (a stage); check or clear it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Changes that may make steps faster: other ways to compute a model, and larger batches.
+"""Try changes that may make training steps faster: other ways to compute a model, and larger batches.
 
-A change of a model is applied to the models that a step calls, in place, then measured and undone.
+A change of a model is made in place, to the models that a step calls.  The steps are measured with it, and
+then the change is undone.
 """
 
 from __future__ import annotations
@@ -84,9 +85,9 @@ class ModelChanges:
         self._seconds: list[tuple[_Change, float]] = []
 
     def phases(self, measured: Callable[[], float]) -> Iterator[Iterator[Any]]:
-        """Yield an iterator of batches for unchanged steps, then an iterator for each change.
+        """Yield an iterator of batches for steps without a change, then an iterator for each change.
 
-        ``measured`` returns the seconds of a step with the batches of the last iterator.
+        ``measured`` must return the seconds of a step with the batches of the last iterator.
         """
         seen = SeenModels()
         try:
@@ -115,7 +116,8 @@ class ModelChanges:
     def advice(self, watched: Watched, step_s: Callable[[float], float]) -> Iterator[Advice]:
         """Yield advice for the changes that make steps clearly faster.
 
-        ``step_s`` predicts the time of a step with the loader from its time with instant data.
+        ``step_s(seconds)`` predicts the time of a step with the loader, if a step takes ``seconds`` when its
+        batch is available at once.
         """
         for change, seconds in self._seconds:
             if self._base_s < _MODEL_GAIN * seconds:

@@ -1,4 +1,4 @@
-"""Datasets and loaders of fastpipe as replacements for a script's own."""
+"""Find datasets and loaders of fastpipe that can replace those of a script."""
 
 from __future__ import annotations
 
@@ -41,10 +41,11 @@ _BATCHES, _MOST_BYTES = 8, 256 << 20  # most batches, and most bytes, to copy fo
 
 @dataclass(frozen=True)
 class Candidate:
-    """A loader that may replace another loader: the change, the reason, and a function to iterate it.
+    """A loader that may replace the script's loader.
 
-    ``rest`` is the cost of the work on a batch that the loader does not do.  With ``is_rest_beside``, this
-    work is done at the same time as the loader's work.
+    ``what`` describes the change, ``why`` the reason, and ``begin`` returns an iterator of batches.  ``rest``
+    is the cost of the work on a batch that the script's loader does and this loader does not do.  With
+    ``is_rest_beside``, this work is done at the same time as the loader's work, otherwise after it.
     """
 
     what: str
@@ -160,7 +161,7 @@ def _with_rest(costs: LoaderCosts, what: str, source: str, fast: Any) -> Iterato
 
 
 def of_images(watched: Watched, costs: LoaderCosts, accounts: Sequence[Account]) -> Iterator[Candidate]:
-    """Yield a candidate with ``FastImageFolder.from_samples`` if samples are transformed Pillow images."""
+    """Yield a loader of ``FastImageFolder.from_samples`` if the samples are transformed Pillow images."""
     dataset, size = watched.loader.dataset, watched.batch_size
     files = list(dict.fromkeys(file for account in accounts for file in account.images))
     opened = sum(account.opened for account in accounts) / max(1, sum(one.samples for one in accounts))

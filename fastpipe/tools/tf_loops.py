@@ -1,9 +1,9 @@
-"""Watched training loops of TensorFlow and Keras.
+"""Watch training loops of TensorFlow and Keras.
 
 Python does not see the batches of ``keras.Model.fit``, so the time of a step is measured from the beginning
 of a batch to the beginning of the next batch.  A second ``fit`` with one repeated batch gives the time of a
-step with instant data.  The Python code of a dataset (``tf.py_function``, generators, datasets of Keras) is
-sampled in TensorFlow's threads.
+step that does not wait for data.  The stacks of TensorFlow's threads are recorded regularly, to see what the
+Python code of a dataset does (``tf.py_function``, generators, datasets of Keras).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ _MOST_PENDING = 64  # most measurements that the device has not finished; its qu
 
 
 class Spent(NamedTuple):
-    """Times of a thread in nanoseconds: elapsed time, CPU time, and the time of waiting for a core."""
+    """Times of a thread in nanoseconds: elapsed time, CPU time, and the time that it waits for a core."""
 
     wall: int
     cpu: int
@@ -53,7 +53,7 @@ class ThreadClock:
             self._descriptor = -1
 
     def read(self) -> Spent:
-        """Return the times since the thread started.  For ``wall``, only differences are meaningful."""
+        """Return the thread's times since its start.  Only differences of ``wall`` are meaningful."""
         now = time.perf_counter_ns()
         if self._descriptor < 0:
             return Spent(now, now, 0)
@@ -90,7 +90,10 @@ def threads_delay_ns() -> int | None:
 
 
 class Meter:
-    """The increase of a counter during the steps of a loop, without the time between epochs."""
+    """Measures how much a counter increases during the steps of a loop.
+
+    Increases between epochs are not counted.
+    """
 
     def __init__(self, read: Callable[[], int | None]) -> None:
         self._read = read
@@ -150,7 +153,7 @@ class DeviceTimes(NamedTuple):
 
 
 class DeviceClock:
-    """A clock that measures every fourth step on a CUDA device, with three events and without waiting."""
+    """Measures every fourth step on a CUDA device, by three CUDA events.  Does not wait for the device."""
 
     def __init__(self) -> None:
         self._steps = 0

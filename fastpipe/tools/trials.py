@@ -1,4 +1,4 @@
-"""Tunable settings of a loader, and measurements of a loader with given settings."""
+"""The settings of a loader that ``autotune`` changes, and measurements of a loader with given settings."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Settings:
         return found
 
     def as_text(self, before: Settings) -> str:
-        """Return the arguments of the loader, and the changed arguments of its dataset, as text."""
+        """Return the loader's arguments as text, and the dataset's arguments that differ from ``before``."""
         values = self.of_loader | self.of_dataset(before)
         # ``workers`` is left out, because num_workers counts processes here.
         return ", ".join(f"{name}={value!r}" for name, value in values.items() if name != "workers")
@@ -86,7 +86,7 @@ class Base:
 
     @contextlib.contextmanager
     def dataset_with(self, settings: Settings) -> Iterator[None]:
-        """Apply ``settings`` to fastpipe's datasets inside the context, and switch ``cache="auto"`` off."""
+        """In this context, fastpipe's datasets have ``settings``, and ``cache="auto"`` is switched off."""
         names = ("threads", "decode", "cache")
         before = [(one, name, vars(one)[name]) for one in self.folders for name in names if name in vars(one)]
         try:

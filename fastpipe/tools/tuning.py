@@ -262,7 +262,7 @@ class Tuning(TextReport):
 
     @property
     def gain(self) -> float:
-        """The speed-up of a batch (with ``step``: of a batch and its step) over the original settings."""
+        """The time of a batch before tuning, divided by the time after (with ``step``, steps included)."""
         return self.before.batch_s / self.best.batch_s
 
     def show(self, console: Console) -> None:
@@ -295,7 +295,7 @@ class Tuning(TextReport):
         return said, in_duration(trial.batch_s), *rest
 
     def as_json(self) -> dict[str, Any]:
-        """Return the result, except the loader, as dicts, lists, strings and numbers for JSON."""
+        """Return the result without the loader as dicts, lists, strings and numbers for JSON."""
         return {
             "config": self.config, "gain": self.gain, "seconds": self.seconds, "notes": list(self.notes),
             "trials": [
@@ -317,8 +317,8 @@ def autotune(
     settings are measured on the loader's own data.  Settings that are nearly as fast as the best settings are
     measured several times, in turns.  Among equally fast settings, ``autotune`` chooses the settings with the
     fewest processes.  The content and the order of batches stay the same.  A cache is tried if it can hold
-    all decoded samples of the dataset.  The cache is then filled with a part of the data, and the speed of
-    later epochs is measured.
+    all decoded samples of the dataset.  For this, the cache is filled with a part of the data, and reading
+    this part again is measured.
 
     The global random generators and the loader's random generators are restored afterwards.
 
@@ -328,7 +328,7 @@ def autotune(
         batch_size: batch size for a dataset.
         step: function that trains on a batch.  The loader is then measured together with the training, and
             the search ends as soon as at most 2 % of the time are spent waiting for data.  Do not keep the
-            model that ``step`` trains.  None measures only the loader.
+            model that ``step`` trains.  If ``step`` is None, only the loader is measured.
         memory_budget: number of bytes that a loader may use in addition to the present memory of this
             process, for worker processes, prefetched batches and a cache.  Settings that need more memory are
             not used.  The default is half of the memory that is free to this process.
@@ -336,7 +336,7 @@ def autotune(
 
     Returns:
         A :class:`Tuning` with a ``loader`` to use and a ``config`` to paste.  If the best settings change
-        ``threads``, the decoder or the cache of a dataset of fastpipe, the dataset itself is changed.
+        ``threads``, the decoder or the cache of a fastpipe dataset, this dataset is changed in place.
 
     Raises:
         OptionError: an argument is invalid, or the loader has no batch.

@@ -1,4 +1,4 @@
-"""``fastpipe verify FOLDER``: check that fastpipe and torchvision return the same samples for a folder."""
+"""``fastpipe verify FOLDER``: check that fastpipe and torchvision read the same samples from a folder."""
 
 from __future__ import annotations
 

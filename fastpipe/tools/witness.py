@@ -1,4 +1,4 @@
-"""Observation of a loader's dataset, in any process: its time by stage, and the files that it reads."""
+"""Observe a loader's dataset in any process: the time that each stage takes, and the files that are read."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Account:
 
 
 class Witness:
-    """An observer of a loader's dataset.  Each process writes an account (its measurements) to ``folder``."""
+    """Observes a loader's dataset.  Each process writes its measurements (an ``Account``) to ``folder``."""
 
     # The witness of the loader that now makes a batch in this process.  A thread may iterate several loaders.
     _active: Witness | None = None
@@ -230,7 +230,7 @@ BOUNDARIES: dict[CodeType, Boundary] = {
 def observe(owner: Any, name: str, see: Callable[..., object]) -> Callable[[], None]:
     """Call ``see`` after each call of the function ``name`` of ``owner``.
 
-    Return a function that ends this observation.  Several observations may end in any order.
+    Return a function that ends this observation.  Several observations of a function may end in any order.
     """
     function = getattr(owner, name)
     observers = getattr(function, _OBSERVERS, None)

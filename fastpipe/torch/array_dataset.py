@@ -1,4 +1,4 @@
-"""Datasets whose samples are rows of arrays, made a batch at a time: the base for HDF5 files and volumes."""
+"""The base of the datasets of HDF5 files and volumes: samples are rows of arrays, made a batch at a time."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ from fastpipe.torch.wrappers import Located, positions_of
 
 @dataclass
 class UserCode:
-    """The script's own functions that process the values of a sample.
+    """The user's own functions that process the values of a sample.
 
     Attributes:
-        form: the structure of a sample.
-        transform: a function or None.  If ``joint``, it is called with all values.  Otherwise it is called
-            with the whole sample if this is a dict, or else with the first value.
+        form: whether a sample is a single value, a tuple or a dict, and the names of its values.
+        transform: a function or None.  If ``joint`` is true, it is called with all values of the sample.
+            Otherwise it is called with the whole sample if the sample is a dict, and with the first value if
+            not.
         is_safe: whether several threads may call ``transform`` at once.
         target_transform: a function that is called with the second value, or None.
     """
@@ -58,12 +59,13 @@ class UserCode:
 
     @property
     def runs_here(self) -> bool:
-        """True if some of the functions run only in the consumer's thread."""
+        """True if some of the functions may run only in the thread that requests the batches."""
         return self.target_transform is not None or not self.is_safe
 
     def transformed(self, values: list[Any], seed: Callable[[], int] | None) -> list[Any]:
-        """Return the values after ``transform``.  ``seed`` returns a seed for torch's random numbers; None
-        leaves torch's generators as they are."""
+        """Apply ``transform`` to a sample's values, and return the new values.  The function ``seed`` returns
+        a seed for torch's random numbers.  If ``seed`` is None, torch's own generators are used as they
+        are."""
         transform = self.transform
         if transform is None:
             return values
@@ -83,7 +85,8 @@ class UserCode:
 
 
 class StockSamples(Dataset[Any]):
-    """A dataset with the same samples that does not use fastpipe: the format's own library reads values."""
+    """A dataset without fastpipe that has the same samples.  The format's own library, such as h5py, reads
+    the values."""
 
     def __init__(self, rows: Any, code: UserCode) -> None:
         self._rows, self._code = rows, code
@@ -100,7 +103,7 @@ class StockSamples(Dataset[Any]):
 
 
 class RowsBatch(StartedBatch):
-    """A batch that is being read.  ``parts`` are the memory to which it is read."""
+    """A batch that is being read into memory.  ``parts`` is this memory, one part for each value."""
 
     def __init__(
         self, pending: PendingRead, parts: Sequence[Part], pool: ThreadPool | None, form: Form,
@@ -182,11 +185,12 @@ _OWN_MEMORY = 1 << 18
 
 
 class RowsDataset(BatchedDataset, Dataset[Any]):
-    """A dataset whose samples are rows of arrays, made a batch at a time.
+    """The base class of datasets whose samples are rows of arrays.  A batch is made as a whole.
 
-    Subclasses define ``plan``, how data are read; ``_wants_key``, whether samples need random numbers;
-    ``_reading``, which returns the ``Reading`` of a batch; ``_code``, which returns the script's functions
-    for samples; and ``_stock``, which returns the same samples without fastpipe.
+    Each subclass defines five members.  ``plan`` describes how data are read.  ``_wants_key`` is true if
+    samples need random numbers.  ``_reading`` returns the work of reading a batch (``Reading``).  ``_code``
+    returns the user's functions for samples.  ``_stock`` returns a dataset without fastpipe that has the same
+    samples.
     """
 
     seed: int | None
@@ -202,12 +206,13 @@ class RowsDataset(BatchedDataset, Dataset[Any]):
         return False
 
     def _places_in_files(self) -> npt.NDArray[np.int64] | None:
-        """Return the number of each sample's file, volume or first index, int64 (N,); None if there are not
-        several, or samples are random."""
+        """For each sample, return the number of its file or volume, or its index along the first dimension,
+        as int64 (N,).  Return None if there is only one file or volume, or if samples are random."""
         return None
 
     def _prefetcher(self, dataset: Any, *, is_here: bool) -> Prefetcher | None:
-        """Return a prefetcher for ``dataset``, the loader's dataset; None if all samples are local."""
+        """Return an object that fetches remote data before ``dataset``, the loader's dataset, needs them.
+        Return None if this process must not fetch data early, or if all data are local."""
         return None
 
     def __getitem__(self, index: int) -> Any:
@@ -223,16 +228,17 @@ class RowsDataset(BatchedDataset, Dataset[Any]):
     def batch_sampler(
         self, batch_size: int, *, shuffle: bool | Shuffle, drop_last: bool = False, shard: Shard | None = None
     ) -> DatasetBatches:
-        """Make batches of indices for torch's ``DataLoader`` (a :class:`fastpipe.FastLoader` needs none).
+        """Make a batch sampler for torch's ``DataLoader``.  A :class:`fastpipe.FastLoader` does not need it.
 
-        With the dataset's ``seed`` the order depends only on seed and epoch.  Without a seed, each epoch's
-        order is drawn from torch's global generator.
+        If the dataset has a ``seed``, the order depends only on this seed and the epoch.  Otherwise each
+        epoch's order is drawn from torch's global generator.
 
         Args:
             batch_size: number of samples in a batch.
-            shuffle: False, True or a :class:`fastpipe.Shuffle`.
+            shuffle: whether to shuffle the samples, or a :class:`fastpipe.Shuffle`, which says how.
             drop_last: leave out an incomplete last batch.
-            shard: this rank's part of each epoch, a :class:`fastpipe.Shard`.  Default: all samples.
+            shard: a :class:`fastpipe.Shard`, which selects this rank's part of each epoch.  Default: all
+                samples.
 
         >>> import h5py, os, tempfile
         >>> from fastpipe import FastHDF5Dataset
@@ -296,7 +302,8 @@ class RowsDataset(BatchedDataset, Dataset[Any]):
 
 
 class RowsSource(Source):
-    """The source of batches of ``RowsDataset`` objects that are the user's dataset or inside it."""
+    """Makes a loader's batches from ``RowsDataset`` objects.  Such an object is the user's dataset itself, or
+    is inside the user's ``Subset`` or ``ConcatDataset``."""
 
     _batches: EpochBatches | None = None
 
@@ -344,7 +351,7 @@ class RowsSource(Source):
 
 
 class _Mixed(MixedBatch):
-    """A batch of several datasets."""
+    """A batch with samples of several datasets."""
 
     def finish(self) -> Sequence[Any]:
         found, are_rows = dict[int, Any](), True

@@ -1,4 +1,4 @@
-"""Batches of images that are being made: their samples, memory, and the user code that must still run."""
+"""Unfinished batches of images: their samples, their memory, and the user's code that must still run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ PLACED = object()  # replaces the value of a sample that was written to the batc
 
 
 def matches_spec(value: Any, like: SampleSpec) -> bool:
-    """Return whether a sample is a tensor with this spec in plain CPU memory.  Any strides are allowed."""
+    """Return whether a sample is a plain CPU tensor with the class, shape and dtype in ``like``.  Any strides
+    are allowed."""
     return (
         type(value) is like.kind
         and value.shape == like.shape
@@ -52,10 +53,11 @@ def matches_spec(value: Any, like: SampleSpec) -> bool:
 
 
 class SpecGuess:
-    """A prediction of the class, shape and dtype that a plan (a compiled transform) gives to samples.
+    """A prediction of the class, shape and dtype of the samples that a plan (a compiled transform) makes.
 
-    If all samples of the first finished batch have the same spec, this spec is predicted for later batches,
-    whose samples share one tensor.  After a sample with another spec, each sample is a separate value.
+    If all samples of the first finished batch agree in these three, later batches are expected to agree as
+    well.  The samples of a later batch are then stored in one tensor.  After a sample that differs, nothing
+    is predicted any more for this plan, and each sample has its own memory.
     """
 
     def __init__(self) -> None:
@@ -67,7 +69,7 @@ class SpecGuess:
         return like if known is plan else None
 
     def learn(self, plan: object, values: Sequence[Any]) -> None:
-        """Update the prediction with the samples of a batch that were separate values."""
+        """Update the prediction from a batch whose samples were not stored in one tensor."""
         known, like = self._known
         if known is not plan:
             first = values[0]
@@ -79,14 +81,16 @@ class SpecGuess:
 
 
 class Place(NamedTuple):
-    """The destination of a batch's samples.
+    """Where the samples of a batch are written, and the work that remains for each sample.
 
     Attributes:
-        memory: the memory to which the plan writes the batch, or, for each sample, a row of a larger batch.
-        tensor: a tensor (N, …) that shares this memory; None for separate values or rows of a larger batch.
-        like: the spec that a sample needs to be stored in ``tensor``; None if the plan writes all samples.
-        finish: a function that is called with each sample's value and number, in the thread that decoded it.
-        then: the same work as ``finish``, in a form that the native engine can do.
+        memory: where the plan writes samples: an array for the batch, or for each sample an array in a larger
+            batch.  None if the plan does not write to memory.
+        tensor: a tensor (N, …) for all samples of this batch.  None if each sample has its own memory, or if
+            samples are written to a larger batch.
+        like: class, shape and dtype of samples that are put into ``tensor``.  None if the plan writes all.
+        finish: a function that the decoding thread calls with each sample's value and number, or None.
+        then: the same work as ``finish``, as an object that the native engine can execute, or None.
     """
 
     memory: npt.NDArray[Any] | Sequence[npt.NDArray[Any]] | None = None
@@ -98,15 +102,15 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """Settings for making a batch of images.
+    """The settings with which a batch of images is made.
 
     Attributes:
-        threaded: whether threads make the batch; otherwise the calling thread makes it at once.
-        rows: rows of a larger batch's memory for the samples; None means that the batch gets its own memory.
-        sends_bytes: whether to make images of bytes, which later steps convert on the device.
-        split: the split transform, or None.  With ``sends_bytes``, only its first part is applied.
-        device: the device that decodes images of bytes if possible, or None.
-        dtype: 16-bit dtype for samples that are not bytes and support this dtype; "" for no conversion.
+        threaded: whether threads make the batch.  If false, the calling thread makes the batch at once.
+        rows: the rows of a larger batch to which samples are written.  None if the batch has its own memory.
+        sends_bytes: whether images stay uint8, because the device does the later steps.
+        split: the transform in two parts, or None.  If ``sends_bytes`` is true, only part one is applied.
+        device: the device that decodes the images if it can and ``sends_bytes`` is true, or None.
+        dtype: the 16-bit dtype to which float32 samples are rounded if the plan can do this.  "" for none.
         is_pinned: whether to make the batch in page-locked memory, for the copy to a GPU.
     """
 
@@ -120,7 +124,7 @@ class BatchRequest:
 
     @property
     def augments_here(self) -> bool:
-        """True if decoding threads do both parts of a split transform; else a device does the second part."""
+        """True if the transform is split, and the decoding threads do both of its parts."""
         return self.split is not None and not self.sends_bytes
 
     def plan_of(self, plan: Plan) -> Plan:
@@ -130,7 +134,7 @@ class BatchRequest:
 
 
 class BatchMemory:
-    """An allocator of memory for a dataset's batches in one process; it reuses the memory of old batches."""
+    """Allocates memory for a dataset's batches in one process.  The memory of old batches is used again."""
 
     def __init__(self, is_pinned: bool = False) -> None:
         self.slots = SlotPool(KEPT_SLOTS)
@@ -151,7 +155,8 @@ def _place_of(
     request: BatchRequest, plan: Plan, key: Key, count: int, memory: BatchMemory, like: SampleSpec | None,
     stock_threads: bool,
 ) -> Place:  # fmt: skip
-    """Return where to write the samples of a batch; ``like`` predicts the samples that user code makes."""
+    """Return where a batch's samples are written.  ``like`` is their expected class, shape and dtype, or
+    None."""
     if request.split is not None and request.augments_here:
         return _augmented(request.split, key, count, memory, request.rows)
     if plan.output is None and stock_threads:
@@ -186,8 +191,8 @@ def _augmented(split: Split, key: Key, count: int, memory: BatchMemory, rows: Ro
 
 
 class Batch(StartedBatch):
-    """An unfinished batch of one folder.  ``turn`` is the batch's ``gpu_batches.Turn`` if a device decodes
-    some of the images, else None."""
+    """An unfinished batch of images from one dataset.  If a device may decode some of the images, ``turn`` is
+    the batch's ``gpu_batches.Turn``.  Otherwise ``turn`` is None."""
 
     pending: PendingBatch
 
@@ -237,7 +242,7 @@ class Batch(StartedBatch):
         return samples
 
     def make(self) -> Sequence[Any]:
-        """Wait for the batch and return its samples, without recording that the batch is delivered."""
+        """Wait for the batch, and return its samples, but do not record that the batch was delivered."""
         kept = self.kept = self.pending.wait()
         targets = self._targets(kept)
         whole = self._whole(kept)
@@ -267,8 +272,8 @@ class Batch(StartedBatch):
         return targets
 
     def _whole(self, kept: Sequence[int]) -> tuple[torch.Tensor, type] | None:
-        """Return a tensor of the samples ``kept``, and the class of its images; None if some samples are
-        separate values."""
+        """Return one tensor with the samples ``kept``, and the class of the images.  Return None if some of
+        these samples are not in one tensor."""
         if self._tensor is None:
             return None
         there = self.there()
@@ -316,8 +321,8 @@ def _seed_of(key: Key, number: int) -> int:
 def batch_memory(
     plan: Plan, count: int, memory: BatchMemory, is_batch: bool = True
 ) -> tuple[npt.NDArray[Any] | None, torch.Tensor | None]:
-    """Return memory for a batch, as an array for kernels and as a tensor; (None, None) if the plan's samples
-    are separate values."""
+    """Return the memory of a batch twice: as an array for the kernels, and as a tensor.  Return (None, None)
+    if the batch is empty, or if the plan makes a separate object for each sample."""
     spec = plan.output
     if spec is None or count == 0:
         return None, None
@@ -332,10 +337,11 @@ def batch_memory_like(like: SampleSpec, count: int, memory: BatchMemory) -> torc
 
 
 class Items(Sequence[Item]):
-    """Some samples of a dataset as ``Item`` objects.  Each object is created when it is used.
+    """Some samples of a dataset, as a sequence of ``Item`` objects.
 
-    ``samples`` are flat arrays of all samples that the dataset had at construction, or a list of pairs (path,
-    target) of the chosen samples.
+    The attribute ``samples`` is a table (flat arrays) of all samples that the dataset had when this object
+    was created.  Each ``Item`` is then created when it is accessed.  If the dataset has no table, ``samples``
+    is a list of pairs (path, target), one for each item.
     """
 
     def __init__(self, samples: Any, positions: npt.NDArray[np.int64]) -> None:
@@ -359,7 +365,8 @@ class Items(Sequence[Item]):
         return Item(position, self.samples.path(position), self.samples.targets.item(position))
 
     def targets(self, numbers: Sequence[int]) -> list[Any] | npt.NDArray[np.int64]:
-        """Return the targets of some samples.  Class indices of a table are an array, int64."""
+        """Return the targets of the items with these numbers.  If ``samples`` is a table, the result is an
+        array of class indices, int64.  Otherwise it is a list."""
         if self._items is not None:
             return [self._items[number].target for number in numbers]
         positions = self.positions if len(numbers) == len(self) else self.positions[numbers]
@@ -393,8 +400,9 @@ def _item_of(samples: Any, position: int) -> Item:
 
 
 def _substitute_of(samples: Any, items: Sequence[Item], key: Key, number: int, attempt: int) -> Item | None:
-    """Return a random other sample of a bad sample's class, chosen by the bad sample's key; None if there is
-    none.  If targets are neither integers nor strings, all samples count as one class."""
+    """Return another sample of a bad sample's class, or None if the class has no other sample.  The bad
+    sample's key (seed, epoch, position) and ``attempt`` decide which sample it is.  If targets are neither
+    integers nor strings, all samples count as one class."""
     item = items[number]
     if isinstance(samples, SampleTable) and samples.is_flat:
         targets = samples.targets_array()

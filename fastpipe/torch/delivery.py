@@ -1,4 +1,4 @@
-"""The last stage of a batch: the copy to the device, normalisation on the device, and batch augmentation."""
+"""The last steps of a batch: the copy to the device, normalisation there, and batch augmentation."""
 
 from __future__ import annotations
 
@@ -25,23 +25,24 @@ _AUGMENT = 1 << 41
 
 @dataclass(eq=False)
 class Delivery:
-    """The stage that takes batches from an iterator and delivers them on the device.
+    """Takes batches from a loader's iterator, and delivers them on the device.
 
     The copy of a batch starts as soon as the batch is ready, and runs during the training step with the
     previous batch.  The user's augmentation runs when a batch is requested, because it may use the same
     random generators as the training step.
 
     Attributes:
-        transfer: the copy to the device; None if batches are not copied.
-        finishes: batches arrive as ``Unfinished``, and their remaining steps run on the device.
-        augment: the user's function for batches.
-        seed: if it is given, the random numbers of ``augment`` depend only on seed, epoch, batch and rank.
+        transfer: the copy to the device.  None if batches are not copied.
+        finishes: whether batches arrive as ``Unfinished`` objects, whose remaining steps run on the device.
+        augment: the user's function for batches, or None.
+        seed: the loader's seed.  With a seed, the random numbers of ``augment`` depend only on seed, epoch,
+            batch and rank.
         rank: this rank's number, and the number of ranks.
-        rest: the second part of a split transform, if it runs on the device.
-        on_epoch: called at the end of an epoch with the mean seconds per batch, and the mean seconds that the
-            script waited for a batch.
-        is_made_there: batches may be decoded on the device, and are collated on the device.
-        dtype: the dtype to which the first part of each batch is converted if it is float32; None keeps it.
+        rest: the second part of a split transform, if this part runs on the device, else None.
+        on_epoch: a function that is called at the end of an epoch, or None.  Its arguments are the mean
+            seconds per batch, and the mean seconds that the script waited for a batch.
+        is_made_there: whether batches may be decoded on the device.  They are then collated on the device.
+        dtype: the dtype to which the first part of a batch is converted if it is float32, or None.
     """
 
     transfer: Transfer | None
@@ -101,7 +102,8 @@ class Delivery:
         return _Moving(given, iterator.how_far, point.epoch, number)
 
     def on_stream(self) -> AbstractContextManager[Any]:
-        """Return a context in which batches on the device are collated on the stream of the transfer."""
+        """Return a context manager.  Within its block, batches on the device are collated on the stream that
+        copies batches."""
         if self.transfer is None or not self.is_made_there:
             return nullcontext()
         return self.transfer.on_stream()
@@ -136,7 +138,8 @@ class Delivery:
 
 
 def _in_dtype(batch: Any, dtype: torch.dtype) -> Any:
-    """Convert a float32 batch, or the first part of a batch that is a list or tuple, to another dtype."""
+    """Convert a float32 batch to ``dtype``.  If the batch is a list or a tuple, convert only its first
+    part."""
     if isinstance(batch, torch.Tensor):
         return batch.to(dtype) if batch.dtype == torch.float32 else batch
     if type(batch) in (list, tuple) and batch:
@@ -145,13 +148,13 @@ def _in_dtype(batch: Any, dtype: torch.dtype) -> Any:
 
 
 class _Pace:
-    """A measurement of the time between batches in an epoch, and of the time spent waiting for batches."""
+    """Measures the time between the batches of an epoch, and how long the script waits for batches."""
 
     count, first, last, waited = 0, 0.0, 0.0, 0.0
 
     def given(self, asked: float) -> None:
-        """Count a batch requested at time ``asked``.  The wait for the first batch is not representative, so
-        it is left out."""
+        """Count a batch that was requested at time ``asked``.  The wait for the first batch is left out,
+        because it is not representative."""
         self.last = perf_counter()
         if self.count:
             self.waited += self.last - asked
@@ -166,7 +169,7 @@ class _Pace:
 
 
 class _Moving(NamedTuple):
-    """A batch that is being delivered, or an error to raise instead of this batch."""
+    """A batch on its way to the device, or an error that is raised instead of this batch."""
 
     found: Callable[[], Any] | DeferredError
     how_far: Any
@@ -180,13 +183,13 @@ class _Moving(NamedTuple):
 
 
 class DeferredError:
-    """An error that is kept until the script requests the batch in which it occurred."""
+    """Keeps an error that occurred in a batch, until the script requests this batch."""
 
     def __init__(self, error: BaseException) -> None:
         self._error: BaseException | None = error
 
     def take(self) -> BaseException:
-        """Return the error and release it here, because its traceback keeps many objects alive."""
+        """Return the error, and keep no reference to it, because its traceback keeps many objects alive."""
         assert self._error is not None
         error, self._error = self._error, None
         return error

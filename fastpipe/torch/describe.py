@@ -1,4 +1,4 @@
-"""Descriptions of a loader: its plan, its equivalent without fastpipe, and advice if its batches are late."""
+"""A loader's printable plan, its equivalent without fastpipe, and advice if its batches are late."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class LoaderPlan:
 
     Attributes:
         is_fast: whether fastpipe makes the batches.
-        why_not: why fastpipe does not make the batches; empty if it does.
+        why_not: the reason why fastpipe does not make the batches.  Empty if fastpipe makes them.
     """
 
     def __init__(self, loader: Any, source: Source | None, depth: int, why_processes: str) -> None:
@@ -55,7 +55,8 @@ class LoaderPlan:
 
 
 def why_no_source(dataset: Any) -> str:
-    """Return the reason why fastpipe does not make the batches of a dataset; empty if it makes them."""
+    """Return the reason why fastpipe does not make a dataset's batches.  It is empty if fastpipe makes
+    them."""
     ends = ends_of(dataset)
     reasons = [_why_not_alone(end) for end in ends]
     if not any(reasons) and len(set(map(is_rows, ends))) > 1:
@@ -104,8 +105,8 @@ def _work_note(loader: Any, source: Source | None, depth: int, why_processes: st
 
 
 def stock_loader(loader: Any) -> DataLoader[Any]:
-    """Return torch's ``DataLoader`` over a dataset without fastpipe, with the same batches in the same
-    order."""
+    """Return a plain ``DataLoader`` that does not use fastpipe.  It yields the same batches as ``loader``, in
+    the same order."""
     options = options_of(loader) | {"dataset": stock_dataset(loader.dataset)}
     order, seed = loader._order, loader._effective_seed()
     ours = order.ours()
@@ -123,8 +124,8 @@ def stock_loader(loader: Any) -> DataLoader[Any]:
 
 
 def stock_dataset(dataset: Any) -> Any:
-    """Return a dataset in which torchvision's datasets, or readers by the formats' own libraries, replace
-    fastpipe's datasets."""
+    """Return a dataset like ``dataset``, but without fastpipe.  Image folders are torchvision's own.  Other
+    data are read with the format's own library."""
     if type(dataset) is Subset:
         return Subset(stock_dataset(dataset.dataset), dataset.indices)
     if type(dataset) is ConcatDataset:
@@ -165,7 +166,7 @@ class _Singles:
 
 
 class _IndicesOfEpochs:
-    """A sampler whose indices contain the seed and the number of the epoch."""
+    """Wraps a sampler, and adds the seed and the epoch's number to each index."""
 
     def __init__(self, sampler: Any, seed: int, epoch: int) -> None:
         self._sampler, self._seed, self._epoch = sampler, seed, epoch
@@ -190,8 +191,8 @@ class _IndicesOfEpochs:
 
 
 class _SamplesOfEpochs(Dataset[Any]):
-    """A dataset without fastpipe that chooses new random samples in each epoch, also inside ``Subset`` and
-    ``ConcatDataset``."""
+    """Wraps a dataset without fastpipe whose samples are random and new in each epoch.  The samples' random
+    numbers follow from the seed and the epoch in the index, also inside ``Subset`` and ``ConcatDataset``."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -230,7 +231,8 @@ _TRANSFORM_SHARE = 0.3
 
 
 class Advice:
-    """A monitor of a loader's batches.  If the loop waits for them, it logs once how to make them faster."""
+    """Measures how long the user's loop waits for a loader's batches.  If the loop waits too long, a log
+    message says once how to make the batches faster."""
 
     def __init__(self) -> None:
         self._batches, self._waited, self._elapsed = 0, 0.0, 0.0  # totals of all epochs; times in seconds
@@ -254,7 +256,7 @@ class Advice:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Measure the time of the block, in which a batch is requested."""
+        """Measure the time of the ``with`` block, which requests a batch, and log the advice if it is due."""
         if self._remedy is None or self._has_advised:
             yield
             return
@@ -272,7 +274,8 @@ class Advice:
 
 
 def _remedy_for(loader: Any, source: Source | None) -> tuple[Callable[[], str] | None, Callable[[], float]]:
-    """Return a function that returns advice, or None if no advice applies, and a clock to measure waiting."""
+    """Return a function that returns the advice as text, and a clock to measure waiting.  The function is
+    None if there is no advice for this loader."""
     has_own_collate = loader.collate_fn not in (default_collate, default_convert)
     if source is None:
         kinds = map(type, ends_of(loader.dataset))

@@ -1,8 +1,8 @@
-"""Wrappers that torch's iterators get instead of the user's dataset and samplers.
+"""Wrappers around the user's dataset and collate function, for torch's iterators.
 
-An index batch carries its key, from which the random numbers of its samples follow.  The wrapped dataset
-stores the key separately (in ``randomness``), because wrappers such as ``Subset`` rebuild plain indices.
-The wrappers add the sample's index and path to errors.
+Each batch of indices has a key (seed, epoch, positions), from which the random numbers of its samples are
+made.  The dataset's wrapper stores the key in the module ``randomness``, because a ``Subset`` passes only
+plain indices to its inner dataset.  The wrapper also adds the sample's index and path to errors.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _COLLATE = 1 << 40  # added to a batch's first position to seed its collation; s
 
 
 class UsersDataset:
-    """A wrapper of the user's dataset that adds the sample's index and path to errors."""
+    """A wrapper around the user's dataset.  It adds the index and the path of a sample to errors."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -63,7 +63,8 @@ class UsersDataset:
 
 
 class KeyedDataset(UsersDataset):
-    """A wrapper of the user's dataset that sets the key of each request before it calls the dataset.
+    """A wrapper around the user's dataset.  Before each call of the dataset, the wrapper sets the key (seed,
+    epoch, position) from which the random numbers of the samples are made.
 
     If the loader has a seed, all random numbers of the dataset come from this seed.  The generators are
     seeded for each sample, or once for a batch if the dataset makes whole batches.
@@ -92,7 +93,8 @@ class KeyedDataset(UsersDataset):
 
 
 class SourceDataset(KeyedDataset):
-    """A dataset that gets batches from a source, and single samples from the user's dataset."""
+    """A wrapper around the user's dataset.  Batches come from a fastpipe ``Source``, and single samples come
+    from the dataset itself."""
 
     def __init__(self, dataset: Any, source: Source) -> None:
         super().__init__(dataset)
@@ -111,8 +113,8 @@ class SourceDataset(KeyedDataset):
         return samples
 
     def _begin_what_follows(self, batch: StartedBatch, base: int) -> None:
-        """In a worker with threads, begin the next batch as soon as the parent requests it, even if ``batch``
-        is still being made."""
+        """In a worker process with several threads, begin the next batch as soon as the parent process
+        requests it, even while ``batch`` is still being made."""
         if self._source.threads == 1:
             return  # without other threads, this thread would make the whole next batch first
         for message in peek_requests(lambda: self._source.is_done(batch)):
@@ -123,7 +125,8 @@ class SourceDataset(KeyedDataset):
 
 
 class KeyedCollate:
-    """A wrapper of the user's collate function that seeds the global generators from the batch's key."""
+    """A wrapper around the user's collate function.  Before each call, it seeds the global generators from
+    the batch's key (seed, epoch, position)."""
 
     def __init__(self, function: Callable[[list[Any]], Any]) -> None:
         self._function = function
@@ -138,8 +141,8 @@ class KeyedCollate:
 
 
 class _Fetched(threading.local):
-    """The state of a thread that fetches batches: ``last`` are the indices of the batch requested last, and
-    ``base_seed`` is the base seed of torch's iterator (not set in workers)."""
+    """The state of a thread that fetches batches.  ``last`` contains the indices of the last requested batch.
+    ``base_seed`` is the base seed of torch's iterator.  It is not set in workers."""
 
     last: KeyedIndices | None = None
     base_seed = 0
@@ -150,7 +153,7 @@ fetched = _Fetched()
 
 @contextmanager
 def _seeded(asked: KeyedIndices, base: int) -> Iterator[None]:
-    """Seed the global generators for the block if ``asked`` has a seed, and restore them afterwards."""
+    """If ``asked`` has a seed, seed the global generators for the ``with`` block, then restore them."""
     if asked.seed is None:
         yield
         return
@@ -165,8 +168,8 @@ def _base_seed() -> int:
 
 
 def _say_which(error: BaseException, dataset: Any, index: Any) -> None:
-    """Add the sample's index and, if the dataset consists of files, its path to an error, as a note that
-    Python 3.11 and later show."""
+    """Add a note with the sample's index to an error.  If the dataset consists of files, the note also
+    contains the path.  Python 3.11 and later show such notes."""
     if not hasattr(error, "add_note") or any("sample " in note for note in getattr(error, "__notes__", ())):
         return
     path = None

@@ -1,4 +1,4 @@
-"""The source that makes batches of image folders."""
+"""The ``Source`` that makes a loader's batches from image folders."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ _ON_DEVICES = ("nvimgcodec", "dali")
 
 
 class FolderSource(Source):
-    """The source of batches of the image folders that are the user's dataset or inside it."""
+    """Makes a loader's batches from image folders.  Such a folder is the user's dataset itself, or is inside
+    the user's ``Subset`` or ``ConcatDataset``."""
 
     bases: list[FastImageFolder]
     by_split: Split | None = None
@@ -82,7 +83,8 @@ class FolderSource(Source):
         return [(plan_state(base.transform), str(base.memory_format)) for base in self.bases]
 
     def _request_now(self) -> BatchRequest:
-        """Return the current settings for batches.  They contain the split until the transform changes."""
+        """Return the current settings for batches.  They contain the split transform, until the user changes
+        the transform."""
         if self.by_split is None:
             return self._request
         state = self.transform_state()
@@ -140,7 +142,7 @@ class FolderSource(Source):
 
 
 class _FolderPrefetcher:
-    """A prefetcher of a folder's images."""
+    """Fetches a folder's remote images before they are needed."""
 
     def __init__(self, dataset: Any, base: FastImageFolder, is_here: bool) -> None:
         self._dataset, self._base, self._is_here = dataset, base, is_here
@@ -164,8 +166,8 @@ class _FolderPrefetcher:
 
 
 class _Mixed(MixedBatch):
-    """A batch of several folders.  If all folders make tensors of one shape and dtype, the folders write to
-    one common memory."""
+    """A batch with images of several folders.  If all images have the same class, shape and dtype, all
+    folders write to one tensor."""
 
     def __init__(self, parts: Sequence[Located], key: Key, request: BatchRequest) -> None:
         count = sum(len(numbers) for _, numbers, _ in parts)
@@ -212,7 +214,8 @@ class _Mixed(MixedBatch):
         return BatchSamples(tensor, self._kind, [entry(sample, 1) for sample in samples], self._end, key)
 
     def _together(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the whole batch.  If a device made some of the images, copy the others to this device."""
+        """Return the tensor of the whole batch.  If a device decoded some of the images, copy the other
+        images to this device."""
         made = [(numbers, batch.there()) for numbers, batch in self.parts]
         device = next((there.device for _, there in made if there is not None), None)
         if device is None:

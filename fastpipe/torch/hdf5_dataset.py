@@ -19,35 +19,37 @@ from fastpipe.torch.threads import process_of
 
 
 class FastHDF5Dataset(HDF5Samples, RowsDataset):
-    """A dataset whose samples are rows of HDF5 datasets, with the values that ``h5py`` gives.
+    """A dataset whose samples are rows of HDF5 datasets, with the same values as ``h5py`` reads.
 
     It is many times as fast as ``h5py``.  The HDF5 library locates the chunks of a file once.  Threads then
     read and decode the chunks without the library's lock.  One call copies the rows of a batch from many
-    chunks into the batch's memory.  The dataset works in any ``DataLoader``; in a
-    :class:`fastpipe.FastLoader` the next batches are read while the current batch is used.
+    chunks into the batch's memory.  The dataset works in any ``DataLoader``.  In a
+    :class:`fastpipe.FastLoader`, the next batches are read while the current batch is used.
 
     Args:
         path: an HDF5 file, or a sequence of files whose samples are concatenated.  With a ``stage``, a file
             may be a URL, such as ``"s3://bucket/mels.h5"``, of any file system that fsspec supports.
         keys: paths of HDF5 datasets in the file.  With one path, each sample is a single value.  With a
-            sequence of paths, each sample is a tuple; with a mapping to paths, it is a dict.  All HDF5
-            datasets must have the same first ``sample_dims`` dimensions.
-        sample_dims: number of leading dimensions that count samples, in C order.  With 2, ``dataset[i]`` is
-            ``h5["x"][i // n, i % n]`` for an HDF5 dataset of shape (m, n, …).
+            sequence of paths, each sample is a tuple.  With a mapping from names to paths, each sample is a
+            dict.  All HDF5 datasets must have the same first ``sample_dims`` dimensions.
+        sample_dims: number of leading dimensions that enumerate the samples, in C order.  With 2,
+            ``dataset[i]`` is ``h5["x"][i // n, i % n]`` for an HDF5 dataset of shape (m, n, …).
         transform: a function that is called with the first value of a tuple, or with the whole sample if the
             sample is a single value or a dict.
         target_transform: a function that is called with the second value of a tuple.
-        seed: makes order and augmentation depend only on seed and epoch in a ``FastLoader``.  In any other
-            loader, random numbers come from torch's global generator.
+        seed: with a seed, order and augmentation in a ``FastLoader`` depend only on the seed and the epoch.
+            In any other loader, random numbers come from torch's global generator.
         cache: where to keep decoded chunks, a :class:`fastpipe.Cache` or its ``where``.  ``"auto"`` keeps
             a chunk in memory from its second use on, if all chunks fit into a quarter of the free memory.
         bad_samples: how to handle samples that cannot be read, a :class:`fastpipe.BadSamples` or its
             policy's name.  ``"replace"`` uses a randomly chosen other sample instead.
-        threads: number of reading threads; ``"auto"`` is cores ÷ (ranks on this machine × workers).
+        threads: number of reading threads.  ``"auto"`` is cores ÷ (ranks on this machine × workers), minus
+            one if this is 8 or more and the loader has at most one worker.
         thread_safe: promise that ``transform`` may be called from several threads at once.
-        stage: a folder on a local disk, or a :class:`fastpipe.Stage`.  The constructor copies whole files
-            that are URLs to this folder, once for all processes of the machine.  If no file is a URL, all
-            files are copied, for example from a network drive.  Files already copied are not copied again.
+        stage: a folder on a local disk, or a :class:`fastpipe.Stage`.  The constructor copies each file that
+            is a URL to this folder, once for all processes of the machine.  If no file is a URL, all files
+            are copied, for example from a network drive.  Files that are already in the folder are not copied
+            again.
         storage_options: credentials and endpoint for URLs, as the URLs' fsspec file system accepts them.
 
     Attributes:

@@ -88,16 +88,16 @@ _USUAL, _HERE = BatchRequest(), BatchRequest(threaded=False)
 class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # torchvision ships no types
     """A ``torchvision.datasets.ImageFolder`` that is several times as fast, with the same samples.
 
-    Threads decode only the part of an image that the transform's crop needs, and resample and
-    normalise this part in one pass.  They do not hold the GIL.  ``print(dataset.plan)`` shows which
-    step runs where.  The dataset works in any ``DataLoader``; in a :class:`fastpipe.FastLoader` the
-    next batches are made while the current batch is used.
+    Threads decode only the part of an image that the transform's crop needs, and resample and normalise this
+    part in one pass.  They do not hold the GIL.  ``print(dataset.plan)`` shows which step runs where.  The
+    dataset works in any ``DataLoader``.  In a :class:`fastpipe.FastLoader`, the next batches are made while
+    the current batch is used.
 
     Args:
         root, transform, target_transform, loader, is_valid_file, allow_empty: as in
             ``ImageFolder``.  A custom ``loader`` is called for each image.
-        seed: makes order and augmentation depend only on seed and epoch in a ``FastLoader``.  In any other
-            loader, random numbers come from torch's global generator.
+        seed: with a seed, order and augmentation in a ``FastLoader`` depend only on the seed and the epoch.
+            In any other loader, random numbers come from torch's global generator.
         stage: a folder on a local disk, a :class:`fastpipe.Stage` or its path.  Remote images are copied
             there before they are needed.  Without a stage, they are prefetched into memory.
         storage_options: for a ``root`` that is a URL, such as ``"s3://bucket/train"``: credentials and
@@ -106,21 +106,21 @@ class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # tor
             listing.
         cache: where to keep decoded images, a :class:`fastpipe.Cache` or its ``where``.  With
             ``"off"`` nothing is written anywhere, not even the list of a large folder's files.
-        classes: the names of the class folders to use, in this order; or a function that receives the sorted
-            names of all class folders and returns the names to use; or a :class:`fastpipe.Subset`.  Default:
-            all class folders, sorted.
+        classes: the class folders to use.  It is a sequence of names, whose order gives the class indices, a
+            :class:`fastpipe.Subset`, or a function that receives the sorted names of all class folders and
+            returns the names to use.  Default: all class folders, sorted.
         bad_samples: how to handle files that cannot be read, a :class:`fastpipe.BadSamples`
             or its policy's name.
         decode: how to decode images, a :class:`fastpipe.Decode`.
-        threads: number of decoding threads; ``"auto"`` is cores ÷ (ranks on this machine × workers), minus
+        threads: number of decoding threads.  ``"auto"`` is cores ÷ (ranks on this machine × workers), minus
             one if this is 8 or more and the loader has at most one worker.
         thread_safe: promise that transforms unknown to fastpipe may be called from several
             threads at once.  They then run in the decoding threads.
         memory_format: ``torch.channels_last`` gives image tensors the strides of this format at no cost.
             Their shape is (C, H, W) with both formats.
 
-    ``dataset[i]`` is ``(image, target)``, exactly as in ``ImageFolder``.  Without a transform, the image is
-    a PIL image; else it is the transform's result.
+    ``dataset[i]`` is ``(image, target)``, exactly as in ``ImageFolder``.  Without a transform, the image is a
+    PIL image.  Otherwise the image is the transform's result.
 
     Raises:
         FileNotFoundError: there is no class folder, or a class has no images.
@@ -195,7 +195,8 @@ class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # tor
         classes: Sequence[str] = (),
         **options: Any,
     ) -> Self:
-        """Make a dataset from a list or table of images, instead of your own ``Dataset`` that opens images.
+        """Make a dataset from a list or table of images.  It can replace your own ``Dataset`` that opens
+        images.
 
         Args:
             samples: a pair (path, target) for each image, as in ``ImageFolder.samples``.  For a pandas
@@ -224,7 +225,8 @@ class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # tor
         return dataset
 
     def find_classes(self, directory: str | Path) -> tuple[list[str], dict[str, int]]:
-        """Return the class names and their indices, as in ``ImageFolder``; ``classes`` restricts them."""
+        """Return the class names and their indices, as in ``ImageFolder``, but only for the classes that the
+        constructor's argument ``classes`` selects."""
         if self._listed is not None:
             classes = self._listed[0]
             return classes, {name: index for index, name in enumerate(classes)}
@@ -249,7 +251,8 @@ class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # tor
 
     @property
     def plan(self) -> Plan:
-        """The steps that make a sample, and where each step runs.  It changes if ``transform`` changes."""
+        """The steps that make a sample, and where each step runs.  The plan changes if ``transform``
+        changes."""
         dtype = torch.get_default_dtype()
         state = plan_state(self.transform), self.thread_safe, self.memory_format, dtype
         if self._compiled is None or self._compiled[0] != state:
@@ -276,7 +279,7 @@ class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # tor
         return printable_lines(super().__repr__())
 
     def extra_repr(self) -> str:
-        """Return text for ``repr`` with the options that differ from ``ImageFolder``'s behaviour."""
+        """Return lines of text for ``repr``: the options whose values are not the defaults."""
         shown = {
             "Decoding": (self.decode, Decode()), "Staged": (self.stage, None),
             "Decoded images": (self.cache, Cache()), "Bad samples": (self.bad_samples, BadSamples()),
@@ -307,8 +310,9 @@ class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # tor
         return self._stage_reader().stage_all(on_progress or (lambda objects, nbytes: None))
 
     def verify_stage(self, on_progress: Callable[[int], None] | None = None) -> list[str]:
-        """Compare staged images with the listed checksums, download again the images that differ, and return
-        their paths.  ``on_progress`` receives the number of objects.  Raises the errors of ``stage_all``."""
+        """Compare the staged images with the checksums in the store's listing.  Download again the images
+        that differ, and return their paths.  ``on_progress`` is called with the number of images read so far.
+        Errors are those of ``stage_all``."""
         return self._stage_reader().verify(on_progress or (lambda objects: None))
 
     def _stage_reader(self) -> ObjectReader:
@@ -318,7 +322,8 @@ class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # tor
 
     def close(self) -> None:
         """End the dataset's threads in this process, and close the stage and the store.  Deleting the dataset
-        does the same.  If the dataset is used again, it opens them again."""
+        does the same.  If the dataset is used again, it starts threads and opens the stage and the store
+        again."""
         runtime, self._runtime = self._runtime, None
         if self._remote is not None:
             self._remote.close()
@@ -350,7 +355,7 @@ class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # tor
         return self._remote.rows(self.samples, positions)
 
     def _find_samples(self, is_valid_file: Callable[[str], bool] | None, allow_empty: bool) -> Any:
-        """Return the samples, a table or a list.  Raises the errors of ``ImageFolder.make_dataset``."""
+        """Return the samples as a table or as a list.  Errors are those of ``ImageFolder.make_dataset``."""
         if self._listed is not None:
             return self._listed[1]
         options: dict[str, Any] = {
@@ -399,7 +404,8 @@ class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # tor
 
 
 class AdaptedImageFolder(FastImageFolder):
-    """An adapter that makes the batches of a torchvision ``ImageFolder``, the user's ``original``."""
+    """Makes the batches of a torchvision ``ImageFolder``.  ``original`` is this ``ImageFolder``, the user's
+    dataset."""
 
     def __init__(self, original: ImageFolder, cache: Cache) -> None:
         # No base constructor is called, so the folder is not scanned again, and no attributes are copied.

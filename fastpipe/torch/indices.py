@@ -1,4 +1,4 @@
-"""The index batches of an epoch: they are read from samplers and receive keys for random numbers."""
+"""The batches of indices of an epoch.  They are read from samplers, and get keys for random numbers."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from fastpipe.torch.upcoming import PeekedIndices, Prefetcher, UpcomingIndices
 
 
 class RandomBatches(Iterator[Any]):
-    """The index batches of a plain ``RandomSampler``; any number of batches may be taken early.
+    """The batches of indices of a plain ``RandomSampler``.  Any number of batches may be taken early.
 
-    The sampler draws a random number once more when it is exhausted, which a script can notice if the
-    generator is its own.  Taking batches from this object never exhausts the sampler.  ``reach`` exhausts the
-    sampler when a ``DataLoader`` would have done this.
+    When a ``RandomSampler`` is exhausted, it draws one more random number.  A script that gave the sampler
+    its own generator can notice this.  Therefore, taking batches from this object never exhausts the sampler.
+    The method ``reach`` exhausts the sampler when a ``DataLoader`` would have done this.
     """
 
     def __init__(self, index_sampler: BatchSampler | RandomSampler) -> None:
@@ -61,8 +61,8 @@ class RandomBatches(Iterator[Any]):
 
 
 def draws_at_once(index_sampler: Any) -> bool:
-    """Return whether a sampler may be read further ahead than a ``DataLoader`` would, unnoticed by the
-    script."""
+    """Return whether a sampler may be read further ahead than a ``DataLoader`` reads it, without an effect
+    that the script can notice."""
     sampler = index_sampler.sampler if type(index_sampler) is BatchSampler else index_sampler
     if type(sampler) is RandomSampler:
         return not sampler.replacement and sampler.num_samples == len(sampler.data_source)
@@ -71,15 +71,16 @@ def draws_at_once(index_sampler: Any) -> bool:
 
 @dataclass(eq=False)
 class KeyedIndices:
-    """A sampler's indices for one batch or for one sample, with their key.
+    """A sampler's indices for one batch or for one sample, with the key for the samples' random numbers.
 
     Attributes:
         indices: a list of indices, or one index.
-        seed: the key's seed; None means the base seed of torch's iterator, known where the batch is made.
+        seed: the key's seed.  If it is None, the base seed of torch's iterator is used, which is known where
+            the batch is made.
         epoch: the key's epoch.
-        first, count, step: the positions of the samples in the epoch's order of all ranks: ``count``
-            positions, every ``step``-th from ``first``, because ranks take turns.
-        begun: in a worker that has begun to make the batch, this batch; else None.
+        first, count, step: these define the samples' positions in the epoch's order of all ranks.  The
+            ``count`` positions begin at ``first`` and are ``step`` apart, because ranks take turns.
+        begun: the batch, if a worker has begun to make it, else None.
     """
 
     indices: Any
@@ -96,7 +97,8 @@ class KeyedIndices:
 
 
 class IndexBatches:
-    """An index sampler that yields the loader's index batches, as ``KeyedIndices`` if ``is_keyed`` is true.
+    """The index sampler that torch's iterators get.  It yields the indices of each batch.  If ``is_keyed`` is
+    true, these are ``KeyedIndices``, with a key for random numbers.
 
     ``base_seed`` is the base seed of torch's iterator, or None before it is known.  ``begun`` is the number
     of epochs that have begun with this base seed.
@@ -118,9 +120,10 @@ class IndexBatches:
 
 
 class _Epoch(Iterator[Any]):
-    """One epoch of ``IndexBatches``.  After an error of the sampler, the next request calls it again.
+    """One epoch of ``IndexBatches``.  After an error in the sampler, the next request calls the sampler
+    again.
 
-    ``progress`` is None before the first request.  ``is_free`` is whether indices may be requested at any
+    ``progress`` is None before the first request.  ``is_free`` is true if indices may be requested at any
     time, without an effect that the script could notice.
     """
 
@@ -155,8 +158,9 @@ class _Epoch(Iterator[Any]):
         return CountingSampler(iter(index_sampler), draws if is_own else None)
 
     def reach(self, requests: int) -> None:
-        """Leave the sampler in the state that it has after this number of requests of a ``DataLoader``.
-        Iterators that request indices early call this method, and their own requests are not counted."""
+        """Bring the sampler to the state in which a ``DataLoader`` would leave it after this number of
+        requests.  Iterators that request indices early call this method, and their own requests are then not
+        counted."""
         self._requests = None
         self._reach(requests)
 
@@ -250,7 +254,8 @@ class _Epoch(Iterator[Any]):
             prefetcher.begin_epoch(self._upcoming)
 
     def _replay(self) -> None:
-        """Advance to the resume point by requesting the sampler's indices again from the epoch's start."""
+        """Advance to the point at which the epoch resumes: request the sampler's indices again from the
+        epoch's start."""
         assert self.progress is not None
         point = self.progress.point
         generator = self._order.generator

@@ -1,7 +1,8 @@
 """The iterators of a loader: the only module that uses private parts of torch's ``DataLoader``.
 
-torch builds an iterator from a loader.  This module passes a *view* of the loader instead.  The view replaces
-the dataset, the index sampler, the collate function and the worker's init function.
+torch makes an iterator from a loader.  This module gives torch a *view* instead of the loader.  The view has
+the loader's attributes, but replaces the dataset, the index sampler, the collate function and the worker's
+init function.
 
 The module uses these private parts:
 
@@ -71,7 +72,8 @@ def refuse_copy(iterator: object) -> NoReturn:
 
 
 class WatchedWorkers(_MultiProcessingDataLoaderIter):
-    """torch's iterator with workers, with precise errors about workers that ended or do not answer."""
+    """torch's iterator with worker processes.  Its errors say precisely which worker has ended or does not
+    answer."""
 
     def __init__(self, view: Any) -> None:
         self._lanes = view.worker_init_fn.lanes
@@ -132,11 +134,12 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
         return self._failed(_EXITED, found) if (found := self._ended(error)) else error
 
     def _is_hopeless(self, seconds: float) -> bool:
-        """Return whether the rest of a message will never arrive, after ``seconds`` without data."""
+        """Return whether the rest of a worker's message will never arrive.  ``seconds`` is the time without
+        data."""
         return 0 < self._timeout < seconds or bool(_ending(self._working().values(), 0))
 
     def _working(self) -> dict[int, Any]:
-        """Return a dict of the workers that were not requested to end, by number."""
+        """Return the workers that were not told to end, as a dict with their numbers as keys."""
         return {number: self._workers[number] for number, is_due in enumerate(self._workers_status) if is_due}
 
     def _ended(self, error: Exception) -> list[int]:
@@ -148,7 +151,8 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
         return [number for number, worker in self._working().items() if not worker.is_alive()]
 
     def _await_end(self) -> None:
-        """Wait briefly for the exit of a worker whose connection was closed: it may still be exiting."""
+        """Wait briefly for the exit of a worker whose connection was closed, because the worker may still be
+        exiting."""
         for worker in _ending(self._working().values(), _END_S):
             worker.join(_END_S)
 
@@ -192,7 +196,7 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
         """Return the numbers of the late workers if ``error`` is a timeout, else an empty list.
 
         The worker of the next batch is first.  Several workers may be late, because a stuck worker may hold
-        the lock of the queue of results.
+        the lock of the queue through which all workers send results.
         """
         is_unfinished = isinstance(error, UnfinishedMessageError) and not self._ended(error)
         if not is_unfinished and not (isinstance(error, RuntimeError) and "timed out" in str(error)):
@@ -236,12 +240,14 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
             worker.join(_utils.MP_STATUS_CHECK_INTERVAL)
 
     def remove_what_killed_workers_left(self) -> None:
-        """Remove names in ``/dev/shm`` that killed workers left.  Other workers leave no names."""
+        """Remove the names of shared memory that killed workers left in ``/dev/shm``.  Workers that end
+        normally leave no names."""
         if os.getpid() == self._pid:
             remove_names_of([worker.pid for worker in self._workers if worker.exitcode is not None])
 
     def let_workers_end(self) -> None:
-        """Make sure at the interpreter's exit that workers end: ``multiprocessing`` would wait forever."""
+        """At the interpreter's exit, make sure that the workers end.  Otherwise ``multiprocessing`` would
+        wait for them forever."""
         if self._has_failed:
             self._shutdown_workers()
         elif os.getpid() == self._pid:
@@ -278,8 +284,8 @@ _cleans_up_in = -1  # id of the process that cleans up; a forked child must not 
 
 
 def _clean_up_at_the_end() -> None:
-    """At the interpreter's exit, remove what workers left, after ``multiprocessing`` has killed the last
-    workers."""
+    """At the interpreter's exit, remove what killed workers left in shared memory.  This happens after
+    ``multiprocessing`` has killed the last workers."""
     global _cleans_up_in
     if _cleans_up_in != os.getpid():
         _cleans_up_in = os.getpid()
@@ -288,8 +294,8 @@ def _clean_up_at_the_end() -> None:
 
 
 def _explain_deaths() -> None:
-    """Make torch's signal handler, which runs at any point of the script, raise a precise error about ended
-    workers."""
+    """Replace torch's signal handler by one that raises a precise error about ended workers.  The handler may
+    run at any point of the script."""
     global _explains_deaths
     is_main = threading.current_thread() is threading.main_thread()
     if _explains_deaths or not hasattr(signal, "SIGCHLD") or not is_main:
@@ -320,7 +326,8 @@ _ERROR = object()  # replaces a batch that could not be begun
 
 
 class _View:
-    """A view of a loader for its iterator: it has the loader's attributes, except for attributes set here."""
+    """The object that torch's iterator gets instead of the loader.  It has the loader's attributes, except
+    for those that are set here."""
 
     def __init__(self, loader: DataLoader[Any], worker_init_fn: WorkerInit) -> None:
         self._loader, self.worker_init_fn = loader, worker_init_fn
@@ -330,7 +337,7 @@ class _View:
 
 
 class LoaderView(_View):
-    """A view of a loader of a map-style dataset, for its iterator."""
+    """The object that torch's iterator gets instead of the loader, if the dataset is map-style."""
 
     def __init__(
         self, loader: DataLoader[Any], dataset: Any, batches: IndexBatches, seed: int | None,
@@ -387,8 +394,8 @@ class _StreamIterator(_SingleProcessDataLoaderIter):
 
 
 class _Counting(_BaseDataLoaderIter):
-    """An iterator that counts the user's requests and batches, and delivers batches by the view's
-    ``Delivery``."""
+    """An iterator that counts the batches that the user has requested and received.  If the view has a
+    ``Delivery``, it delivers the batches."""
 
     def __init__(self, view: LoaderView) -> None:
         self._delivery, self._advice = view.delivery, view.advice
@@ -403,7 +410,7 @@ class _Counting(_BaseDataLoaderIter):
 
     @property
     def _base_seed(self) -> int:
-        """The base seed of torch's workers, or the base seed of the epoch to resume."""
+        """The base seed of torch's workers, or the base seed of the resumed epoch."""
         seed = self._index_sampler.base_seed
         assert seed is not None
         return int(seed)
@@ -457,9 +464,9 @@ class _Counting(_BaseDataLoaderIter):
         return False
 
     def took_back(self) -> bool:
-        """If the settings of the last batch have changed, put it back to be made again as the next batch.
+        """Put the last batch back if its settings have changed.  It is then made again, as the next batch.
 
-        Return whether it was put back.
+        Return whether the batch was put back.
         """
         return False
 
@@ -479,7 +486,8 @@ _NO_LENGTH = SimpleNamespace(
 
 
 class _SerialIterator(_Counting, _SingleProcessDataLoaderIter):
-    """torch's iterator without workers; it sets the base seed of keys, as torch does in workers."""
+    """torch's iterator without workers.  It also sets the base seed of the keys from which random numbers are
+    made, as torch does in workers."""
 
     def _next_data(self) -> Any:
         fetched.base_seed = self._base_seed
@@ -514,22 +522,23 @@ class _WorkerIterator(_Counting, WatchedWorkers):
 
 
 class ThreadedIterator(_Counting):
-    """An iterator over batches from a source's threads, which make the next batches while one is used.
+    """An iterator whose batches are made by a source's threads, while the user works with earlier batches.
 
     Batches are begun in order, up to ``depth`` batches ahead of the next batch to deliver.  Deleting the
-    iterator, or an error in it, cancels unfinished batches.  The error of a batch is raised when the script
-    requests this batch.  The next request then continues with the next batch.
+    iterator cancels unfinished batches.  The error of a batch is raised when the script requests this batch.
+    The next request then continues with the next batch.
 
-    The number of calls of the script's sampler depends only on the number of delivered batches, not on the
-    speed of the threads: ``early`` calls before the first batch, then one call for each batch.  Only indices
-    whose requests the script cannot observe are requested when the threads need them.
+    The number of calls of the script's own sampler depends only on the number of delivered batches, not on
+    the speed of the threads.  There are ``early`` calls before the first batch, and then one call for each
+    batch.  A sampler whose calls the script cannot notice is called whenever the threads need indices.
 
     Args:
-        spare: function that returns the bytes of batches that may be begun beyond ``depth`` while one slow
-            sample delays the next batch; called once.
-        refill: the batch size; batches from which samples were left out are filled up to this size.  None
-            does not fill up batches.
-        stands_for_workers: begin the first batches at once, as worker processes do.
+        spare: a function that returns a number of bytes, and is called at most once.  While one slow sample
+            delays the next batch, this many bytes of batches may be begun beyond ``depth``.
+        refill: the batch size, if batches from which bad samples were left out are filled up.  None if not.
+        early: the number of calls of the script's own sampler before the first batch.
+        stands_for_workers: whether the threads replace worker processes.  The sampler is then called for the
+            first batches at once, as with worker processes.
     """
 
     def __init__(
@@ -578,7 +587,8 @@ class ThreadedIterator(_Counting):
         return super()._delivered()
 
     def _ask_sampler(self) -> None:
-        """Request as many index batches from the sampler as a ``DataLoader`` would have by now."""
+        """Request as many batches of indices from the sampler as a ``DataLoader`` would have requested by
+        now."""
         epoch, due = self._sampler_iter, self._early + self._asked_for
         if epoch.is_free:
             if not self._requests:
@@ -641,7 +651,7 @@ class ThreadedIterator(_Counting):
         return samples
 
     def _next_filled(self, size: int) -> Sequence[Any]:
-        """Return a full batch, in which samples of later index batches replace bad samples."""
+        """Return a full batch.  Samples of the sampler's later batches replace bad samples."""
         samples, self._left = self._left, []
         while len(samples) < size:
             try:
@@ -678,8 +688,8 @@ class ThreadedIterator(_Counting):
             pass
 
     def _begin_batch(self) -> bool:
-        """Begin the next batch if its indices are known or may be requested now; return whether a batch was
-        begun."""
+        """Begin the next batch if its indices are known or may be requested now.  Return whether there was a
+        next batch."""
         if not self._indices and not self._exhausted and (self._sampler_iter.is_free or not self._pending):
             self._request()
         if not self._indices:
@@ -707,7 +717,8 @@ class ThreadedIterator(_Counting):
         return True
 
     def _keep_threads_busy(self, due: Any) -> None:
-        """Begin more batches while one slow sample of the next batch, ``due``, leaves other threads idle."""
+        """Begin more batches while threads are idle because one slow sample delays ``due``, the next
+        batch."""
         nbytes = due.nbytes
         while nbytes and self._pending:
             last = self._pending[-1].batch
@@ -718,8 +729,8 @@ class ThreadedIterator(_Counting):
 
 
 class _Begun(NamedTuple):
-    """A batch that was begun.  ``asked`` are its indices (None after an error), ``batch`` is the batch or
-    `_ERROR`, and ``state`` are the settings with which it is made."""
+    """A batch that was begun.  ``asked`` contains its indices, or is None after an error.  ``batch`` is the
+    batch or `_ERROR`.  ``state`` contains the settings with which the batch is made."""
 
     asked: KeyedIndices | None
     batch: Any

@@ -70,53 +70,59 @@ _T_co = TypeVar("_T_co", covariant=True)
 class FastLoader(DataLoader[_T_co]):
     """A ``torch.utils.data.DataLoader`` that is faster, with the same arguments, attributes and batches.
 
-    For a :class:`fastpipe.FastImageFolder`, torchvision's ``ImageFolder`` and fastpipe's other datasets, also
-    inside ``Subset`` and ``ConcatDataset``, threads make the next batches while the current batch is used.
-    Any other dataset runs its own code in torch's machinery.  ``print(loader.plan)`` shows which part of the
-    pipeline runs where, and why.
+    If the dataset is a :class:`fastpipe.FastImageFolder`, torchvision's ``ImageFolder`` or another dataset of
+    fastpipe, threads make the next batches while the current batch is used.  The dataset may be inside
+    ``Subset`` and ``ConcatDataset``.  For any other dataset, torch's own machinery runs the dataset's code.
+    ``print(loader.plan)`` shows which part of the pipeline runs where, and why.
 
     ``num_workers`` means the same amount of parallel work as in ``DataLoader``.  If the script has no code of
     its own in the pipeline, threads of this process do the work of this many workers.  If the script's own
     ``Dataset``, transform, ``collate_fn`` or ``worker_init_fn`` runs, this many worker processes are started,
     with fastpipe's threads in each process.  Processes are also started if Python runs for each sample and
     the GIL would limit a single process.  With torchvision's own transforms after the crop, this is the case
-    for more than 2 workers; with HDF5 files, volumes or images that Pillow decodes, for more than 8 workers.
-    The process must be allowed to use as many cores.  Without ``num_workers`` no process is started.
+    for more than 2 workers.  With HDF5 files, volumes or images that Pillow decodes, this is the case for
+    more than 8 workers.  For these limits, at most as many workers are counted as this process may use cores.
+    Without ``num_workers``, no process is started.
 
     Args:
         dataset … in_order: as in ``DataLoader``; ``shuffle`` may also be a :class:`fastpipe.Shuffle`.  If
             threads do the work, the options of worker processes (``timeout``, ``multiprocessing_context``,
             ``persistent_workers``) have no effect.
-        seed: makes the order (with ``shuffle=True``) and the augmentation depend only on seed and epoch, not
-            on the number of threads, workers or ranks.  Default: the dataset's ``seed``.  Without a seed,
-            order and augmentation use the same random numbers as in ``DataLoader``, from ``generator`` or
-            torch's global generator.  (Torch loads an ``IterableDataset``, which defines its own order.)
-        shard: this rank's part of each epoch, a :class:`fastpipe.Shard`; replaces a sampler.
+        seed: with a seed, the order (with ``shuffle=True``) and the augmentation depend only on the seed and
+            the epoch, not on the number of threads, workers or ranks.  Default: the dataset's ``seed``.
+            Without a seed, order and augmentation use the same random numbers as in ``DataLoader``, from
+            ``generator`` or torch's global generator.  An ``IterableDataset`` is loaded by torch alone and
+            defines its own order.
+        shard: a :class:`fastpipe.Shard`, which selects this rank's part of each epoch, in place of a sampler.
         device: device of the returned batches, such as ``"cuda"``.  Each batch is copied from page-locked
-            memory on a separate stream, during the previous step.  If the transform ends in ``ToTensor``
-            and ``Normalize``, bytes are copied, and the device normalises them to the same values.
+            memory on a separate stream, during the training step with the previous batch.  If the transform
+            ends in ``ToTensor`` and ``Normalize``, bytes are copied, and the device normalises them to the
+            same values.
         dtype: ``torch.float16`` or ``torch.bfloat16``: the first part of each batch is rounded to this type
-            if it is float32.  Decoding kernels write this type directly, or the device converts the batch,
-            after the augmentation of ``"auto"`` and ``"split"`` and before an ``augment`` function.
+            if it is float32.  Decoding kernels write this type directly, or the device converts the batch.
+            This happens after the steps of ``augment="auto"`` and ``augment="split"``, and before an
+            ``augment`` function is called.
         augment: a function such as ``v2.MixUp`` or ``v2.CutMix`` that is called on the device with the parts
             of each batch, ``augment(images, labels)``, and returns the new batch.  With a seed, its random
-            numbers depend only on seed, epoch, batch and rank.  With ``"split"``, ``fastpipe.augment`` does
-            the steps of the dataset's transform from the point at which all images have one size.  These
-            steps run on ``device``, or in the decoding threads if no device is given.  Random numbers differ
-            from torchvision's, but have the same distribution.  The results equal torchvision's results for
-            tensors, which differ in some bits from its results for PIL images.  ``"auto"`` measures for about
-            half a second whether ``"split"`` is faster; ``plan`` shows the result.
+            numbers depend only on seed, epoch, batch and rank.  With ``augment="split"``,
+            ``fastpipe.augment`` does those steps of the dataset's transform that come after all images have
+            one size.  These steps run on ``device``, or in the decoding threads if no device is given.
+            Random numbers differ from torchvision's, but have the same distribution.  The results equal
+            torchvision's results for tensors, which differ in some bits from its results for PIL images.
+            ``"auto"`` measures for about half a second whether ``"split"`` is faster.  ``plan`` shows the
+            result.
         cache: where to keep decoded images of torchvision's ``ImageFolder``, a :class:`fastpipe.Cache`
             or its ``where``.  A ``FastImageFolder`` has its own ``cache`` option.
         num_workers: may also be ``"auto"``, which measures for less than a second, in a forked process,
-            whether threads of this process or worker processes are faster; ``plan`` shows the result.
+            whether threads of this process or worker processes are faster.  ``plan`` shows the result.
         workers: how to do the work of ``num_workers``.  ``"auto"`` follows the rule above, ``"threads"``
             starts no process, and ``"processes"`` starts ``num_workers`` processes.
-        prefetch_batches: number of batches that threads make ahead.  ``"auto"`` means two, or four if a GPU
-            decodes the images.  It means more batches if they are so small that threads would be idle, or
-            while one slow image delays a batch.  The script's own sampler is read ahead by a fixed number of
-            batches, as in ``DataLoader``: ``num_workers`` × ``prefetch_factor``.  Without workers this number
-            is ``prefetch_batches``; for ``"auto"`` it is two, or as many batches as contain 64 samples.
+        prefetch_batches: number of batches that threads make ahead.  ``"auto"`` means two batches, or four if
+            a GPU decodes the images.  The number is larger if batches are so small that threads would be
+            idle, and while one slow image delays a batch.  The script's own sampler is read ahead by a fixed
+            number of batches, as in ``DataLoader``: ``num_workers`` × ``prefetch_factor``.  Without workers,
+            this number is ``prefetch_batches``.  With ``"auto"`` it is the number of batches that contain 64
+            samples, but at least two.
 
     You may keep a batch for as long as you want: its memory is reused only after no tensor refers to it.
 
@@ -247,14 +253,16 @@ class FastLoader(DataLoader[_T_co]):
     def reference(self) -> DataLoader[Any]:
         """Return an equivalent ``DataLoader`` that does not use fastpipe, with the same samples and order.
 
-        It uses torchvision's dataset, or reads rows with the format's own library such as h5py.  Use it to
-        compare, or to switch back.  Random augmentation has the same distribution, but other random numbers.
+        It uses torchvision's dataset, or reads samples with the format's own library such as h5py.  Use it to
+        compare results, or to stop using fastpipe.  Random augmentation has the same distribution, but other
+        random numbers.
         """
         self._order.look_at(self)
         return stock_loader(self)
 
     def _why_processes(self, source: Source | None) -> str:
-        """Return why worker processes, or torch, make the batches; empty if threads of this process do."""
+        """Return the reason why worker processes, or torch, make the batches.  It is empty if threads of this
+        process make them."""
         if not self._auto_collation or source is None:
             return "samples are made by the dataset's own code" if source is None else "batch_size=None"
         if not self.num_workers or self.workers == "threads":
@@ -297,7 +305,7 @@ class FastLoader(DataLoader[_T_co]):
         ``set_epoch`` method, such as ``DistributedSampler``, receives the number as well.
 
         Args:
-            epoch: the epoch's number, from 0; an ``OptionError`` is raised for negative numbers.
+            epoch: the epoch's number, from 0.  A negative number raises an ``OptionError``.
         """
         epoch = operator.index(epoch)
         if epoch < 0:
@@ -309,18 +317,18 @@ class FastLoader(DataLoader[_T_co]):
                 sampler.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the loader's position after the batches received so far, as a dict for JSON.
+        """Return the loader's position after the batches received so far, as a dict that JSON can store.
 
-        With a seed (or without shuffling) resuming is immediate, with any number of workers and
-        ranks.  Otherwise the state contains two states of the sampler's generator.  Its state at the
-        epoch's start is needed to draw this epoch's indices again.  Its current state is needed for
-        the next epochs.  No data are read for this.
+        With a seed (or without shuffling) resuming is immediate, with any number of workers and ranks.
+        Otherwise the dict contains two states of the sampler's generator.  The state at the epoch's start is
+        needed to draw this epoch's indices again.  The current state is needed for the next epochs.  Drawing
+        indices again reads no data.
 
         Raises:
-            OptionError: the order comes from a sampler without ``state_dict`` or from an
-                ``IterableDataset``; or batches come out of order (``in_order=False``); or a sampler that
-                draws an epoch in several steps uses a generator that other code also uses.  If Lightning
-                or Accelerate requests the state, a warning replaces this error.
+            OptionError: the position cannot be saved.  The order comes from a sampler without ``state_dict``
+                or from an ``IterableDataset``.  Or workers deliver batches out of order (``in_order=False``).
+                Or a sampler that draws an epoch in several steps uses a generator that other code also uses.
+                If Lightning or Accelerate requests the state, a warning replaces this error.
 
         >>> loader = FastLoader(list(range(6)), batch_size=2, shuffle=True, seed=0)
         >>> for batch in loader:
@@ -342,9 +350,9 @@ class FastLoader(DataLoader[_T_co]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a saved position: the next iteration yields the rest of the saved epoch.
 
-        If you then call ``set_epoch`` with another number, this other epoch starts from its beginning.  The
-        generator from which the order is drawn is restored.  With ``shuffle=True`` and neither a seed nor
-        ``generator=``, this is torch's global generator.
+        If you then call ``set_epoch`` with another number, that epoch starts from its beginning.  The
+        generator from which the order is drawn is also set to its saved state.  With ``shuffle=True`` and
+        neither a seed nor ``generator=``, this is torch's global generator.
 
         Args:
             state: a result of ``state_dict``.
@@ -362,10 +370,11 @@ class FastLoader(DataLoader[_T_co]):
         forget_iterator(self)
 
     def check_worker_number_rationality(self) -> None:
-        """Do nothing here: torch's warning about too many processes comes when processes are started."""
+        """Do nothing here, because torch's warning about too many processes comes when processes are
+        started."""
 
     def __len__(self) -> int:
-        """Number of batches in an epoch, on this rank."""
+        """Return the number of batches in an epoch on this rank."""
         return len(self._order) if self.shard is not None else super().__len__()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -419,7 +428,7 @@ class FastLoader(DataLoader[_T_co]):
         return ThreadedIterator(view, source, depth, spare, refill, self._early(), self.num_workers > 0)
 
     def _early(self) -> int:
-        """Return how many index batches are requested ahead from the script's own sampler."""
+        """Return how many batches of indices are requested ahead from the script's own sampler."""
         if self.num_workers:
             return self.num_workers * (self.prefetch_factor or 2)
         if self.prefetch_batches != "auto":
@@ -441,8 +450,8 @@ class FastLoader(DataLoader[_T_co]):
         return iterator
 
     def _index_batches(self, seed: int | None, is_keyed: bool, in_threads: bool) -> IndexBatches:
-        """Return the next epoch's index batches.  If threads replace persistent workers, whose base seed is
-        drawn only once, all epochs use one object."""
+        """Return the object that yields the next epoch's batches of indices.  If threads replace persistent
+        workers, all epochs use the same object, because persistent workers get their base seed only once."""
         kept = self._persistent_batches
         if kept is not None and (kept.seed, kept.is_keyed) == (seed, is_keyed) and not self._order.pending:
             return kept
@@ -529,7 +538,8 @@ def _check_options(num_workers: Any, workers: Any, prefetch_batches: Any, dtype:
 
 
 def source_of(dataset: Any, adapted: dict[int, FastImageFolder], cache: Cache) -> Source | None:
-    """Return the ``Source`` that makes a dataset's batches; None if the dataset runs unknown code."""
+    """Return the ``Source`` that makes a dataset's batches.  Return None if fastpipe does not know the
+    dataset's code."""
     if why_no_source(dataset):
         return None
     ends = ends_of(dataset)
@@ -572,7 +582,7 @@ def accelerate(
     Args:
         loader: a ``DataLoader``.  It is not changed, and remains usable.
         seed, shard, device, dtype, augment, cache: as in ``FastLoader``.  With a seed or a shard, a loader
-            made with ``shuffle=True`` shuffles by the seed; any other sampler stays in use.
+            that was made with ``shuffle=True`` shuffles by the seed.  Any other sampler stays in use.
         num_workers, workers: as in ``FastLoader``.  Default: the values of ``loader``.
         prefetch_factor, prefetch_batches: number of batches to make ahead, as in ``FastLoader``:
             ``prefetch_factor`` for each worker, ``prefetch_batches`` without workers.
@@ -628,10 +638,11 @@ _HARMLESS = {
 
 
 def sampling_of(loader: DataLoader[Any], is_keyed: bool) -> dict[str, Any]:
-    """Return the arguments that define which samples form which batch.
+    """Return the arguments of a new loader that define which samples form which batch.
 
-    A sampler that a loader made for ``shuffle=`` is replaced by this argument.  A random sampler is replaced
-    only if ``is_keyed`` is true, that is, if the new loader has a seed or a shard.
+    If ``loader`` made its sampler from ``shuffle=``, the arguments contain ``shuffle`` in place of this
+    sampler.  For a random sampler, this is only done if ``is_keyed`` is true, that is, if the new loader has
+    a seed or a shard.
     """
     batching = batching_of(loader)
     sampler, shuffle = batching.get("sampler"), None

@@ -35,17 +35,18 @@ class ResumePoint:
 
     Attributes:
         epoch: number of the epoch.
-        begun: number of epochs that began earlier with the same base seed.
+        begun: number of earlier epochs with the same base seed.
         batches: number of batches that the user has received.
-        taken, offset: number of whole index batches of the sampler that these batches contain, and number of
-            further samples from the next index batch.
-        position: position of the next batch in the epoch's order, if the order is a function of the epoch.
+        taken, offset: what these batches contain of the sampler's batches of indices: the first ``taken``
+            batches, and ``offset`` samples of the next one.
+        position: position of the next batch in the epoch's order, if this order depends only on the epoch.
         base_seed: seed of the samples' random numbers if the loader has no seed.
         generator: state of the sampler's generator at the start of the epoch.
-        asked: number of requests to the sampler, including requests ahead and the request after its last
-            item; None if unknown.
+        asked: number of requests to the sampler, including requests ahead and the request after the sampler's
+            last item.  None if the number is unknown.
         now: state of the sampler's generator when this point was saved.
-        seeds: state of the loader's generator when this point was saved, if only base seeds come from it.
+        seeds: state of the loader's generator when this point was saved.  None unless the generator is used
+            only to draw base seeds.
     """
 
     epoch: int
@@ -62,7 +63,7 @@ class ResumePoint:
 
     @property
     def is_within(self) -> bool:
-        """True if the epoch has started, so that the random numbers at its start were already drawn."""
+        """True if the epoch has started.  The random numbers at its start were then already drawn."""
         is_begun = self.base_seed is not None or self.generator is not None
         return is_begun or bool(self.batches or self.taken or self.offset or self.position)
 
@@ -117,14 +118,16 @@ class Progress:
     Attributes:
         point: the point at which this iteration began.
         generator, sampler: states of the sampler's generator and of the user's sampler when the epoch began.
-        asked: function that returns the sampler iterator's counts; None if no sampler decides the order.
+        asked: function that returns how many times the sampler's iterator was called, and the state of its
+            generator; None if no sampler decides the order.
         received: number of batches received since ``point``.
-        taken, offset: as in ``ResumePoint``, but counted since ``point``.  If each batch contains exactly one
-            index batch, ``taken`` is None.
+        taken, offset: as in ``ResumePoint``, but counted since ``point``.  ``taken`` is None if each batch
+            contains exactly one of the sampler's batches of indices.
         is_over: whether the iterator is exhausted.
         is_stale: whether ``set_epoch`` chose another epoch before the first batch of this epoch.
-        held: (received, taken, offset) of the batches that the user has, if a wrapper such as that for
-            Accelerate has already requested more batches; else None.
+        held: None, except if a wrapper (for example the Accelerate wrapper) has requested more batches than
+            it has passed to the user.  Then (received, taken, offset), counted for the batches that the user
+            has.
     """
 
     point: ResumePoint
@@ -144,7 +147,8 @@ class Progress:
         return {**self.__dict__, "asked": self.asked and partial(_known, self.asked(None)[0])}
 
     def hold(self) -> None:
-        """Do not count batches from now on as received by the user, until the next call."""
+        """From now on, do not count new batches as received by the user.  The next call counts the batches
+        received until then."""
         self.held = (self.received, self.taken, self.offset)
 
 
@@ -159,12 +163,12 @@ WORKER_OPTIONS = (
 
 
 class EpochOrder:
-    """The order of a loader's index batches in each epoch.
+    """The order of a loader's batches in each epoch, and how far the user has got.
 
     This object must not refer to the loader.  With persistent workers, the loader refers to its iterator, and
     the iterator refers to this object.  Deleting the loader must end the workers at once, and a cycle of
-    references would delay this until garbage collection.  ``waiting`` refers to the ``IndexBatches`` of an
-    iterator from which no batch was requested yet.
+    references would delay this until garbage collection.  ``waiting`` is a reference to the ``IndexBatches``
+    of an iterator from which no batch was requested yet.
     """
 
     def __init__(self, loader: DataLoader[Any], shard: Shard | None, seed: Callable[[], int | None]) -> None:
@@ -217,8 +221,8 @@ class EpochOrder:
         self._attach()
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the number of the next epoch.  The epoch starts from its beginning, unless it is the epoch to
-        resume."""
+        """Set the number of the next epoch.  The epoch starts from its beginning, unless this epoch is
+        resumed."""
         progress, point = self.progress, self.pending
         if self._is_new and epoch and self.generator is not None and self.ours() is None:
             self._is_new = False
@@ -242,7 +246,7 @@ class EpochOrder:
 
     @property
     def pending(self) -> ResumePoint | None:
-        """The resume point of the next epoch; None if the epoch starts from its beginning.
+        """The point at which the next epoch resumes; None if the epoch starts from its beginning.
 
         The point stays until a batch was received, because trainers may make several iterators before that.
         """
@@ -259,14 +263,15 @@ class EpochOrder:
         return epoch
 
     def resume_at(self, point: ResumePoint) -> None:
-        """Resume the next epoch at ``point``, with the generators restored."""
+        """Resume the next epoch at ``point``, and restore the generators."""
         self.next_epoch, self.progress, self._resume = point.epoch, None, point
         self._told, self._is_asked, self._is_new = self._told_epoch(), True, False
         self.draw_again()
         self._is_asked = False
 
     def draw_again(self) -> None:
-        """Undo the random draws of an earlier iterator that was not used, before a new iterator draws."""
+        """Undo the random draws of an earlier iterator that was not used.  This is called before a new
+        iterator draws random numbers."""
         point = self.pending
         if point is None:
             return
@@ -281,7 +286,7 @@ class EpochOrder:
 
     @property
     def seeds(self) -> torch.Generator | None:
-        """The loader's own generator, if only base seeds are drawn from it."""
+        """The loader's own generator if it is used only to draw base seeds, else None."""
         generator = self._generator
         if not isinstance(generator, torch.Generator) or generator is torch.default_generator:
             return None
@@ -290,7 +295,8 @@ class EpochOrder:
         return generator if self._seed() is None else None
 
     def skip(self, batches: int, is_refilled: bool) -> None:
-        """Begin the next epoch, or the epoch to resume, after this number of batches from its start."""
+        """Skip the first batches of the next epoch.  If this epoch is resumed, ``batches`` also counts from
+        the epoch's start."""
         point, ours = self.pending, self.ours()
         if batches < 0:
             raise OptionError(f"a number of batches to skip must be from 0, got {batches}")
@@ -372,8 +378,8 @@ class EpochOrder:
         return 0, 1
 
     def ours(self) -> EpochBatches | None:
-        """Return the batches of each epoch if they are a function of the epoch; None if a sampler or a
-        generator decides."""
+        """Return the batches of each epoch if they depend only on the epoch.  Return None if the user's
+        sampler or a generator decides which samples they contain."""
         sampler, seed = self.sampler, self._seed()
         is_shuffled = type(sampler) is data.RandomSampler and is_default(sampler)  # a loader made the sampler
         arrangement = getattr(sampler, "arrangement", None)
@@ -424,7 +430,8 @@ def _are_torchs(batches: Any, sampler: Any) -> bool:
 
 
 def mark_default(sampler: Any) -> None:
-    """Mark a sampler as made for ``shuffle=``.  The mark stays if a trainer uses the sampler elsewhere."""
+    """Mark a sampler that a loader made for ``shuffle=``.  The mark stays if a trainer uses the sampler
+    elsewhere."""
     sampler._fastpipe_is_default = True
 
 

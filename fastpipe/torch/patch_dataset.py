@@ -29,8 +29,8 @@ Int64Array = npt.NDArray[np.int64]
 
 
 class PatchPrefetcher:
-    """A prefetcher of the chunks of remote volumes.  If worker processes make the batches, it only copies the
-    chunks to the stage folder."""
+    """Fetches the chunks of remote volumes before they are needed.  If worker processes make the batches, the
+    chunks are only copied to the stage folder."""
 
     def __init__(self, dataset: Any, base: FastPatchDataset, chunks: PatchChunks, is_here: bool) -> None:
         self._dataset, self._base, self._chunks, self._is_here = dataset, base, chunks, is_here
@@ -55,7 +55,8 @@ class PatchPrefetcher:
     ) -> Any:
         """Return the numbers of a store's objects that samples will need, int64 (N,); None if unknown.
 
-        ``indices`` are those of an epoch that begins ``later`` epochs after the current epoch.
+        ``indices`` are the samples' indices in the epoch that begins ``later`` epochs after the current
+        epoch.
         """
         places = self._at(indices, upcoming, later)
         if places is None:
@@ -83,7 +84,8 @@ class PatchPrefetcher:
 def _order(
     prefetcher: weakref.ref[PatchPrefetcher], store: str, upcoming: UpcomingIndices
 ) -> Iterator[Int64Array]:
-    """Yield the numbers of a store's objects that will be needed, without keeping the dataset alive."""
+    """Yield the numbers of a store's objects that will be needed.  The generator does not keep the dataset
+    alive."""
     seer = prefetcher()
     foreseen = None if seer is None else seer.look()
     del seer
@@ -115,28 +117,28 @@ class FastPatchDataset(PatchSamples, RowsDataset):
     """A dataset of patches of volumes, which may be larger than memory.
 
     Each patch equals NumPy's slice of the whole array.  Decoded data are kept for the next patches, within a
-    budget that all threads and worker processes share.  The dataset works in any ``DataLoader``; in a
-    :class:`fastpipe.FastLoader` the next batches are read while the current batch is used.
+    budget that all threads and worker processes share.  The dataset works in any ``DataLoader``.  In a
+    :class:`fastpipe.FastLoader`, the next batches are read while the current batch is used.
     ``shuffle=Shuffle(unit="group")`` orders the patches so that few data are decoded more than once.
 
     Args:
         volume: a path, URL, pattern or array, a sequence of these, or a table.  A path is that of a Zarr, N5,
-            HDF5, TIFF, NIfTI, Blosc2 (.b2nd) or NumPy (.npy) file or folder; append ``/name`` for an array
-            inside it.  A URL is that of a Zarr array, whose chunks each new dataset lists.  The matches of a
-            pattern such as ``"cases/*/image.zarr"`` are in natural order (``case_2`` before ``case_10``).
-            Spawned workers get copies of a NumPy array, and map the file of a ``numpy.memmap``.  A table is
-            a sequence of tuples (volume, labels[, mask]) or a ``.csv`` file with columns of these names.
-            A folder of TIFF files is one volume whose slices are in natural order.  A list of TIFF files
-            inside the sequence is one volume whose slices are in the order of the list:
+            HDF5, TIFF, NIfTI, Blosc2 (.b2nd) or NumPy (.npy) file or folder.  Append ``/name`` for an array
+            inside it.  A URL is that of a Zarr array.  Each new dataset lists the array's chunks.  The
+            matches of a pattern such as ``"cases/*/image.zarr"`` are in natural order (``case_2`` before
+            ``case_10``).  Spawned workers get a copy of a NumPy array.  From a ``numpy.memmap``, they map the
+            file.  A table is a sequence of tuples (volume, labels[, mask]) or a ``.csv`` file with columns of
+            these names.  A folder of TIFF files is one volume whose slices are in natural order.  A list of
+            TIFF files inside the sequence is one volume whose slices are in the order of the list:
             ``[sorted(glob.glob("scan/*.tif"))]``.
         patch_size: number of voxels along each of the last dimensions.  A patch contains all elements of the
             leading dimensions, such as channels.
-        labels, mask: volumes with the same voxels as ``volume``, which are cut at the same positions.
-            Samples are then tuples.
-        sampling: how an epoch's patches are chosen, one of :mod:`fastpipe.sampling`.  None is ``Uniform``;
-            the patches of an epoch then have as many voxels in total as the volumes.
-        padding: values outside a volume.  ``"error"`` raises an error for patches that reach outside.
-            ``"constant"``, ``("constant", value[, value of labels])``, ``"edge"``, ``"reflect"``,
+        labels, mask: volumes with the same numbers of voxels as ``volume``.  Their patches are cut at the
+            same positions.  Samples are then tuples.
+        sampling: how an epoch's patches are chosen, one of :mod:`fastpipe.sampling`.  None means ``Uniform``
+            with a default number of patches: those of an epoch have as many voxels in total as the volumes.
+        padding: how to get values outside a volume.  ``"error"`` raises an error for patches that reach
+            outside.  ``"constant"``, ``("constant", value[, value of labels])``, ``"edge"``, ``"reflect"``,
             ``"symmetric"`` and ``"wrap"`` are those of ``numpy.pad``.  A patch that is larger than a volume
             is centred on the volume.
         margin: number of additional voxels to cut around each patch, on both sides: one number, or a number
@@ -145,11 +147,11 @@ class FastPatchDataset(PatchSamples, RowsDataset):
             and cuts the margin off again: ``margin=augment.nnunet_default(patch_size)``.
         transform: a function of the sample's values, ``transform(volume[, labels][, mask])``, that returns
             the new sample.
-        seed: makes positions, order and augmentation depend only on seed and epoch in a ``FastLoader``.  In
-            any other loader, random numbers come from torch's global generator.
-        cache: the budget for decoded data, a :class:`fastpipe.Cache` of ``"ram"`` or its ``where``.
-            ``"auto"`` is a quarter of the free memory; ``"off"`` keeps nothing.  The worker processes and
-            the ranks of a job on one machine share the budget.
+        seed: with a seed, positions, order and augmentation in a ``FastLoader`` depend only on the seed and
+            the epoch.  In any other loader, random numbers come from torch's global generator.
+        cache: how much memory may keep decoded data, a :class:`fastpipe.Cache` of ``"ram"`` or its ``where``.
+            ``"auto"`` is a quarter of the free memory.  ``"off"`` keeps nothing.  The worker processes and
+            the ranks of a job on one machine share this amount.
         stage: a folder on a local disk, a :class:`fastpipe.Stage` or its path.  The chunks of remote Zarr
             arrays are copied there before they are needed.  Without a stage, chunks are prefetched into
             memory.  If no volume is a URL, Zarr volumes are assumed to be on a network drive or a mounted
@@ -160,21 +162,24 @@ class FastPatchDataset(PatchSamples, RowsDataset):
             number that replaces NaN.
         bad_samples: how to handle patches that cannot be read, a :class:`fastpipe.BadSamples` or its
             policy's name.  ``"replace"`` uses another patch instead.
-        threads: number of reading threads; ``"auto"`` is cores ÷ (ranks on this machine × workers).
+        threads: number of reading threads.  ``"auto"`` is cores ÷ (ranks on this machine × workers), minus
+            one if this is 8 or more and the loader has at most one worker.
         thread_safe: promise that ``transform`` may be called from several threads at once.
 
     Attributes:
         volume, labels, mask, patch_size, sampling, padding, transform, seed, stage, nan: as given.
         margin: number of voxels for each dimension.
 
-    ``dataset[i]`` is an array (\\*channels, \\*patch_size) of the volume's dtype, including the margin, or
-    a tuple of such arrays.  Batches are collated to tensors.  With random sampling, the i-th patch of an
-    epoch depends only on (seed, epoch, i).  ``print(dataset)`` shows how each volume is read.
+    ``dataset[i]`` is an array (\\*channels, \\*patch_size) of the volume's dtype, including the margin.  With
+    labels or a mask, it is a tuple of such arrays.  Batches are collated to tensors.  With random sampling,
+    the i-th patch of an epoch depends only on (seed, epoch, i).  ``print(dataset)`` shows how each volume is
+    read.
 
     Raises:
         FileNotFoundError, PermissionError: as ``open`` raises them.
         VolumeError: a volume cannot be opened, or is damaged.
-        StoreError: a store sends no answer or a wrong answer; ``StoreAccessError`` if it denies access.
+        StoreError: a store sends no answer or a wrong answer.  If it denies access, the error is a
+            ``StoreAccessError``.
         OptionError: an option's value cannot work, or the volumes do not fit together.
 
     >>> from fastpipe.sampling import Grid

@@ -1,6 +1,6 @@
 """Random numbers of samples, and the keys of batches.
 
-A key holds a seed, an epoch and each sample's position in the epoch's order.  A sample's random numbers
+A key contains a seed, an epoch and each sample's position in the epoch's order.  A sample's random numbers
 depend only on its key, not on the thread or the time.  `run_keyed` runs transforms in any thread, if they
 draw random numbers only through torch.  `run_seeded` runs any callables, in one thread at a time.  Both
 functions give the random numbers that torch would give after ``torch.manual_seed(seed)``.
@@ -31,8 +31,8 @@ class KeyedGenerator(TorchFunctionMode):
     """A mode in which torch's random numbers in this thread come from a separate generator.
 
     A call with an explicit generator keeps this generator.  A call on a GPU uses a generator on this GPU,
-    with the same seed.  The mode does not affect Python's ``random``, NumPy and ``torch.ops``.  It does not
-    affect functions that torch hides from modes either: ``nn.functional.dropout`` and its variants,
+    with the same seed.  The mode does not affect Python's ``random``, NumPy and ``torch.ops``.  It also does
+    not affect functions that torch hides from modes: ``nn.functional.dropout`` and its variants,
     ``gumbel_softmax``, ``rrelu`` and ``nn.init``.
 
     ``seed`` is any integer, taken modulo 2**64, or a function that returns such an integer.  The function is
@@ -81,8 +81,8 @@ def _device_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
 
 
 def _fill_like(fill: Callable[..., torch.Tensor], input: torch.Tensor, **options: Any) -> torch.Tensor:
-    """Return a tensor as ``rand_like`` and its variants do, with a generator.  Torch's own functions accept a
-    generator only in newer versions."""
+    """Do the same as ``torch.rand_like`` and its variants, but with the given generator.  Torch's own
+    functions accept a generator only in newer versions."""
     generator = options.pop("generator")
     requires_grad = options.pop("requires_grad", False)
     filled = fill(torch.empty_like(input, **options), generator=generator)
@@ -119,7 +119,8 @@ _DRAWS = frozenset(
 
 
 def run_keyed(transforms: Sequence[Transform], value: Any, seed: int | Callable[[], int]) -> Any:
-    """Apply transforms in order, in any thread; torch's random numbers depend only on ``seed``."""
+    """Apply transforms in order.  Torch's random numbers depend only on ``seed``.  Any thread may call this
+    function."""
     with KeyedGenerator(seed):
         for transform in transforms:
             value = transform(value)
@@ -153,8 +154,8 @@ def preserved_generators() -> Iterator[None]:
 def seed_generators(seed: int) -> None:
     """Seed the global generators of torch (CPU), Python and NumPy from one integer, taken modulo 2**64.
 
-    Torch gets the seed itself.  Python and NumPy get two other seeds, because both would draw identical
-    numbers from one seed.
+    Torch gets the seed itself.  Python and NumPy get two other seeds, because they would draw identical
+    numbers from the same seed.
     """
     torch.default_generator.manual_seed(seed % _SEED_LIMIT)
     random.seed(sample_seed(seed, 0, 0))
@@ -181,7 +182,7 @@ _current = _Current()
 
 @contextmanager
 def keyed(key: Key) -> Iterator[None]:
-    """Let ``take_key`` take parts of ``key``, in this thread and within the block."""
+    """Within the ``with`` block and in this thread, let ``take_key`` return parts of ``key``."""
     before = _current.key, _current.used
     _current.key, _current.used = key, 0
     try:
@@ -209,8 +210,9 @@ class _DrawnKey(Key):
 
 
 def take_key(count: int) -> tuple[Key, bool]:
-    """Return the key for the next ``count`` samples of this thread, and whether a loader set the key.  If no
-    loader set a key with enough unused positions, the key's seed is drawn when it is first read."""
+    """Return the key (seed, epoch, positions) for the next ``count`` samples of this thread, and whether a
+    loader has set it.  If no loader has set a key with enough unused positions, the seed of the returned key
+    is drawn when it is first read."""
     key = _current.key
     if key is not None and _current.used + count <= len(key.draws):
         draws = key.draws[_current.used : _current.used + count]
@@ -220,5 +222,6 @@ def take_key(count: int) -> tuple[Key, bool]:
 
 
 def key_for(seed: int, epoch: int, first: int, count: int, step: int = 1) -> Key:
-    """Return the key of ``count`` samples: every ``step``-th position of the epoch's order from ``first``."""
+    """Return the key of ``count`` samples.  Their positions in the epoch's order begin at ``first`` and are
+    ``step`` apart."""
     return Key(seed, epoch, np.arange(first, first + step * count, step, dtype=np.int64))

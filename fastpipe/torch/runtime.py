@@ -56,7 +56,7 @@ class Found(NamedTuple):
 
     ``blob`` is the content, ``entry`` the image in the cache, and ``file`` the identity of the file.
     ``header`` is the header of a JPEG file; it is None for other files, and False if the header was not read.
-    ``rules`` describe the script's changes to Pillow's settings at the time of the cache lookup.
+    ``rules`` is a text.  It says how the script had changed Pillow's settings when the cache was searched.
     """
 
     blob: bytes | None
@@ -67,7 +67,7 @@ class Found(NamedTuple):
 
 
 class ImageSource:
-    """A reader of images that stores decoded images in the cache, if there is a cache."""
+    """Reads image files.  If there is a cache, it stores decoded images there, and looks for them first."""
 
     def __init__(
         self, read: Callable[[str], bytes], reader: ImageReader, short_side: ShortSide | None,
@@ -77,8 +77,9 @@ class ImageSource:
         self._short_side, self._cache = short_side, cache
 
     def read(self, path: str, file: bytes | None = None) -> Found:
-        """Return the cached image of the file's current version, or else the file's content.  ``file`` is
-        the content if the caller has read it already."""
+        """Return the cached image of a file, if the cache contains the file's current version.  Otherwise
+        return the file's content.  If the caller has already read the content, it passes the content as
+        ``file``."""
         note(path)
         if self._cache is None:
             return Found(self._read(path) if file is None else file)
@@ -107,7 +108,8 @@ class ImageSource:
 
     @staticmethod
     def read_many_past(paths: Sequence[str]) -> list[Found | None]:
-        """Read many local files at once, without using the cache; None for a file that must be read alone."""
+        """Read many local files at once, without using the cache.  The result is None for a file that must be
+        read alone."""
         return [one and Found(one[0], None, None, one[1]) for one in read_many(paths)]
 
     def open(self, found: Found, path: str) -> EncodedImage:
@@ -135,7 +137,8 @@ class ImageSource:
     def _keep_pixels(
         self, file: FileIdentity, pixels: UInt8Array, count: int, rules: str, has_info: bool = True
     ) -> None:
-        """Cache an image whose file has ``count`` pixels, unless the current rules differ from ``rules``."""
+        """Store an image in the cache, except if Pillow's settings no longer agree with ``rules``.  ``count``
+        is the number of pixels in the image's file."""
         if self._cache is not None and self._reader.rules() == rules:
             flags = min(count, _MOST_PIXELS) << 1 | (0 if has_info else _NO_INFO)
             self._cache.keep(file, pixels, flags)
@@ -246,8 +249,8 @@ class Runtime(ProcessRuntime[Options]):
         substitute: Callable[[int, int], Item | None] | None, turn: Turn | None, threaded: bool,
         rows: npt.NDArray[np.int64],
     ) -> PendingBatch:  # fmt: skip
-        """Begin a batch.  ``rows`` are the numbers of the samples' objects in their store, and empty for
-        files."""
+        """Begin to make a batch.  If the images are in a store, ``rows`` contains the numbers of their
+        objects in the store's listing.  For local files, ``rows`` is empty."""
         pool, maker, decode = self.pool if threaded else None, self.maker, self.options.decode
         described = None
         if turn is None and self.is_native:
@@ -275,7 +278,8 @@ class Runtime(ProcessRuntime[Options]):
     def hand_out(self, samples: Sequence[Any]) -> list[Any]:
         """Return samples as a list for torch's own loader, which collates them later.
 
-        If the script has kept samples of the previous list without reading them, they get their own memory.
+        If the script has kept samples of the previous list without reading them, these samples get their own
+        memory.
         """
         before = self._handed_out()
         if before is not None:

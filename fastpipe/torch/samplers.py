@@ -35,7 +35,7 @@ from fastpipe.torch.wrappers import ends_of, is_fast_folder, is_rows, numbers_of
 
 
 class EpochBatches:
-    """The index batches of each epoch, which depend only on the epoch's number.
+    """The batches of indices of each epoch.  They depend only on the epoch's number.
 
     If this object is used as a ``batch_sampler``, each iteration over it is the next epoch.
     """
@@ -55,7 +55,8 @@ class EpochBatches:
         return ShardedBatches(self.count, self.batch_size, self.shard, drop_last=self.drop_last, start=start)
 
     def indices(self, epoch: int, start: int = 0) -> Iterator[tuple[list[int], RankBatch]]:
-        """Yield pairs for each batch: its indices, and a ``RankBatch`` with their positions in the order."""
+        """For each batch, yield a pair: its indices, and a ``RankBatch`` with their positions in the epoch's
+        order.  ``start`` is the position at which the first batch begins."""
         order: Any = order_of(self.count, self.seed, epoch, self.arrangement)
         for batch in self.steps(start):
             positions = batch.positions
@@ -68,7 +69,7 @@ class EpochBatches:
             yield indices.tolist() if isinstance(indices, np.ndarray) else list(indices), batch
 
     def order(self, epoch: int) -> npt.NDArray[np.int64]:
-        """Return an epoch's indices on all ranks, int64 (N,)."""
+        """Return the indices of all ranks in the order of an epoch, int64 (N,)."""
         order = order_of(self.count, self.seed, epoch, self.arrangement)
         return np.arange(self.count) if isinstance(order, range) else np.asarray(order, np.int64)
 
@@ -107,7 +108,8 @@ class ShardSampler(DistributedSampler[int]):
 
     @property
     def num_valid_samples(self) -> int:
-        """Number of this rank's samples, without samples that only fill up the last step.  timm reads it."""
+        """Number of this rank's samples, without samples that only fill up the last step.  The library timm
+        reads this property."""
         batches = self._batches()
         return sum(position < batches.count for batch in batches.steps() for position in batch.positions)
 
@@ -172,10 +174,10 @@ class OrderRef:
 
 
 class GroupSampler(Sampler[int]):
-    """The sampler of a loader with ``Shuffle(unit="group")``.
+    """The sampler of a loader with ``Shuffle(unit="group")``, which shuffles groups of samples.
 
-    If the loader has no seed, each epoch's seed is drawn from the generator, as in ``RandomSampler``.
-    ``drawn`` is this seed if the samples depend on it as well, else None.
+    If the loader has no seed, each epoch's seed is drawn from the generator, as in ``RandomSampler``.  If the
+    samples also depend on this seed, ``drawn`` is the seed.  Otherwise ``drawn`` is None.
     """
 
     drawn: int | None = None
@@ -203,9 +205,10 @@ def draw_seed(generator: torch.Generator | None) -> int:
 
 
 def arrangement_of(dataset: Any, shuffle: Shuffle) -> Arrangement | None:
-    """Return the order of a dataset's groups of samples for ``shuffle``; None for ``unit="sample"``.
+    """Return how ``shuffle`` orders a dataset's groups of samples.  Return None for ``unit="sample"``.
 
-    The function also sets the datasets' number of groups that are used at the same time (the window).
+    Except for patches, the function also tells the datasets how many groups are used at the same time (the
+    window).
     """
     if shuffle.unit == "sample":
         return None
@@ -299,7 +302,8 @@ class DatasetBatches(Sampler[list[int]]):
     Attributes:
         batch_size, drop_last: as given.
         epoch: number of the next epoch.
-        generator: the generator from which an epoch's seed is drawn if the dataset has no seed, else None.
+        generator: the generator from which each epoch's seed is drawn.  None if the dataset has a seed, or if
+            samples are not shuffled.
         arrangement: the order of the groups of samples if groups are shuffled, else None.
     """
 
@@ -338,13 +342,15 @@ class DatasetBatches(Sampler[list[int]]):
         self.epoch = operator.index(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of the next epoch and, if the dataset has no seed, the generator's state."""
+        """Return the number of the next epoch.  If the order is drawn from a generator, also return its
+        state."""
         if self.generator is None:
             return {"epoch": self.epoch}
         return {"epoch": self.epoch, "generator": text_of(self.generator.get_state())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue with the saved epoch, and restore the state of torch's global generator."""
+        """Continue with the saved epoch.  If the order is drawn from torch's global generator, restore the
+        generator's state."""
         self.epoch = state["epoch"]
         drawn = tensor_of(state.get("generator"))
         if self.generator is not None and drawn is not None:
@@ -378,11 +384,11 @@ _numbers = itertools.count()
 
 
 class RankCheck:
-    """A check of values that must be the same on all ranks, through the store of ``torch.distributed``.
+    """Checks whether values are the same on all ranks, through the store of ``torch.distributed``.
 
     Each rank writes its own values and reads the values of all ranks that have already written.  The last
     rank therefore compares the values of all ranks.  No call is collective, so ranks do not wait for each
-    other: the check cannot hang if only some ranks iterate over the loader.
+    other.  Therefore the check cannot hang if only some ranks iterate over the loader.
     """
 
     def __init__(self) -> None:

@@ -75,9 +75,9 @@ class BatchSamples(Sequence[Any]):
 
     Attributes:
         tensor: the images, (N, C, H, W).  Each row becomes an image of the class ``kind``.  ``release`` sets
-            it to None.
+            ``tensor`` to None.
         end: the conversion of pixel values that must still be done, or None.
-        key: the key of the augmentations that must still be done, or None.
+        key: the key for the random numbers of augmentations that must still be done, or None.
         is_taken: whether ``tensor`` was returned as a collated batch.  Collating again then makes a copy.
     """
 
@@ -116,7 +116,8 @@ class BatchSamples(Sequence[Any]):
         return sample
 
     def cut_off(self, image: torch.Tensor) -> None:
-        """Give a sample's image its own memory, unless its batch has no other image and is not collated."""
+        """Give a sample's image its own memory, except if it is the only image of a batch that is not
+        collated."""
         tensor = self.tensor
         if tensor is None or (len(tensor) == 1 and not self.is_taken):
             return
@@ -138,8 +139,8 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 class Unfinished(NamedTuple):
-    """A batch as ``default_collate`` makes it; ``end`` and ``key``, from ``BatchSamples``, are the steps that
-    its images still need."""
+    """A collated batch whose images still need some steps.  ``end`` is the conversion of pixel values that
+    must still be done, and ``key`` the key for the augmentations.  Each is None if there is nothing to do."""
 
     batch: Any
     end: Conversion | None
@@ -158,8 +159,8 @@ def collate_unfinished(samples: Any) -> Unfinished:
 
 
 def collated(samples: Any, collate_fn: Callable[[Any], Any]) -> Any:
-    """Collate samples with ``collate_fn``.  The script's own function receives a list.  If it keeps samples,
-    these samples get their own memory."""
+    """Collate samples with ``collate_fn``.  The script's own function receives a list.  If this function
+    keeps samples, these samples get their own memory."""
     if collate_fn is collate_unfinished:
         return collate_fn(samples)
     known = _utils.collate.default_collate_fn_map
@@ -179,7 +180,8 @@ def collated(samples: Any, collate_fn: Callable[[Any], Any]) -> Any:
 
 
 def _key_of(samples: Sequence[BatchSample]) -> Key | None:
-    """Return the key of ``samples``, which come from several batches if bad samples were left out."""
+    """Return the common key (seed, epoch, positions) of ``samples``.  If bad samples were left out, the
+    samples come from several batches."""
     first = samples[0].whole
     if first is None or first.key is None:
         return None
@@ -191,8 +193,8 @@ def _key_of(samples: Sequence[BatchSample]) -> Key | None:
 def _collate_samples(
     batch: Sequence[Any], *, collate_fn_map: dict[Any, Callable[..., Any]] | None = None
 ) -> list[Any]:
-    """Collate ``(image, target)`` tuples as ``default_collate`` does; do not copy the images if the samples
-    are a complete batch in its original order."""
+    """Collate ``(image, target)`` tuples as ``default_collate`` does.  If the samples are a complete batch in
+    its original order, do not copy the images."""
     stacks_as_usual = (collate_fn_map or {}).get(torch.Tensor) is collate_tensor_fn
     if type(batch) is BatchSamples and stacks_as_usual and not batch.is_taken:
         batch.is_taken = True
@@ -244,29 +246,29 @@ class Value(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The rows of a batch from one HDF5 dataset or volume, (N, …): an array, and a tensor that shares its
-    memory, or None if torch does not support the dtype."""
+    """What a batch contains from one HDF5 dataset or volume: ``array``, (N, …), and ``tensor``, which shares
+    the array's memory.  ``tensor`` is None if torch does not support the dtype."""
 
     array: npt.NDArray[Any]
     tensor: torch.Tensor | None
 
 
 class TupleSample(tuple[Any, ...]):
-    """A tuple of values that collates like a plain tuple, without a copy if possible."""
+    """A tuple of values that is collated like a plain tuple, but without a copy if possible."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return (tuple, (tuple(self),))
 
 
 class DictSample(dict[Any, Any]):
-    """A dict of values that collates like a plain dict, without a copy if possible."""
+    """A dict of values that is collated like a plain dict, but without a copy if possible."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return (dict, (dict(self),))
 
 
 class Row(np.ndarray[Any, Any]):
-    """An array that collates like a plain array, without a copy if possible."""
+    """An array that is collated like a plain array, but without a copy if possible."""
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
         return array[()] if return_scalar else np.asarray(array)  # results of computations are plain arrays
@@ -279,10 +281,10 @@ _KINDS: dict[str, Callable[[Any], Any]] = {"tuple": TupleSample, "dict": DictSam
 
 
 class LazySamples(MutableSequence[Any]):
-    """A replacement for the list of a batch's samples that creates each sample when it is accessed.
+    """Replaces the list of a batch's samples, and creates each sample only when the sample is accessed.
 
     A sample that the script accesses gets its own memory.  A script that keeps the sample therefore does not
-    keep the memory of the whole batch.  ``views`` are the samples as views of the batch's memory.
+    keep the memory of the whole batch.  ``views`` contains the samples as views of the batch's memory.
     """
 
     def __init__(self, views: Sequence[Any] = ()) -> None:
@@ -362,7 +364,8 @@ class SampleRows(LazySamples):
         return _KINDS[self._form.kind](self._form.sample(values))
 
     def collated(self, collate_fn_map: Mapping[Any, Any]) -> Any:
-        """Return the batch as ``default_collate`` makes it.  The first call makes no copy of its tensors."""
+        """Return the batch as ``default_collate`` makes it.  Only the first call returns tensors without a
+        copy."""
         is_first, self._is_taken = not self._is_taken, True
         values = []
         for part in self._parts:
@@ -410,7 +413,7 @@ def _collate(batch: Any, *, collate_fn_map: dict[Any, Callable[..., Any]] | None
 
 
 def _collated(values: Sequence[Any], functions: Mapping[Any, Any]) -> Any:
-    """Collate values as torch does.  Arrays in the other byte order are converted first."""
+    """Collate values as torch does.  Arrays that do not have the machine's byte order are converted first."""
     native = type(values)(  # type: ignore[call-arg]
         value.astype(value.dtype.newbyteorder("="))
         if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.isnative

@@ -31,15 +31,16 @@ def group_batches(
     Args:
         dataset: any dataset with a length; it is read through a :class:`fastpipe.FastLoader`.
         k: number of files in a batch, at least 1.
-        groups: integers (N,): the number of each sample's file, in any order.  By default, the number is the
-            index along the first dimension if ``sample_dims`` of a ``FastHDF5Dataset`` is 2 or more.
-            Otherwise it is the number of the file or volume, if the dataset has several.
+        groups: integers (N,): the number of each sample's file, in any order.  Default for a
+            ``FastHDF5Dataset`` with ``sample_dims`` of 2 or more: the index along the first dimension.
+            Default for other datasets of several files or volumes: the number of the file or volume.
         num_workers, device: as for :class:`fastpipe.FastLoader`.
 
     Returns:
-        An iterable with a length that can be iterated over any number of times.  It yields pairs: a batch,
-        as ``default_collate`` makes it, and the group number of each sample in the batch, int64 (S,).  Groups
-        come in ascending order.  The samples of a group stay together, in the dataset's order.
+        An iterable with a length that can be iterated over any number of times.  It yields pairs.  The first
+        item is a batch, as ``default_collate`` makes it.  The second item is the group number of each sample
+        in the batch, int64 (S,).  Groups come in ascending order.  The samples of a group stay together, in
+        the dataset's order.
 
     Raises:
         OptionError: ``k`` is below 1, the groups are unknown, or the dataset skips bad samples.
@@ -78,8 +79,8 @@ def group_batches(
 
 @dataclass(eq=False)
 class GroupBatches:
-    """The result of ``group_batches``.  ``loader`` reads the batches, each with ``k`` groups; ``ids`` are the
-    group numbers of the samples in each batch."""
+    """The result of ``group_batches``.  ``loader`` reads the batches, each with ``k`` groups.  ``ids``
+    contains the group numbers of the samples in each batch."""
 
     loader: FastLoader[Any]
     k: int
@@ -113,9 +114,9 @@ def segment_reduce(
         values: (S, …): a model's output for each sample.
         groups: integers (S,): the group number of each sample, in any order.
         how: ``"mean"`` and ``"max"`` reduce each element.  The mean of integers has torch's default dtype.
-            ``"vote"`` returns the class with the most votes in each group, int64 (G,), or the smallest class
-            number if several classes have equally many votes.  ``values`` are then scores (S, C) of C
-            classes, or votes, integers (S,).  A sample's vote is the class with the largest score.
+            For ``"vote"``, ``values`` are scores (S, C) of C classes, or votes, integers (S,).  A sample's
+            vote is the class with the largest score.  The result is the class with the most votes in each
+            group, int64 (G,).  If several classes have equally many votes, it is the smallest class number.
 
     Raises:
         OptionError: shapes do not match, or ``how`` is unknown.

@@ -1,5 +1,5 @@
-"""Sources: they make a loader's batches from fastpipe's datasets, also inside ``Subset`` and
-``ConcatDataset``."""
+"""The base class of sources, which make a loader's batches from fastpipe's datasets, also inside ``Subset``
+and ``ConcatDataset``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOST_SPARE = 1 << 30  # bytes of additional batches that may be begun while one 
 
 
 class SplitError(ValueError):
-    """The error for a transform that cannot be split into two parts.  The message is the reason."""
+    """Raised if a transform cannot be split into two parts.  The message is the reason."""
 
 
 class StartedBatch(ABC):
@@ -35,7 +35,7 @@ class StartedBatch(ABC):
         pending: the unfinished work of reading or decoding the samples.
         count: number of requested samples.
         nbytes: number of bytes of the batch's memory; 0 if this is not known before the batch is made.
-        kept: the numbers of the samples in the finished batch, which may lack bad samples.
+        kept: the numbers of the requested samples that the finished batch has.  Bad samples may be missing.
     """
 
     pending: Any
@@ -96,8 +96,8 @@ class BatchedDataset:
 
     Each subclass has three methods.  ``_start_batch`` begins a batch.  ``_answers_for_batches`` returns
     whether the dataset makes whole batches, that is, no subclass or option makes samples one by one.
-    ``_running`` returns the runtime of this process with ``pool`` (None if the calling thread does the work),
-    ``clock`` and ``slots``, the memory for large parts of batches.
+    ``_running`` returns an object that belongs to this process.  It has the attributes ``pool`` (the threads;
+    None if the calling thread does the work), ``clock``, and ``slots`` (memory for large parts of batches).
     """
 
     def __getitems__(self: Any, indices: Sequence[int]) -> Sequence[Any]:
@@ -137,12 +137,12 @@ class BatchedDataset:
 
 
 class Source(ABC):
-    """The maker of a loader's batches, from fastpipe datasets that may be in ``Subset`` or ``ConcatDataset``.
+    """Makes a loader's batches from fastpipe's datasets, which may be inside ``Subset`` or ``ConcatDataset``.
 
     Attributes:
         bases: the innermost fastpipe datasets, in the order of their samples.
-        by_split: the result of ``split`` that batches use, or None.  If batches are sent to the device as
-            bytes, only the first part of the split transform is applied.
+        by_split: the transform in two parts (the result of ``split``) if batches are made with it, else None.
+            If batches are sent to the device as bytes, only the first part is applied here.
     """
 
     by_split: Any = None
@@ -151,7 +151,7 @@ class Source(ABC):
         self._dataset, self.bases = dataset, list(dict.fromkeys(bases))
 
     def start(self, indices: Sequence[int], key: Key) -> StartedBatch:
-        """Begin a batch of these samples."""
+        """Begin to make a batch of the samples with these indices."""
         parts = located(self._dataset, integers(indices))
         if len(parts) > 1:
             return self._start_mixed(parts, key)
@@ -177,7 +177,7 @@ class Source(ABC):
     @property
     @abstractmethod
     def runs_user_code(self) -> bool:
-        """True if some of the script's own functions run only in the consumer's thread."""
+        """True if some of the user's functions may run only in the thread that requests the batches."""
 
     def is_best_here(self, device: Any) -> bool:
         """Return whether some work, such as prefetching or using a device, must be done in this process."""
@@ -190,11 +190,12 @@ class Source(ABC):
 
     @property
     def runs_torchvision(self) -> bool:
-        """True if torchvision's own transforms run in threads; they hold the GIL most of the time."""
+        """True if torchvision's own transforms run in threads.  These hold the GIL most of the time."""
         return False
 
     def prefetchers(self, *, is_here: bool) -> Sequence[Prefetcher]:
-        """Return the prefetchers of the datasets; ``is_here`` is whether this process makes the batches."""
+        """Return the objects that fetch remote data early.  ``is_here`` is whether this process makes the
+        batches."""
         return ()
 
     @property
@@ -203,15 +204,17 @@ class Source(ABC):
         return MOST_SPARE
 
     def ask(self, **changes: Any) -> None:
-        """Change settings of batches, given as fields of ``BatchRequest``.  Some sources ignore this."""
+        """Change the settings with which batches are made.  ``changes`` are fields of ``BatchRequest``.  Some
+        sources ignore them."""
         return
 
     def make_on(self, device: Any) -> bool:
-        """Make batches of bytes on a device if this is possible; return whether it is possible."""
+        """Make batches of bytes on a device from now on, if this is possible.  Return whether it is
+        possible."""
         return False
 
     def split(self) -> Any:
-        """Return the transform in two parts: decoding steps and augmentation; raise a ``SplitError`` if the
+        """Return the transform in two parts: decoding steps and augmentation.  Raise a ``SplitError`` if the
         transform cannot be split."""
         raise SplitError("its samples have no transform of torchvision's")
 
@@ -220,20 +223,22 @@ class Source(ABC):
         return None
 
     def follow_order(self, batches: EpochBatches | None) -> None:
-        """Set the order of the samples; ``batches`` is None if the order is not a function of the epoch."""
+        """Receive the order of the samples.  ``batches`` is None if the order does not depend only on the
+        epoch."""
         return
 
     def made_by(self) -> object:
-        """Return the settings on which a batch depends, and which the script may change after its start."""
+        """Return those settings that a batch depends on and that the script may change while a batch is
+        made."""
         return self.transform_state(), tuple(warnings.filters), torch.empty(0).device
 
     def is_done(self, batch: StartedBatch) -> bool:
-        """Return whether ``finish`` would return without waiting."""
+        """Return whether the batch's ``finish`` would return without waiting."""
         return all(job.done() for job in batch.jobs())
 
     def wait_for_either(self, batch: StartedBatch, last: StartedBatch) -> bool:
-        """Wait until ``batch`` is made, or until threads have started all work of ``last``, the last batch
-        that was begun.  Return whether ``batch`` is made."""
+        """Wait until ``batch`` is made, or until threads have started all work of ``last``.  ``last`` is the
+        batch that was begun last.  Return whether ``batch`` is made."""
         job = next((job for job in batch.jobs() if not job.done()), None)
         if job is None:
             return True

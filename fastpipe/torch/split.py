@@ -49,12 +49,13 @@ class Split:
     """A transform in two parts.
 
     Attributes:
-        given: the arguments of ``split_of``.
-        head: the plan of the first part, which makes uint8 images.
+        given: the arguments of ``split_of``, from which a copy is made.
+        head: the first part as a plan (a compiled transform).  Its results are uint8 images.
         shape: the common shape of these images, (C, H, W).
-        chain, rest: the second part, as done by ``fastpipe.augment`` and as the user's own transforms.
+        chain, rest: the second part twice: done by ``fastpipe.augment``, and as the user's own transforms.
         like: the class, shape and dtype of the resulting samples.
-        example, values: an image of noise as input for ``rest``, and its pixels, uint8 (C, H, W).
+        example: an image of noise as input for ``rest``.
+        values: the pixels of ``example``, uint8 (C, H, W).
         notes: a description of the first part, in lines.
     """
 
@@ -76,7 +77,8 @@ class Split:
 
 
 def split_of(transform: Any, layout: Layout = "contiguous", decode_note: str = "") -> Split:
-    """Split a transform after the last step with which the decoding kernel makes uint8 images of one size."""
+    """Split a transform into two parts.  The first part ends with the last step after which the decoding
+    kernel can still make uint8 images of one size."""
     items = flatten(transform)
     plan = compile_plan(transform)
     if plan.output is not None:
@@ -108,8 +110,8 @@ def split_of(transform: Any, layout: Layout = "contiguous", decode_note: str = "
 
 
 def _head(items: Sequence[Any], layout: Layout) -> tuple[Plan, tuple[int, ...], int, bool]:
-    """Return the plan of the first part, the shape of its images, its number of transforms, and whether the
-    next transform receives PIL images."""
+    """Return four things: the plan of the first part, the shape of its images, its number of transforms, and
+    whether the next transform receives PIL images."""
     from torchvision import transforms as v1
 
     for count in range(len(items), 0, -1):
@@ -149,8 +151,9 @@ _log = logging.getLogger("fastpipe")
 
 
 class Costs(NamedTuple):
-    """Seconds per batch for the second part of a transform: ``whole`` by torchvision, ``threads`` by
-    fastpipe.augment in the decoding threads, and ``device`` on the device (None without a device)."""
+    """Seconds per batch for the second part of a split transform.  ``whole`` is the time by torchvision,
+    ``threads`` by fastpipe.augment in the decoding threads, and ``device`` on the device (None without a
+    device)."""
 
     whole: float
     threads: float
@@ -165,8 +168,9 @@ class Costs(NamedTuple):
 
 
 class Placing:
-    """The choice of where the second part of a transform runs.  It depends on the measured costs and, if the
-    training needs the same device, on the measured times of epochs."""
+    """Chooses where the second part of a split transform runs.  The choice depends on the measured costs.  If
+    the device could do this part, the choice also depends on the measured times of epochs, because the
+    training needs the same device."""
 
     def __init__(self, costs: Costs) -> None:
         self.costs = costs
@@ -178,7 +182,8 @@ class Placing:
         self.place: Place = "device" if is_unseen else self._here
 
     def seen(self, period: float, waited: float) -> None:
-        """Use the measurements of an epoch: the seconds per batch, and the seconds of waiting per batch."""
+        """Use the measurements of an epoch.  ``period`` is the number of seconds per batch, and ``waited`` is
+        the number of seconds of waiting per batch."""
         if self.costs.device is None or len(self._periods) == 2:
             return
         self._periods[self.place] = period
@@ -189,7 +194,7 @@ class Placing:
 
 
 class SplitChoice:
-    """A loader's choice of whether to split the transform, and where the second part runs.  The choice is
+    """Decides for a loader whether to split the transform, and where the second part runs.  The decision is
     made before the first batch, and again after the transform has changed."""
 
     def __init__(self, wanted: Any, device: Any) -> None:
@@ -201,8 +206,8 @@ class SplitChoice:
         self._known: tuple[object, Split | SplitError, Placing | None] | None = None
 
     def use(self, source: Source | None, batch_size: int, is_plain: bool) -> tuple[Split | None, bool]:
-        """Apply the choice to ``source``; return the split, or None, and whether the device does the second
-        part."""
+        """Apply the decision to ``source``.  Return the split transform (None if it is not split), and
+        whether the device does the second part."""
         if self._wanted is None:
             return None, False
         split, placing = self._choice(source, batch_size, is_plain)
@@ -270,7 +275,8 @@ def _split(source: Source | None, is_plain: bool) -> Split | SplitError:
 
 
 def measured(split: Split, batch_size: int, device: Any) -> Costs:
-    """Measure the cost of a transform's second part on an image of noise, for about half a second."""
+    """Measure, for about half a second, how long the second part of a ``Split`` takes on an image of noise:
+    as the user's own transforms, and as ``fastpipe.augment`` does it, also on the device if there is one."""
     threads = default_threads()
     rows = torch.empty((threads, *split.like.shape), dtype=split.like.dtype)
     key = Key(0, 0, np.arange(threads))
@@ -292,7 +298,7 @@ def measured(split: Split, batch_size: int, device: Any) -> Costs:
 
 
 def _seconds(tasks: Sequence[Callable[[int], None]], pool: ThreadPool, threads: int) -> list[float]:
-    """Return the seconds that each task takes while all threads run it: medians of alternating rounds."""
+    """Return the seconds of each task while all threads run it, as medians of alternating rounds."""
     rounds: list[list[float]] = [[] for _ in tasks]
     start = perf_counter()
     while len(rounds[0]) < 2 or (len(rounds[0]) < _MOST_ROUNDS and perf_counter() - start < _MEASURE_S):

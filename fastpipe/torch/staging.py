@@ -102,7 +102,8 @@ class RemoteImages:
         return image.convert("RGB")
 
     def rows(self, samples: Any, positions: Int64Array) -> Int64Array:
-        """Return the row of each sample at ``positions``; -1 for a sample that was not listed."""
+        """Return the row (the number of the object in the listing) of each sample at ``positions``.  It is -1
+        for a sample that was not listed."""
         if isinstance(samples, SampleTable):
             if samples.has_items_of(self._table):
                 return positions
@@ -114,8 +115,8 @@ class RemoteImages:
     def arriving(
         self, rows: Int64Array, paths: Sequence[str], has_cache: bool
     ) -> tuple[PackedPaths, Arriving]:
-        """Return the paths of the images in ``rows``, and how images that are not staged yet are fetched.  A
-        staged image has the path of its local copy."""
+        """Return the paths of the images in ``rows``, and an object that fetches images that are not staged
+        yet.  The path of a staged image is that of its local copy."""
         reader, store = self.reader(), self._store.name
         staged = reader.files(rows)
         states = None
@@ -137,7 +138,7 @@ class RemoteImages:
 
     @cached_property
     def _row_of(self) -> Callable[[str], int]:
-        """The function that returns the row of a path, or -1 if the path was not listed; cached for speed."""
+        """A function that returns the row of a path, or -1 if the path was not listed.  It caches results."""
         return lru_cache(_FOUND)(self.listing.find)
 
     @property
@@ -168,8 +169,9 @@ def remote_images(
 
 
 class UpcomingRows:
-    """The rows of one dataset's images among a loader's upcoming indices.  This object does not keep the
-    dataset alive, because deleting the dataset must end its threads."""
+    """The images of one dataset that a loader will need next, as rows: numbers of objects in a store's
+    listing.  This object does not keep the dataset alive, because deleting the dataset must end its
+    threads."""
 
     def __init__(
         self, upcoming: UpcomingIndices, dataset: Any, rows: Callable[[Int64Array], Int64Array]
@@ -188,8 +190,8 @@ class UpcomingRows:
         return self._upcoming.tag()
 
     def next_uses(self, rows: Int64Array) -> Int64Array:
-        """Return when any rank needs each row next, int64 (N,), counted in samples from epoch 0; 2**62 means
-        that no later use is known."""
+        """For each row, return when any rank needs it next, int64 (N,).  The unit is samples since the start
+        of epoch 0.  The value 2**62 means that no later use is known."""
         upcoming = self._upcoming
         if self._places is None:
             self._places = self._in_order(0), self._in_order(1)
@@ -201,14 +203,16 @@ class UpcomingRows:
         return np.where(known, uses, _UNKNOWN)
 
     def _in_order(self, later: int) -> Int64Array:
-        """Return the position of each row in the order of the epoch ``later`` epochs ahead."""
+        """Return the position of each row in the order of the epoch that begins ``later`` epochs after this
+        one."""
         places, rows = self._of(self._upcoming.whole(later))
         found = np.full(int(rows.max(initial=-1)) + 2, _UNKNOWN, np.int64)
         found[rows[::-1]] = places[::-1]  # keeps each row's first position; row -1 (not listed) is last
         return found[:-1]
 
     def _of(self, indices: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return where in ``indices`` the samples of this dataset are, and the rows of these samples."""
+        """Return two arrays: the places in ``indices`` of this dataset's samples, and the rows of these
+        samples."""
         rows = self._rows()
         if rows is None:  # the dataset is gone
             return np.zeros(0, np.int64), np.zeros(0, np.int64)

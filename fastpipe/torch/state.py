@@ -56,7 +56,8 @@ def state_of(
 
 
 def _groups_of(order: EpochOrder) -> str | None:
-    """Return a description of the order's groups; None if the order has no groups."""
+    """Return a text that describes the groups of samples in the order.  Return None if there are no
+    groups."""
     arrangement = getattr(innermost(order.index_sampler), "arrangement", None)
     return None if arrangement is None else str(arrangement.about)
 
@@ -127,7 +128,8 @@ def _check_generator(state: Any, generator: torch.Generator | None) -> None:
 
 
 def unsaved_state(why: OptionError, order: EpochOrder) -> dict[str, Any]:
-    """Return a placeholder state if the caller is a trainer that saves all loaders; else raise ``why``."""
+    """Return a placeholder state if the caller is a trainer that saves all loaders.  Otherwise raise
+    ``why``."""
     if not _a_trainer_asks(_TRAINERS):
         raise why
     if order not in _has_warned:
@@ -146,7 +148,7 @@ def unsaved_state(why: OptionError, order: EpochOrder) -> dict[str, Any]:
 
 
 def is_unsaved(state: Any, order: EpochOrder) -> bool:
-    """Return whether ``state`` comes from ``unsaved_state``; if so, set the next epoch to its number."""
+    """Return whether ``state`` comes from ``unsaved_state``.  If so, set the next epoch's number from it."""
     if not isinstance(state, dict) or "unsaved" not in state:
         return False
     if state.get("batches"):

@@ -48,13 +48,14 @@ def stitch(
         out: the output, of shape (*channels, *volume).  It is a NumPy array, or a path that ends in ``.zarr``
             or ``.npy`` and does not exist yet.  For a dataset of several volumes, pass a sequence of outputs.
         weights: the weight of each voxel in a patch.  ``"gaussian"`` is largest in the middle (sigma is an
-            eighth of each side, as in nnU-Net and MONAI), ``"constant"`` is the same for all voxels.  It may
+            eighth of each side, as in nnU-Net and MONAI).  ``"constant"`` is the same for all voxels.  It may
             also be an array of the patch's size.
         apply: a function that receives each blended part, float32 (*channels, …), and returns the part to
             write, whose last dimensions must not change.  For example,
             ``lambda p: p.argmax(0).astype("uint8")`` converts scores to labels.
-        max_bytes: number of bytes of memory for sums of predictions, in addition to a batch of predictions.
-            If sums need more, they are stored in a file next to ``out``.
+        max_bytes: how many bytes of memory sums of predictions may use.  A batch of predictions needs memory
+            in addition.  If the sums need more, they are stored in a file next to ``out``, or in the folder
+            for temporary files if ``out`` is an array.
 
     Returns:
         ``out``.
@@ -154,7 +155,7 @@ def _stitch_one(
 
 
 def _rows(batches: Iterable[Any], count: int, dims: int) -> Iterator[npt.NDArray[np.float32]]:
-    """Yield the predictions of single patches; raise an error if there are not exactly ``count``."""
+    """Yield the predictions of single patches.  Raise an error if there are not exactly ``count``."""
     taken = 0
     for batch in batches:
         if isinstance(batch, torch.Tensor):
@@ -212,7 +213,7 @@ def _target(out: Any, shape: Sequence[int]) -> _Array | _File:
 
 
 class _Array:
-    """An output array that belongs to the script."""
+    """An output array that the user has passed."""
 
     def __init__(self, array: npt.NDArray[Any], shape: Sequence[int]) -> None:
         if list(array.shape[array.ndim - len(shape) :]) != list(shape):
@@ -242,7 +243,7 @@ class _Array:
         """Do nothing: the array is complete."""
 
     def give_up(self) -> None:
-        """Do nothing: written parts stay in the array, which belongs to the script."""
+        """Do nothing: written parts stay in the array, which belongs to the user."""
 
 
 class _File:
@@ -265,7 +266,7 @@ class _File:
         self._begun = True
 
     def write(self, box: Any, part: npt.NDArray[Any], lead: tuple[int, ...]) -> None:
-        """Write a part of the volume; the first part determines the dtype and the channels."""
+        """Write a part of the volume.  The first part determines the dtype and the channels."""
         if self._store is None:
             self._store, self._dtype = self._made(lead, part.dtype), part.dtype
         if unheld(part, self._dtype).any():
@@ -316,7 +317,7 @@ class _File:
 
 
 class _Unfinished(GrowingFolder):
-    """The folder that contains an unfinished volume; its name is ``out`` followed by ``.partial``."""
+    """The folder that contains an unfinished volume.  Its name is ``out`` followed by ``.partial``."""
 
     def _check_own(self) -> None:
         if not set(os.listdir(self.folder)) <= {LOCK, "array", "array.npy"}:

@@ -33,8 +33,9 @@ def do_without_helpers() -> None:
 
 
 def process_of(threads: int | str, name: str) -> Process:
-    """Return this process with a dataset's threads; a worker process with one thread gets no thread pool.
-    ``"auto"`` is the number of cores that this process may use, or one less from 8 cores on."""
+    """Return an object with this process's threads for a dataset.  A worker with one thread gets no pool.
+    With ``"auto"``, the number of threads is this process's part of the cores, minus one if this is 8 or more
+    and there is at most one worker."""
     worker = get_worker_info()
     if threads == "auto":
         threads = default_threads(worker.num_workers if worker else 1)
@@ -50,8 +51,8 @@ _native_lines: npt.NDArray[np.uint8] | None = None
 
 
 def start_noting(write: Callable[[int, str], None], lines: npt.NDArray[np.uint8]) -> None:
-    """In a worker, write notes with ``write`` from now on; native threads write theirs to ``lines``.  A note
-    tells the parent process what a thread is doing."""
+    """In a worker, write notes from now on.  A note tells the parent process what a thread is doing.  Python
+    threads call ``write``, and native threads write to the memory ``lines``."""
     global _write, _native_lines
     _write, _native_lines = write, lines
 
@@ -73,7 +74,7 @@ Transform = Callable[[Any], Any]
 
 
 def is_thread_safe(transforms: Sequence[Transform]) -> bool:
-    """Return whether `run_keyed` gives the same results of these transforms in any thread."""
+    """Return whether these transforms give the same results in any thread, if `run_keyed` calls them."""
     return all(map(_is_safe, transforms))
 
 
@@ -86,7 +87,8 @@ def stock_note(is_promised: bool, stock: Sequence[Any]) -> str:
 
 
 def thread_safe_types() -> frozenset[type]:
-    """Return torchvision's types whose random numbers ``KeyedGenerator`` controls, or that use none.
+    """Return the types of torchvision's transforms that use no random numbers except those that
+    ``KeyedGenerator`` controls.
 
     Three kinds are excluded: v1's ``RandomChoice`` and ``RandomOrder``, which draw from Python's ``random``;
     types that take a function, such as ``Lambda``; and transforms of batches.

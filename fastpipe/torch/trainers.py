@@ -34,9 +34,9 @@ _REMEDY = "or use accelerator.prepare(loader), which makes a plain DataLoader of
 class _Prepared(FastLoader[_T_co]):
     """A loader with the attributes that Accelerate expects of its own loaders.
 
-    ``remainder`` is the number of samples of all ranks in an incomplete last step; ``gather_for_metrics``
-    keeps only these samples.  It is 0 if the last step is complete, and -1 if incomplete steps are dropped.
-    ``use_stateful_dataloader`` makes ``save_state`` call ``state_dict``.
+    ``remainder`` is the number of samples of all ranks in an incomplete last step.  Accelerate's
+    ``gather_for_metrics`` keeps only these samples.  ``remainder`` is 0 if the last step is complete, and -1
+    if incomplete steps are dropped.  ``use_stateful_dataloader`` makes ``save_state`` call ``state_dict``.
     """
 
     end_of_dataloader = False
@@ -66,7 +66,8 @@ class _Prepared(FastLoader[_T_co]):
         return len(self.dataset)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[_T_co]:  # type: ignore[override]
-        """Yield the batches; request the next batch before yielding one, to set ``end_of_dataloader``."""
+        """Yield the batches.  Request the next batch before each yield, in order to set
+        ``end_of_dataloader``."""
         self.end_of_dataloader, self.remainder = False, -1
         self.gradient_state._add_dataloader(self)
         try:
@@ -99,8 +100,8 @@ class _Prepared(FastLoader[_T_co]):
 
 
 class _ShownBatches(BatchSampler):
-    """The batch sampler that a prepared loader exposes.  It raises an error if it is iterated over, because
-    other loaders would miss the device, the seed and the augmentation."""
+    """The batch sampler that a prepared loader shows to other libraries.  Iterating over it raises an error,
+    because a loader made from it would lack the device, the seed and the augmentation."""
 
     def __init__(self, batches: Any) -> None:
         self._batches = batches
@@ -124,7 +125,7 @@ class _ShownBatches(BatchSampler):
 
 
 class _Rest:
-    """A prepared loader without the first batches of its next epoch, or of the epoch that it resumes."""
+    """A prepared loader that skips the first batches of its next epoch, or of the epoch that it resumes."""
 
     def __init__(self, loader: _Prepared[Any], skipped: int) -> None:
         self._loader, self._skipped = loader, skipped
@@ -145,7 +146,8 @@ class _Rest:
 
 
 def _skip_first_batches(stock: Callable[..., Any], dataloader: Any, num_batches: int = 0) -> Any:
-    """Skip batches as the accelerator's own function ``stock`` does; handle prepared loaders as well."""
+    """Skip batches of prepared loaders.  For other loaders, call ``stock``, the accelerator's own
+    function."""
     if isinstance(dataloader, _Prepared):
         return _Rest(dataloader, operator.index(num_batches))
     return stock(dataloader, num_batches=num_batches)
@@ -161,12 +163,13 @@ def _next(batches: Iterator[Any]) -> Any:
 def prepare(accelerator: Any, loader: DataLoader[Any], *, seed: int | None = None) -> FastLoader[Any]:
     """Make a :class:`fastpipe.FastLoader` that works with an ``accelerate.Accelerator``.
 
-    Call this function instead of ``accelerator.prepare(loader)``.  Each process gets its part of each step,
-    on ``accelerator.device``.  ``accumulate``, ``gather_for_metrics``, ``save_state`` and ``load_state``
-    work as with Accelerate's own loaders.  The saved state is exact, and works with any number of processes:
-    after ``load_state`` the loader continues after the batches that were received.  You need not call
-    ``accelerator.skip_first_batches(loader, number)``; if you do, ``number`` counts from the epoch's start.
-    (``prepare`` gives this accelerator a ``skip_first_batches`` that supports prepared loaders.)
+    Call this function instead of ``accelerator.prepare(loader)``.  In each step, each process gets its part
+    of the samples, on ``accelerator.device``.  ``accumulate``, ``gather_for_metrics``, ``save_state`` and
+    ``load_state`` work as with Accelerate's own loaders.  The saved state is exact, and works with any number
+    of processes: after ``load_state`` the loader continues after the batches that were received.  You need
+    not call ``accelerator.skip_first_batches(loader, number)``.  If you call it, ``number`` counts from the
+    epoch's start.  (``prepare`` gives this accelerator a ``skip_first_batches`` that supports prepared
+    loaders.)
 
     Args:
         accelerator: the script's ``Accelerator``.
@@ -277,7 +280,7 @@ _SHOWN = ("fastpipe/waiting", "fastpipe/images_per_second")
 
 
 class EpochTimer:
-    """A Lightning callback that measures each epoch of ``trainer.fit``, and how long it waits for data.
+    """A Lightning callback that measures the time of each epoch of ``trainer.fit``, and the wait for data.
 
     Each epoch adds a line to the log ``fastpipe.torch`` (INFO), an entry to ``epochs``, and a point to the
     trainer's loggers.  The loggers' metrics are ``fastpipe/epoch_seconds``, ``fastpipe/step_seconds``,
@@ -291,13 +294,14 @@ class EpochTimer:
     The log and the loggers get the times of the first rank.
 
     Args:
-        warn_after: seconds.  If the loop waits longer for batches other than the first, a warning at the end
-            of the epoch reports their number.
+        warn_after: a number of seconds.  A warning at the end of an epoch reports for how many batches the
+            loop waited longer.  The first batch is not counted.  By default, there is no such warning.
         warn_waiting: a fraction from 0 to 1.  A warning reports each epoch that spends a larger fraction of
-            its time waiting for data.
+            its time waiting for data.  By default, there is no such warning.
 
     Attributes:
-        epochs: :class:`~fastpipe.tools.EpochTimes` of each epoch, oldest first; each ``fit`` clears the list.
+        epochs: :class:`~fastpipe.tools.EpochTimes` of each epoch, oldest first.  Each ``fit`` clears the
+            list.
 
     Raises:
         OptionError: a limit has a value that cannot work.

@@ -63,8 +63,9 @@ class IndexQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # old
     def watch_writers(
         self, is_hopeless: weakref.WeakMethod[Any], before_error: weakref.WeakMethod[Any]
     ) -> None:
-        """In the parent, make `get` raise an error if ``is_hopeless(seconds)`` is true after ``seconds``
-        without the rest of a message.  Call ``before_error`` before any error of `get`."""
+        """In the parent process, let `get` raise an error if the rest of a message does not come.  While
+        `get` waits, it calls ``is_hopeless`` with the seconds waited so far.  If the result is true, `get`
+        raises the error.  Before any error, `get` calls ``before_error``."""
         self._before_error = before_error
         reader: Any = self._reader  # type: ignore[attr-defined]
         if hasattr(select, "poll"):
@@ -110,8 +111,8 @@ _current: IndexQueue | None = None  # the queue that this process reads
 
 
 def peek_requests(until: Callable[[], bool]) -> list[Any]:
-    """In a worker, wait for the next requests and return them; return an empty list once ``until()`` is true.
-    Outside of workers, return an empty list."""
+    """In a worker, wait for the next requests, and return them.  Return an empty list as soon as ``until()``
+    is true.  Outside of workers, return an empty list."""
     if _current is None:
         return []
     seconds = _FIRST_S
@@ -124,8 +125,8 @@ def peek_requests(until: Callable[[], bool]) -> list[Any]:
 
 
 class _Flag:
-    """An event that can be set once.  An event of ``multiprocessing`` has a lock, which a worker that is
-    killed could hold forever; this class has none."""
+    """An event that can be set once, without a lock.  An event of ``multiprocessing`` has a lock, which a
+    killed worker could hold forever."""
 
     def __init__(self, context: Any) -> None:
         self._semaphore = context.Semaphore(0)
@@ -170,7 +171,7 @@ def expect_from(lane: Lane) -> None:
 
 
 def send_through(writer: LaneWriter) -> None:
-    """In a worker, make and send batches in the lane's memory from now on."""
+    """In a worker, make and send batches in shared memory (the lane of ``writer``) from now on."""
     global _writer
     _writer = writer
     ForkingPickler.register(torch.Tensor, _reduce)
@@ -188,13 +189,14 @@ def shared_flat(size: int) -> torch.Tensor:
 
 
 def is_in_lane(tensor: torch.Tensor) -> bool:
-    """In a worker, return whether a tensor is in the memory of the worker's lane."""
+    """In a worker, return whether a tensor is in the memory that the worker shares with its parent (a
+    lane)."""
     return _writer is not None and _writer.has(tensor.untyped_storage().data_ptr())
 
 
 def remove_names_of(pids: Sequence[int]) -> None:
-    """Remove the names in ``/dev/shm`` that this user's killed processes ``pids`` left.  This releases the
-    memory."""
+    """Remove the names of shared memory that killed processes with these ids left in ``/dev/shm``.  This
+    releases the memory.  Names of other users' processes stay."""
     strategy = torch.multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]
     if not pids or strategy != "file_descriptor":  # with another strategy, the names are still in use
         return
@@ -209,7 +211,7 @@ def remove_names_of(pids: Sequence[int]) -> None:
 
 
 def room() -> tuple[int, int] | None:
-    """Return free and total bytes of torch's shared memory; None if ``/dev/shm`` does not exist."""
+    """Return free and total bytes of torch's shared memory.  Return None if ``/dev/shm`` does not exist."""
     with contextlib.suppress(OSError):
         found = os.statvfs(NAMED_MEMORY)
         return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
@@ -254,7 +256,7 @@ def _copied(
 
 
 def _is_shared(storage: torch.UntypedStorage) -> bool:
-    """Share a storage as torch does; return False if shared memory has no room for the storage."""
+    """Move a storage to shared memory as torch does.  Return False if shared memory has no room for it."""
     space = room()
     if storage.nbytes() == 0 or storage.is_shared() or space is None:
         return True

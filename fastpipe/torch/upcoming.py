@@ -42,15 +42,15 @@ class PeekedIndices(Iterator[Any]):
             return found
 
     def upcoming(self) -> Iterator[Int64Array]:
-        """Yield the sampler's items as int64 (N,), beginning with the next item to take."""
+        """Yield the sampler's items as arrays, int64 (N,).  The first item is the next item to be taken."""
         at = self._taken
         while (found := self._at(at)) is not None:
             at, given = found
             yield integers(given if hasattr(given, "__len__") else [given])
 
     def _at(self, at: int) -> tuple[int, Any] | None:
-        """Return ``at`` + 1 and the sampler's item number ``at``; None after the last item.  If this item was
-        taken already, use the next item to take, and its number, instead."""
+        """Return a pair: ``at`` + 1, and the sampler's item number ``at``.  If this item was already taken,
+        use the next item that was not taken, and its number.  Return None after the last item."""
         with self._lock:
             at = max(at, self._taken)
             if at - self._taken < len(self._seen):
@@ -71,12 +71,12 @@ class UpcomingIndices:
     """The indices of the rest of an epoch and, if they are known, of the next epoch.
 
     Attributes:
-        ours: the batches of each epoch if they are a function of the epoch, else None.  If ``ours`` is given,
-            the next epoch's indices are known as well.
+        ours: the batches of each epoch if they depend only on the epoch, else None.  If ``ours`` is given,
+            the next epoch's indices are also known.
         now: the position in the epoch's order of all ranks up to which batches were requested.
-        peeked: the sampler's indices if ``ours`` is None; None if the sampler must not be called early.
-        by: the seed and the epoch from which the samples' random numbers follow; None if unknown.
-        goes_on: whether the next epoch uses the same seed, and the next epoch number.
+        peeked: the sampler's indices if ``ours`` is None.  None if the sampler must not be called early.
+        by: the seed and the epoch from which the samples' random numbers are made.  None if unknown.
+        goes_on: whether the random numbers of the next epoch are made from the same seed and the next number.
     """
 
     ours: EpochBatches | None
@@ -102,7 +102,8 @@ class UpcomingIndices:
             yield from ((0, indices) for indices in self.peeked.upcoming())
 
     def drawn_by(self, later: int = 0) -> tuple[int, int] | None:
-        """Return seed and epoch for random numbers, ``later`` epochs after this epoch; None if unknown."""
+        """Return the seed and the epoch from which the random numbers of the epoch ``later`` epochs after
+        this epoch are made.  Return None if they are unknown."""
         if self.by is None or (later and not self.goes_on):
             return None
         return self.by[0], self.by[1] + later
@@ -118,7 +119,7 @@ class UpcomingIndices:
         return self.ours.order(self.epoch + later)
 
     def tag(self) -> bytes:
-        """Return a digest of the settings that define the order: all epochs have the same digest."""
+        """Return a digest of the settings that define the order.  The digest is the same for all epochs."""
         ours = self.ours
         assert ours is not None
         option = None if ours.arrangement is None else ours.arrangement.option
@@ -126,7 +127,7 @@ class UpcomingIndices:
 
 
 class Prefetcher(Protocol):
-    """An object that prepares data for the requests that will come."""
+    """An object that fetches data before batches need them."""
 
     def begin_epoch(self, upcoming: UpcomingIndices) -> None:
         """Prepare for an epoch with these upcoming indices."""

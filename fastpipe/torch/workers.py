@@ -53,8 +53,8 @@ _STACK_S = 1.0  # longest time to wait for the stack that a worker writes
 
 
 def lanes_for(workers: int, segments: int) -> list[Lane]:
-    """Return a lane (memory shared with the parent) for each worker; an empty list if the system does not
-    support lanes."""
+    """Return a lane (memory shared with the parent) for each worker.  Return an empty list if the system does
+    not support lanes."""
     if not workers or not lanes_are_possible():
         return []
     # Each segment takes two file descriptors in this process: use at most a quarter of the limit.
@@ -66,10 +66,10 @@ def lanes_for(workers: int, segments: int) -> list[Lane]:
 
 
 class WorkerInit:
-    """The init function of each worker, which then calls the user's own init function.
+    """The init function of each worker.  At its end, it calls the user's own init function.
 
-    The function makes the worker end when its parent ends.  The worker also writes notes about its current
-    work, and its stacks if it crashes or if the parent requests them.
+    The function makes the worker end when its parent ends.  It also lets the worker write notes about its
+    current work, and its stacks if the worker crashes or if the parent requests them.
     """
 
     def __init__(self, function: Callable[[int], None] | None, lanes: Sequence[Lane]) -> None:
@@ -119,7 +119,7 @@ class WorkerInit:
 
 
 class WorkerCollate:
-    """A collate function for workers that raises a clear error if a batch does not fit into shared memory."""
+    """A collate function for workers.  It raises a clear error if a batch does not fit into shared memory."""
 
     def __init__(self, function: Callable[[list[Any]], Any]) -> None:
         self._function = function
@@ -276,8 +276,9 @@ def choose_workers(
     context: Any = None,
     functions: Sequence[Callable[..., Any] | None] = (None, None),
 ) -> tuple[int, str]:
-    """Return the number of worker processes with which batches are made fastest, and the reason; 0 if no
-    process can be started.  Speed is measured in a forked process, so that no files are opened here."""
+    """Return the number of worker processes with which batches are made fastest, and the reason.  The number
+    is 0 if threads of this process are faster, or if no process can be started.  The speed is measured in a
+    forked process, so that no files are opened in this process."""
     chosen, why = _chosen(dataset, source, batch_size, context, functions)
     _log.info("num_workers='auto' is %d: %s", chosen, why)
     return chosen, why
@@ -321,8 +322,8 @@ def _chosen(
 
 
 def _judge(here: float, alone: float, cores: int, batch_size: int) -> tuple[int, str]:
-    """Return the number of workers and the reason, from the samples per second that this process makes with
-    threads (``here``) and that one worker makes (``alone``)."""
+    """Return the number of workers, and the reason.  ``here`` is the speed of this process with threads, and
+    ``alone`` is the speed of one worker, both in samples per second."""
     there = alone * cores
     said = f"{here:,.0f} samples/s here, about {there:,.0f} in {cores} workers"
     if batch_size / here < _WORTH_S:
@@ -339,8 +340,8 @@ def _start_method(context: Any) -> str:
 
 
 def _why_no_second_run() -> str:
-    """Return why a spawned process, which imports the script, would run it a second time or fail; empty if
-    the script can be imported."""
+    """Return the reason why a spawned process, which imports the script, would fail or run the whole script
+    again.  It is empty if the script can be imported."""
     path = getattr(sys.modules["__main__"], "__file__", None)
     if path is None:
         return ""  # no script is imported, and `_measure` checks that no object of the script is needed
@@ -354,7 +355,7 @@ def _why_no_second_run() -> str:
 
 
 def _have_room(tasks: int) -> bool:
-    """Return whether system limits, which count threads as well as processes, allow this many more tasks."""
+    """Return whether system limits allow this many more tasks (threads and processes together)."""
     is_over, threads = threading.Event(), list[threading.Thread]()
     try:
         for _ in range(tasks):
@@ -373,8 +374,8 @@ def _have_room(tasks: int) -> bool:
 def _measure(
     dataset: Any, source: Source | None, batch_size: int, length: int, sent: Sequence[Any] | None
 ) -> tuple[float, float, float]:
-    """Return two speeds in samples per second, and the bytes of a sample.  The first speed is that of batches
-    made with threads, the second that of single samples made in one thread."""
+    """Return two speeds in samples per second, and the number of bytes of a sample.  The first speed is that
+    of batches made with threads.  The second speed is that of single samples made in one thread."""
     is_script = getattr(sys.modules["__main__"], "__file__", None) is not None
     if sent is not None and b"__main__" in bytes(ForkingPickler.dumps(sent)) and not is_script:
         raise OSError("a started process cannot have a class or function of a script without a file")
@@ -408,8 +409,8 @@ def _rate(make: Callable[[int], int]) -> float:
 
 
 def _in_child(measure: Callable[[], tuple[float, float, float]]) -> tuple[float, float, float] | None:
-    """Return the result of ``measure``, called in a forked process; zeros if ``measure`` fails, and None if
-    it takes longer than ``_ALL_S``."""
+    """Call ``measure`` in a forked process, and return its result.  Return zeros if ``measure`` fails, and
+    None if it takes longer than ``_ALL_S``."""
     reading, writing = os.pipe()
     try:
         child = os.fork()

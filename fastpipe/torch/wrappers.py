@@ -75,8 +75,8 @@ def positions_of(indices: Sequence[int] | Int64Array, length: int) -> Int64Array
 
 
 def located(dataset: Any, indices: Int64Array) -> list[Located]:
-    """Return the innermost datasets that contain some samples; raise the errors that ``Subset`` and
-    ``ConcatDataset`` raise."""
+    """Return the innermost datasets that contain the samples at ``indices``, each with the positions and the
+    indices of its samples (``Located``).  Raise the errors that ``Subset`` and ``ConcatDataset`` raise."""
     if type(dataset) is Subset:
         chosen = dataset.indices
         # The script may change the list at any time.  Converting the whole list for each batch would be slow.
@@ -106,8 +106,8 @@ def located(dataset: Any, indices: Int64Array) -> list[Located]:
 
 
 def indices_in(dataset: Any, base: Any, indices: Sequence[int] | Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Return where in ``indices`` the samples of ``base``, an innermost dataset, are, and the indices of
-    these samples in ``base``, from 0."""
+    """Find the samples of ``base``, an innermost dataset, among ``indices``.  Return their positions in
+    ``indices``, and their indices in ``base``, counted from 0."""
     for end, places, local in located(dataset, integers(indices)):
         if end is base:
             return places, np.where(local < 0, local + len(base), local)
@@ -116,8 +116,9 @@ def indices_in(dataset: Any, base: Any, indices: Sequence[int] | Int64Array) -> 
 
 
 def numbers_of(dataset: Any, of: Callable[[Any], Int64Array]) -> Int64Array:
-    """Return a number for each sample, int64 (N,).  ``of`` returns the numbers of an innermost dataset's
-    samples, from 0; the numbers of the next concatenated dataset follow after the largest number."""
+    """Return a number for each sample, for example its group, int64 (N,).  ``of`` returns such numbers for
+    the samples of an innermost dataset, from 0.  In a ``ConcatDataset``, the numbers of a dataset begin after
+    the largest number of the dataset before."""
     if type(dataset) is Subset:
         return numbers_of(dataset.dataset, of)[integers(dataset.indices)]
     if type(dataset) is ConcatDataset:

@@ -46,11 +46,11 @@ def gaussian_weights(patch: Sequence[int], sigma: float = _SIGMA) -> Float32Arra
 class Blender:
     """A context manager that blends patches of one array, and removes its temporary file at the end.
 
-    ``starts`` has the starts of all patches, which may lie beyond the array: int64 (N, D).  ``weights`` has
-    the shape of a patch: float32.  ``part`` is the shape of the parts in which the array is written.
-    ``write`` is called with the start of a part, int (D,), and the blended part, float32 (*lead, …).  Sums of
-    up to ``max_bytes`` bytes, and at least the sums of one part, stay in memory.  Further sums are written to
-    a file in ``folder``.
+    ``starts`` contains the first voxel of each patch, int64 (N, D); patches may extend beyond the array.
+    ``weights`` has the shape of a patch: float32.  ``part`` is the shape of the parts in which the array is
+    written.  For each part, ``write`` is called with the part's start, int (D,), and its values, float32
+    (*lead, …).  Sums of up to ``max_bytes`` bytes stay in memory, and always the sums of at least one part.
+    Further sums are written to a file in ``folder``.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Blender:
     def add(self, start: Sequence[int], values: Float32Array) -> None:
         """Add a patch, float32 (*lead, *patch), and write the parts that are complete with this patch.
 
-        ``lead`` must be equal for all patches.
+        All patches must have the same leading dimensions, ``lead``.
         """
         lead = values.shape[: values.ndim - len(self._shape)]
         if values.shape[len(lead) :] != self._weights.shape or self._lead not in (None, lead):
@@ -133,7 +133,7 @@ class Blender:
         sums[(-1, *inside)] += weights
 
     def _sums_of(self, part: tuple[int, ...]) -> Float32Array:
-        """Return the sums for a part: weighted sums of the values, and the sum of weights in the last row."""
+        """Return a part's sums: the weighted sums of the values, and as last row the sum of the weights."""
         sums = self._sums.get(part)
         if sums is not None:
             self._sums.move_to_end(part)

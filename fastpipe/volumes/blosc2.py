@@ -87,9 +87,9 @@ class _Reader(UnitReader):
 
 
 class _Handle:
-    """An open array for one thread at a time.
+    """An open array, which only one thread at a time may use.
 
-    This replaces the handle of the Python package blosc2, which does not release the GIL.
+    This class replaces the array object of the Python package blosc2, which does not release the GIL.
     """
 
     def __init__(self, path: str) -> None:
@@ -100,7 +100,7 @@ class _Handle:
         weakref.finalize(self, library.b2nd_free, array).atexit = False
 
     def is_read(self, box: Sequence[slice], unit: Sequence[int], out: UInt8Array) -> bool:
-        """Read ``box`` into ``out``, the memory of a unit; return True on success."""
+        """Read ``box`` into ``out``, memory of the shape ``unit``; return True on success."""
         numbers = ctypes.c_int64 * len(unit)
         start, stop = numbers(*(side.start for side in box)), numbers(*(side.stop for side in box))
         memory, nbytes = ctypes.c_void_p(out.ctypes.data), ctypes.c_int64(len(out))
@@ -138,8 +138,8 @@ class _Header(NamedTuple):
     def of(cls, path: str) -> _Header:
         """Read the frame's header, which is in MessagePack (README_CFRAME_FORMAT.rst of c-blosc2).
 
-        This does not use ``blosc2.open``, because releases older than 4.14 run code that the file of a lazy
-        array contains.
+        ``blosc2.open`` is not used, because releases older than 4.14 run code that the file of a lazy array
+        contains.
         """
         msgpack = require("msgpack", extra="volume")
         with (

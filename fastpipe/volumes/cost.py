@@ -1,4 +1,4 @@
-"""Estimate how much is decoded for patches of a volume, for an order of patches and a memory size."""
+"""Estimate how many bytes are decoded to read patches of a volume in an order, with a memory size."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ class Tour:
 
 
 class PatchModel:
-    """The cost of patches of one size at uniformly random places.
+    """The cost of reading patches of one size at uniformly random places.
 
-    An epoch has as many patches as fill the volume.  ``arrays`` are the volume and its labels, which are read
-    at equal places and have equal last dimensions.
+    An epoch has as many patches as fill the volume.  ``arrays`` are the volume and its labels.  Both arrays
+    are read at the same places, and have the same sizes along the dimensions of the patches.
     """
 
     def __init__(self, arrays: Sequence[Stored], patch: Sequence[int], threads: int = 1) -> None:
@@ -91,7 +91,7 @@ class PatchModel:
         return sum(array.nbytes for array in self.arrays)
 
     def alone(self) -> float:
-        """Return the average bytes that are decoded for one patch if no units are in memory."""
+        """Return how many bytes are decoded for one patch, on average, if no units are in memory."""
         return sum(
             math.prod(
                 _touched(size, unit, side)
@@ -104,9 +104,9 @@ class PatchModel:
     def uniform(self, budget: int) -> float:
         """Return the decoded bytes for each used byte if patches come in uniformly random order.
 
-        A patch uses a unit with a probability ``q``.  The memory holds the units that at least one of the
-        last ``t`` patches used.  ``t`` is as large as the memory allows (Che's approximation of a cache that
-        evicts the least recently used entry)::
+        A patch uses a unit (a part of the array that is decoded as a whole) with a probability ``q``.  The
+        memory holds the units that at least one of the last ``t`` patches used.  ``t`` is as large as the
+        memory allows (Che's approximation of a cache that evicts the least recently used entry)::
 
             sum of 1 - (1 - q)^t  =  slots - sum of q / 2,      decoded for a patch:  sum of q (1 - q)^t
 
@@ -124,9 +124,10 @@ class PatchModel:
         return decoded / self.patch_nbytes
 
     def tour(self, budget: int, fronts: int | None = None) -> Tour:
-        """Return the tour that ``FastPatchDataset`` would plan, with its cost on some patches.
+        """Return the tour that ``FastPatchDataset`` would plan, and its cost, estimated with some patches.
 
-        If ``fronts`` is None, the number of fronts is planned, too.
+        A tour is an order in which neighbouring patches follow each other.  ``fronts`` is the number of its
+        parts, from which patches are taken in turn.  If ``fronts`` is None, this number is planned, too.
         """
         geometry, places = self._tried
         if fronts is None:
@@ -146,14 +147,14 @@ class PatchModel:
         return Tour(count, statistics.median(times))
 
     def near(self, budget: int) -> float:
-        """Return the decoded bytes for each used byte on a tour with one front."""
+        """Return the decoded bytes for each used byte on a tour with one front (see ``tour``)."""
         return self.tour(budget, 1).amplification
 
     def least_budget(self, limits: Sequence[float]) -> list[int | None]:
-        """Return, for each limit, the least memory with which a tour with one front stays within the limit.
+        """Return, for each limit, the least memory in bytes that keeps the result of ``near`` within it.
 
-        A limit is a number of decoded bytes for each used byte.  The memory is accurate to about a fifth.
-        The memory is None if only memory for all units is enough.
+        A limit is a number of decoded bytes for each used byte.  The least memory is accurate to about a
+        fifth.  If only memory for all units is enough, None replaces the number.
         """
         geometry, _ = self._tried
         last = math.ceil(_FINENESS * math.log2(max(2.0, self.total_nbytes / geometry.unit_nbytes)))
@@ -177,7 +178,7 @@ class PatchModel:
 
     @functools.cached_property
     def _epochs(self) -> list[tuple[Places, TourTrial]]:
-        """Return epochs of random patches that differ from the patches for planning a tour."""
+        """Return epochs of random patches.  The tour is planned with other patches (``_tried``)."""
         geometry, places = self._tried
         count = len(places.volumes)
         patches = UniformPatches(geometry.space, count, False, _draw)
@@ -186,7 +187,7 @@ class PatchModel:
 
     @functools.cached_property
     def _tried(self) -> tuple[Geometry, Places]:
-        """Return the geometry of a part of the volume, and random patches in the part.
+        """Return the geometry of a part of the volume, and random patches in this part.
 
         The patches are as dense in the part as the patches of an epoch are in the whole volume.
         """
@@ -205,9 +206,9 @@ class PatchModel:
 
 
 def _part(shape: Sequence[int], patch: Sequence[int], count: int) -> tuple[int, ...]:
-    """Return the shape of a part of the volume for ``count`` patches.
+    """Return the shape of a part of the volume that is as large as ``count`` patches.
 
-    The part has the proportions of the volume if possible.
+    If possible, the part has the proportions of the volume.
     """
     sides = list(map(float, shape))
     while math.prod(sides) > count * math.prod(patch):
@@ -230,7 +231,7 @@ def _touched(size: int, unit: int, patch: int) -> float:
 
 
 def _touches(array: Stored, whole: Sequence[int]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return the probabilities that a patch uses a unit, and the number of units with each probability."""
+    """Return each probability that a patch uses a unit, and the number of units with this probability."""
     q, times = np.ones(1), np.ones(1)
     for size, unit, side in zip(array.shape, array.unit, whole, strict=True):
         first = np.arange(0, size, unit)
@@ -243,7 +244,7 @@ def _touches(array: Stored, whole: Sequence[int]) -> tuple[npt.NDArray[np.float6
 
 
 def _decoded(q: npt.NDArray[np.float64], times: npt.NDArray[np.float64], slots: int) -> float:
-    """Return the units that are decoded for a patch, with ``slots`` slots for units in memory.
+    """Return how many units are decoded for a patch if the memory has ``slots`` slots for one unit each.
 
     On average, half of the patch's units occupy slots while the patch is read.
     """

@@ -89,8 +89,8 @@ def _dataset(file: Any, inside: str, path: str) -> Any:
 class HDF5Volume(Volume):
     """A dataset that is read chunk by chunk.
 
-    ``chunks`` is the dataset's chunk shape, or None.  ``is_alone`` is False if values of the dataset can
-    change without a change of the file.
+    ``chunks`` is the dataset's chunk shape.  If the dataset has no chunks, ``chunks`` is None.  ``is_alone``
+    is False if values of the dataset can change without a change of the file.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class HDF5Volume(Volume):
         return np.zeros_like(numbers)
 
     def state(self) -> tuple[str, str]:
-        """Return the state of the file and the dataset's name.
+        """Return the file's path, and a text that contains the file's state and the dataset's name.
 
         Both strings are empty if the dataset's values can change without a change of the file.
         """
@@ -142,7 +142,7 @@ class HDF5Volume(Volume):
 
 
 class _ChunkReader(UnitReader):
-    """A reader of chunks that does not hold the HDF5 library's lock."""
+    """A reader of chunks, which does not need the HDF5 library and its lock."""
 
     def __init__(self, volume: HDF5Volume) -> None:
         self._volume = volume

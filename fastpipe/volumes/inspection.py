@@ -60,7 +60,7 @@ _WORTH_UNIFORM = 2.0  # this ratio for uniform order; it is larger, because a to
 
 @dataclass(frozen=True)
 class Speed:
-    """The speed of decoding units with a number of threads."""
+    """How fast a number of threads decode units (parts of an array that are decoded as a whole)."""
 
     threads: int
     units: int
@@ -74,7 +74,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class VolumeFacts:
-    """The facts about a volume, with the fields of the JSON output."""
+    """The facts about a volume; the JSON output of ``fastpipe inspect`` has the same fields."""
 
     name: str  # the path from the user
     how: str  # the storage format, in words
@@ -96,7 +96,7 @@ class VolumeFacts:
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of patches in some order."""
+    """The cost of reading patches in some order."""
 
     amplification: float  # decoded bytes for each used byte
     one: float  # patches per second with one thread
@@ -130,7 +130,7 @@ class PatchFacts:
 
 @dataclass(frozen=True)
 class Rechunked:
-    """The volume with other chunks, or with its present chunks (codec "")."""
+    """What patches cost if the volume has other chunks.  For its present chunks, ``codec`` is empty."""
 
     chunk: tuple[int, ...]
     chunks: int  # number of chunks; a copy has a file for each chunk
@@ -198,10 +198,10 @@ def _stored(volume: Volume) -> Stored:
 def decode_speed(
     volume: Volume, patch: Sequence[int] | None, threads: int, seconds: float, within: Box | None = None
 ) -> Speed:
-    """Measure the speed of decoding the units of random patches for ``seconds`` seconds.
+    """Measure, for ``seconds`` seconds, how fast ``threads`` threads decode the units of random patches.
 
-    Each thread decodes at least one group of units.  Each number of threads has its own random places, so
-    that the operating system has not cached the places in a previous measurement.
+    Each thread decodes at least one group of units.  For each value of ``threads``, other random places are
+    read, because the operating system has cached the places of previous measurements.
     """
     reader, groups, lock = volume.open(), _groups(volume, patch, within, threads), threading.Lock()
     begun = time.perf_counter()
@@ -228,7 +228,7 @@ def decode_speed(
 def _groups(
     volume: Volume, patch: Sequence[int] | None, within: Box | None, seed: int
 ) -> Iterator[Int64Array]:
-    """Yield groups of units without end; the units of a group are stored together and used by one patch."""
+    """Yield groups of units without end; one patch uses the units of a group, which are stored together."""
     rng = np.random.default_rng(seed)
     while True:
         if patch is None:
@@ -311,10 +311,10 @@ def patch_facts(
 
 
 def fit_of(facts: Sequence[VolumeFacts], budget: int) -> Fit:
-    """Return the best division of a budget between threads and decoded units in memory.
+    """Return the best division of a memory budget between decoding threads and decoded units.
 
-    At least half of the budget is for units, unless one thread needs more than half.  A decoding thread holds
-    the stored bytes and the decoded bytes of a chunk.  The stored bytes are estimated from the mean
+    Decoded units get at least half of the budget, unless one thread needs more than half.  A decoding thread
+    holds the stored bytes and the decoded bytes of a chunk.  The stored bytes are estimated from the mean
     compression ratio.  The buffers of codecs and of batches are not included.
     """
     each = 0
@@ -327,7 +327,7 @@ def fit_of(facts: Sequence[VolumeFacts], budget: int) -> Fit:
 
 
 def budget_for(remembered: int, thread_nbytes: int) -> int:
-    """Return the budget from which ``fit_of`` leaves ``remembered`` bytes for units in memory."""
+    """Return the memory budget of which ``fit_of`` gives ``remembered`` bytes to decoded units."""
     return remembered + thread_nbytes * max(1, min(available_cpus(), remembered // max(1, thread_nbytes)))
 
 
@@ -355,9 +355,9 @@ def rechunked(
     volumes: Sequence[Volume], facts: Sequence[VolumeFacts], model: PatchModel, now: PatchFacts,
     layouts: Sequence[ZarrLayout],
 ) -> list[Rechunked]:  # fmt: skip
-    """Return the effects of other layouts of the first volume, after its present layout.
+    """Return what patches cost with each of ``layouts`` for the first volume; its present layout comes first.
 
-    A part of the volume is written in each layout to a temporary folder and decoded.  The part is also
+    For each layout, a part of the volume is written to a temporary folder and decoded.  The same part is also
     decoded in its present layout, so that the operating system has cached the data of all layouts equally.
     """
     if not layouts:
@@ -408,7 +408,8 @@ def _layouts(volume: Volume, patch: Sequence[int]) -> list[ZarrLayout]:
 def _speeds(volume: Volume, patch: Sequence[int], box: Box | None) -> tuple[Speed, Speed]:
     """Return the decoding speeds of one thread and of all threads.
 
-    The units are those of random patches or, if patches do not fit into the volume, random units.
+    The threads decode the units of random patches.  If patches do not fit into the volume, the threads decode
+    random units.
     """
     spatial = volume.shape[len(volume.shape) - len(patch) :]
     fits = all(side <= size for side, size in zip(patch, spatial, strict=True))
@@ -439,7 +440,7 @@ def command(path: str, one: Rechunked) -> str:
 
 
 def _candidates(volume: Volume, patch: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return chunk shapes to try: the patch's sides rounded down to powers of two, and fractions of them.
+    """Return chunk shapes to try: the patch's sides, rounded down to powers of two, and half and a quarter.
 
     Shapes with too many files for file systems are left out.
     """
@@ -468,7 +469,7 @@ def _candidates(volume: Volume, patch: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def _middle(layout: ZarrLayout) -> Box:
-    """Return a box in the middle of the volume whose sides are multiples of a layout's chunk."""
+    """Return a box in the middle of the volume; its sides are multiples of the layout's chunk."""
     sides = list(layout.chunk)
     while math.prod(sides) * layout.dtype.itemsize <= _TRIED_NBYTES // 2:
         dims = [dim for dim in range(len(sides)) if 2 * sides[dim] <= layout.shape[dim]]

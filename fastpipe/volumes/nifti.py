@@ -157,11 +157,11 @@ def unpack(path: str, target: BinaryIO, nbytes: int) -> None:
 
 
 def converted_file(path: str, nbytes: int, fill: Callable[[BinaryIO], None]) -> tuple[str, os.stat_result]:
-    """Return the path and the state of an uncompressed copy of ``path``, which ``fill`` writes if necessary.
+    """Return the path and the state of an uncompressed copy of ``path``; ``fill`` writes a missing copy.
 
-    A later file at this path is the copy only if its state is equal.  Each copy belongs to one state of one
-    file, so a changed file gets a new copy.  Making a copy removes copies that have been unused for thirty
-    days.
+    If a file at the copy's path has another state later, this file is not the copy.  Each copy belongs to one
+    state of one original, so a changed original gets a new copy.  Whenever a copy is written, copies that
+    have been unused for thirty days are removed.
     """
     file = identify(path, b"converted 1")
     place = hashlib.sha256(os.fsencode(os.path.abspath(path))).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Open the volume that an argument names: a path, a URL, an array or a list of files."""
+"""Open the volume that the user gave as a path, a URL, an array or a list of files."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def open_volume(what: Any, place: str = "volume", *, may_write: bool = False) ->
     """Open a path or a URL, a NumPy array, or a list of TIFF files that are the slices of one volume.
 
     If a file or folder contains several arrays, the array's name follows the path: ``"scan.h5/raw"``,
-    ``"scan.zarr/0"``.  ``place`` is the argument's name in messages.  With ``may_write``, fastpipe stores
-    data in the user's cache folder: copies of files that can only be read sequentially, and the places of
-    chunks.
+    ``"scan.zarr/0"``.  ``place`` is the name of the argument for messages.  With ``may_write``, fastpipe
+    stores data in the user's cache folder: copies of files that can only be read sequentially, and the places
+    of chunks.
     """
     if isinstance(what, np.ndarray):
         if what.dtype.kind not in _NUMBERS or not what.ndim:
@@ -70,7 +70,7 @@ def _checked(volume: Volume, place: str) -> Volume:
 
 
 def finished(volume: Volume, place: str) -> Volume:
-    """Return the volume with units of a useful size and elements in native byte order."""
+    """Return the volume with elements in native byte order, and with units that are worth a read call."""
     volume = in_worthwhile_units(_checked(volume, place))
     return volume if volume.dtype.isnative else NativeVolume(volume)
 

@@ -28,10 +28,10 @@ class Places(NamedTuple):
 
 
 class PatchSpace:
-    """The possible places of patches of one size in V volumes.
+    """The possible places of patches of one size in V volumes with D dimensions.
 
-    ``lows`` has the lowest start in each volume, and ``counts`` the number of starts along each dimension.
-    Both are int64 (V, D).
+    The start of a patch is its first voxel.  ``lows`` has the lowest start in each volume, int64 (V, D).
+    ``counts`` has the number of possible starts along each dimension, int64 (V, D).
     """
 
     def __init__(
@@ -88,10 +88,10 @@ class UniformPatches:
 
 
 class ForegroundPatches:
-    """The patches of ``elsewhere``, of which about ``fraction`` are moved to surround a foreground voxel.
+    """The patches of ``elsewhere``; about ``fraction`` of them are moved to surround a foreground voxel.
 
-    ``voxels`` has, for each volume and each label, the flat indices of the label's voxels in C order: int64
-    (M,).  ``draw`` must return other random numbers than the random numbers for ``elsewhere``.
+    For each volume and each label, ``voxels`` has the flat indices of the label's voxels in C order: int64
+    (M,).  ``draw`` must not return the random numbers that ``elsewhere`` uses.
     """
 
     is_random = True
@@ -172,7 +172,7 @@ def check_room(nbytes: int, what: str, remedy: str) -> None:
 
 
 def given_places(space: PatchSpace, array: Int64Array, pads: bool) -> Places:
-    """Return the places in ``array``: int64 (N, D), or (N, 1 + D) with the volume's index first."""
+    """Return the places in ``array``: starts, int64 (N, D), or (N, 1 + D) with the volume's index first."""
     dims = len(space.patch)
     if array.shape[1] == dims and len(space.shapes) == 1:
         array = np.concatenate([np.zeros((len(array), 1), np.int64), array], axis=1)
@@ -216,9 +216,9 @@ class KeyedIndex(int):
 
 
 def keys_of(indices: Sequence[int] | Int64Array) -> dict[tuple[int, int], Int64Array]:
-    """Return the positions in ``indices`` by the (seed, epoch) that the indices carry.
+    """Map each (seed, epoch) to the positions in ``indices`` of the indices that carry it.
 
-    The result is empty if an index carries no seed and epoch.
+    If any index is not a ``KeyedIndex``, the result is empty.
     """
     if isinstance(indices, np.ndarray):
         return {}

@@ -152,10 +152,10 @@ def read_box(
 
 
 def raw_unit(shape: Sequence[int], itemsize: int) -> list[int]:
-    """Return the unit of an array that is stored in C order.
+    """Return the shape of a unit (the part that is read as a whole) of an array that is stored in C order.
 
-    The contiguous runs of a unit are long enough to make a read call worthwhile, and otherwise the sides are
-    as equal as possible.
+    The contiguous runs of a unit are long enough to make a read call worthwhile.  Apart from this
+    condition, the sides are as equal as possible.
     """
     unit = [1] * len(shape)
     if not shape:
@@ -207,8 +207,8 @@ def _npy_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 class MemoryVolume(Volume, UnitReader):
     """A NumPy array, from which patches are copied directly.
 
-    Other processes receive a copy of the array.  For a ``numpy.memmap`` or a view of a ``numpy.memmap``, they
-    map the file instead.
+    Other processes receive a copy of the array.  If the array is a ``numpy.memmap`` or a view of one, other
+    processes map the file instead.
     """
 
     def __init__(self, array: npt.NDArray[Any], name: str) -> None:
@@ -231,8 +231,8 @@ class MemoryVolume(Volume, UnitReader):
     def native_source(self) -> Any | None:
         """Return a native source for the array's memory; None if the native core does not support the array.
 
-        The core does not support some dtypes, and strides that are not multiples of the element size.  A
-        field of a packed structure has such strides.
+        The core does not support some dtypes.  It does not support strides that are not multiples of the
+        element size either, as a field of a packed structure has.
         """
         array = np.asarray(self._array)
         if self.dtype.char in "gG" or any(step % array.itemsize for step in array.strides):
@@ -255,7 +255,7 @@ class MemoryVolume(Volume, UnitReader):
 def sendable(what: Any) -> Any:
     """Return an array, or lists and tuples of arrays, in a form that can be pickled for another process.
 
-    An array in a mapped file becomes a description, with which the other process maps the file.
+    A memory-mapped array is replaced by a description, with which the other process maps the file itself.
     """
     if isinstance(what, np.ndarray):
         return _MappedFile.of(what) or what
@@ -269,8 +269,8 @@ def received(what: Any) -> Any:
 
 
 class _MappedFile(NamedTuple):
-    """An array in a mapped file: the bytes from ``begin`` to ``end`` that the array spans, and the offset
-    ``first`` of the first element from ``begin``."""
+    """An array in a memory-mapped file.  The array spans the bytes from ``begin`` to ``end``, and its first
+    element is ``first`` bytes after ``begin``."""
 
     path: str
     begin: int

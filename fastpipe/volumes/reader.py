@@ -30,8 +30,8 @@ _MOST_WAITS = 40  # waits of 1/20 second each for another process, which may be 
 class Counts:
     """Counters of decoded bytes and used bytes.  Thread-safe.
 
-    ``shared`` is a ``native.UnitMemory``, which counts for all processes.  If ``shared`` is None, only this
-    process is counted.
+    ``shared`` is a ``native.UnitMemory``, which contains the counters of all processes.  If ``shared`` is
+    None, only the bytes of this process are counted.
     """
 
     def __init__(self, shared: Any = None) -> None:
@@ -39,7 +39,7 @@ class Counts:
         self._decoded = self._used = 0
 
     def add(self, decoded: int, used: int) -> None:
-        """Add ``decoded`` bytes of units, and ``used`` bytes of patches without padding."""
+        """Add ``decoded`` bytes, and ``used`` bytes that were copied into patches (padding excluded)."""
         if self._shared is not None:
             self._shared.count(decoded, used)
             return
@@ -56,8 +56,8 @@ class Counts:
 class PatchReader:
     """A reader of boxes of one volume.  Thread-safe.
 
-    ``clock`` receives the durations of reading and decoding (``"decode"``) and of copying (``"copy"``).
-    ``units`` is a ``native.UnitMemory`` for decoded units, or None, and ``first_key`` is the key of the
+    ``clock`` receives the time for reading and decoding (``"decode"``) and the time for copying (``"copy"``).
+    ``units`` is a ``native.UnitMemory``, which keeps decoded units, or None.  ``first_key`` is the key of the
     volume's first unit in ``units``.
     """
 
@@ -194,8 +194,8 @@ class PatchReader:
 def padded_indices(start: int, size: int, length: int, mode: str) -> Int64Array:
     """Return, for each element of a patch along one dimension, the index of the volume's element to copy.
 
-    The patch may extend beyond the dimension's ``length`` elements, where ``mode`` of ``numpy.pad`` selects
-    the elements.  The index is -1 where the constant is used.
+    The patch may extend beyond the ``length`` elements of the dimension.  There, ``mode`` (as in
+    ``numpy.pad``) decides which element is copied.  For the mode ``"constant"``, the index there is -1.
     """
     at = np.arange(start, start + size)
     if mode == "constant":
@@ -244,7 +244,7 @@ def check_held(value: float, dtype: np.dtype[Any], what: str) -> None:
 
 
 def filling(space: PatchSpace) -> int:
-    """Return the number of patches that together have as many voxels as the volumes."""
+    """Return how many patches together have as many voxels as all volumes together."""
     voxels = sum(math.prod(shape) for shape in space.shapes.tolist())
     return int(max(1, voxels // math.prod(space.patch.tolist())))
 
@@ -271,7 +271,7 @@ def checked_margin(margin: Any, patch_size: Sequence[int]) -> tuple[int, ...]:
 
 
 class WithMargin:
-    """Places of patches with margins: each start is moved to the start of the margin."""
+    """The places of patches enlarged by a margin: each start is moved back by the margin."""
 
     def __init__(self, places: PatchPlaces, margin: Sequence[int]) -> None:
         self._places, self._margin = places, np.array(margin, np.int64)
@@ -283,7 +283,7 @@ class WithMargin:
 
 
 class Padding(NamedTuple):
-    """The values beyond the ends of volumes."""
+    """The values of a patch's voxels that lie beyond the ends of the volume."""
 
     mode: str  # a mode of ``numpy.pad``, or ``"error"`` for no padding
     value: float = 0  # the constant for the volume, with the mode ``"constant"``
@@ -332,8 +332,8 @@ def read_patch(
 ) -> None:  # fmt: skip
     """Read a patch, with padding beyond the ends of its volume, into ``out``: (*lead, *patch).
 
-    ``start`` and ``shape`` are the patch's start and the volume's shape along the dimensions after the first
-    ``lead`` dimensions.  The start may be negative.
+    ``start`` is the patch's first voxel, and may be negative.  ``shape`` is the volume's shape.  ``start``
+    and ``shape`` do not contain the first ``lead`` dimensions of the array.
     """
     front, sides = [0] * lead, list(zip(start, out.shape[lead:], shape, strict=True))
     if all(at >= 0 and at + side <= most for at, side, most in sides):
@@ -360,7 +360,7 @@ def read_patch(
 def _runs(indices: Int64Array) -> list[slice]:
     """Return slices that select runs of consecutive numbers from ascending ``indices``.
 
-    With the padding ``"wrap"``, a dimension may have two runs, one at each end.  The elements between the two
+    With the padding ``"wrap"``, a dimension may have one run at each end.  The elements between these two
     runs are then not read.
     """
     cuts = [0, *(np.flatnonzero(np.diff(indices) > 1) + 1).tolist(), len(indices)]

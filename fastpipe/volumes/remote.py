@@ -49,7 +49,7 @@ _UNREADABLE = (
 class RemoteVolumes:
     """A dataset's Zarr arrays whose chunks are objects in stores, or files in network folders.
 
-    ``stage``, if given, is the local folder for copies of the chunks.
+    ``stage`` describes the local folder for copies of the chunks.  Without such a folder, it is None.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class RemoteVolumes:
     def _asked(
         self, path: str, options: Mapping[str, Any] | None, stores: dict[tuple[str, str], ChunkStore]
     ) -> tuple[ChunkStore, str] | Exception:
-        """Return the store of an array and the prefix of its keys, or the error that prevents access."""
+        """Return the array's store and the prefix of its keys; return an error if access is impossible."""
         try:
             location = Location.of(path)
             if location.scheme in _WEB:
@@ -118,7 +118,7 @@ class RemoteVolumes:
             return error
 
     def _refuse(self, path: str, why: Exception) -> None:
-        """Raise ``why``, the error for an unreadable array, unless tensorstore may read the array."""
+        """Raise ``why``, the reason why fastpipe cannot read an array, unless tensorstore may read it."""
         is_missing = isinstance(why, MissingDependencyError) and not path.startswith(_OF_TENSORSTORE)
         if self._must or is_missing:
             raise why
@@ -128,7 +128,7 @@ class RemoteVolumes:
 def remote_volumes(
     given: Iterable[Any], storage_options: Mapping[str, Any] | None, stage: Stage | None
 ) -> RemoteVolumes | None:
-    """Return the access to the remote volumes among ``given``; None if no volume is remote."""
+    """Return a ``RemoteVolumes`` for the remote volumes in ``given``; None if no volume is remote."""
     paths = [os.fspath(one) for one in given if isinstance(one, (str, os.PathLike))]
     urls = [path for path in paths if is_url(path)]
     first = paths[0] if paths else "an array"
@@ -151,9 +151,9 @@ def remote_volumes(
 def _seen(
     policy: Retries, asked: tuple[ChunkStore, str] | Exception
 ) -> tuple[ChunkStore, str, ZarrArray, Listing] | Exception:
-    """Return the store, the prefix, the metadata and the objects of an array.
+    """Return an array's store, the prefix of its keys, its metadata and the list of its objects.
 
-    Return an error if this module cannot read the array.
+    If this module cannot read the array, return the error.
     """
     if isinstance(asked, Exception):
         return asked
@@ -199,10 +199,10 @@ def _array(store: Store, location: Location, prefix: str) -> ZarrArray:
 
 
 class ChunkStore:
-    """A store, and the chunks in the store that a dataset needs.
+    """An object store, with the list of the dataset's chunks in this store.
 
-    Each object has a *row*, which is its index in the list of all chunks of the dataset in this store.
-    ``bare`` is the store itself, and ``asking`` is the store with retries for failed requests.
+    Each chunk is an object in the store.  The index of an object in the list is called its *row*.  ``bare``
+    is the store itself, and ``asking`` is the store with retries for failed requests.
     """
 
     def __init__(self, bare: Store, location: Location, stage: Stage | None) -> None:
@@ -273,7 +273,7 @@ class ChunkStore:
             self._begin()
 
     def need(self, rows: Int64Array, needed: Needed) -> None:
-        """Announce that each row will be read as often as ``rows`` contains it."""
+        """Announce the reads of a batch: each object will be read as often as ``rows`` contains its row."""
         reader = self.reader()
         self.settle()
         if len(rows):
@@ -283,12 +283,12 @@ class ChunkStore:
             reader.need(rows)
 
     def are_needed(self, rows: Int64Array) -> npt.NDArray[np.bool_]:
-        """Return True for each row that running batches already need: bool (N,)."""
+        """Return True for each object in ``rows`` that running batches already need: bool (N,)."""
         self.settle()
         return np.array([self._living[row] > 0 for row in rows.tolist()], np.bool_)
 
     def settle(self) -> None:
-        """Release the rows that finished batches have not read."""
+        """Release the objects that finished batches announced but did not read."""
         self._be_here()
         while self._given_up:
             try:
@@ -308,7 +308,7 @@ class ChunkStore:
             self._given_up.append(reads)
 
     def are_here(self, rows: Int64Array) -> None:
-        """Announce that ``rows`` of a prefetched order are in memory and will not be read this time."""
+        """Cancel the prefetched reads of the objects ``rows``: their decoded units are already in memory."""
         if len(rows) and self._reader is not None and self._pid == os.getpid():
             self._reader.forgo(rows, were_needed=False)
 
@@ -324,7 +324,7 @@ class ChunkStore:
 
 
 class _Reads(NamedTuple):
-    """The rows that a batch reads in process ``pid``; ``left`` counts the remaining reads of each row."""
+    """The objects that a batch reads in process ``pid``; ``left`` counts each object's remaining reads."""
 
     pid: int
     rows: list[int]
@@ -332,14 +332,14 @@ class _Reads(NamedTuple):
 
 
 class Needed:
-    """The rows that a batch will read.  Deleting the object releases the rows that were not read."""
+    """The stored objects that a batch will read.  Deleting a ``Needed`` releases its unread objects."""
 
     def __init__(self) -> None:
         self._reads: dict[ChunkStore, _Reads] = {}
         self._lock = threading.Lock()
 
     def add(self, store: ChunkStore, rows: list[int]) -> None:
-        """Add the rows of a store that will be read; call this method once for each store."""
+        """Add the ``rows`` that will be read from a store; call this method once for each store."""
         reads = self._reads[store] = _Reads(os.getpid(), rows, Counter(rows))
         weakref.finalize(self, store.give_up, reads).atexit = False
 
@@ -351,7 +351,7 @@ class Needed:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Return a context in which reads of this thread belong to this batch."""
+        """Return a context in which all reads by this thread count as reads of this batch."""
         before = _current.set(self)
         try:
             yield
@@ -363,9 +363,9 @@ _current: ContextVar[Needed | None] = ContextVar("_current", default=None)  # th
 
 
 class RemoteChunks:
-    """The chunks of an array in a store, as a ``core.types.ChunkObjects``.
+    """The chunks of an array in an object store.  This class has the interface ``core.types.ChunkObjects``.
 
-    ``numbers`` has the numbers of the existing chunks in ascending order.
+    ``numbers`` contains the numbers of the existing chunks in ascending order.
     """
 
     def __init__(
@@ -381,7 +381,7 @@ class RemoteChunks:
         return self.store.location.path(f"{self._prefix}{self._array.key(place)}")
 
     def rows(self, chunks: Int64Array) -> Int64Array:
-        """Return the rows of chunks in the store; -1 for chunks that were never written."""
+        """Return each chunk's index in the store's list of objects; -1 for a chunk that was never written."""
         if not len(self._numbers):
             return np.full(len(chunks), -1, np.int64)
         places = np.minimum(np.searchsorted(self._numbers, chunks), len(self._numbers) - 1)
@@ -400,7 +400,7 @@ class RemoteChunks:
 
     @contextmanager
     def together(self, chunks: Sequence[int]) -> Iterator[None]:
-        """Return a context in which the caller reads each of ``chunks``; they are fetched in parallel."""
+        """Return a context in which the caller reads each of ``chunks``; chunks are fetched in parallel."""
         if _current.get() is not None or len(chunks) < 2:  # a batch has announced the chunks already
             yield
             return

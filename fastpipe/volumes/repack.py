@@ -252,8 +252,8 @@ class ZarrLayout(NamedTuple):
     ) -> ZarrLayout:
         """Return a layout for an array.
 
-        ``chunk`` is the chunk shape along the last dimensions.  ``fill`` has the bytes of the fill value in
-        ``dtype``; empty for 0.
+        ``chunk`` is the chunk shape along the last dimensions.  ``fill`` contains the bytes of the fill value
+        in ``dtype``.  If ``fill`` is empty, the fill value is 0.
         """
         if dtype.name not in NUMBERS or dtype.names:
             raise OptionError(f"its elements are {dtype}, for which Zarr has no type")
@@ -275,7 +275,7 @@ class ZarrLayout(NamedTuple):
 
     @property
     def block(self) -> int:
-        """The bytes of a Blosc block: the smallest slab of a chunk that is worth reading on its own."""
+        """The size of a Blosc block in bytes: the smallest slab of a chunk that is worth a separate read."""
         axis = next((dim for dim, side in enumerate(self.chunk) if side > 1), 0)
         side = self.chunk[axis]
         row = self.chunk_nbytes // side
@@ -303,7 +303,7 @@ class Notes(NamedTuple):
 
     @classmethod
     def of(cls, path: str, volume: Volume) -> Notes:
-        """Return the attributes and dimension names of ``volume``; ``path`` is the path from the user."""
+        """Return the attributes and dimension names of ``volume``; the user gave it as ``path``."""
         file = _existing(path)
         if os.path.isfile(file):
             return _notes_in_hdf5(file, volume.name.removeprefix(file)) if is_hdf5(file) else cls({})
@@ -397,7 +397,7 @@ def write_box(target: Any, box: Box, part: Array) -> None:
 
 
 def _reason(error: Exception, folder: str) -> str:
-    """Return tensorstore's message without the name of the temporary folder."""
+    """Return the message of tensorstore's error without the name of the temporary folder."""
     text = str(error).partition(SPEC)[0].partition(" [source locations=")[0].replace(folder, "")
     return f"{text}: free some, and try again" if "No space left" in text or "ENOSPC" in text else text
 
@@ -425,14 +425,14 @@ def open_source(path: str) -> Volume:
 
 
 def _existing(path: str) -> str:
-    """Return the part of a path that exists: the file or folder without the name of an array in it."""
+    """Return the existing part of a path: the file or folder, without the name of an array inside it."""
     while path and not is_url(path) and not os.path.lexists(path):
         path = os.path.dirname(path.rstrip("/"))
     return path
 
 
 def _state(path: str, volume: Volume) -> Any:
-    """Return a value that changes if the volume changes; a constant if the state of the volume is unknown."""
+    """Return a value that changes if the volume changes; if the volume's state is unknown, it is constant."""
     file = _existing(path)
     if not os.path.isfile(file):
         return volume.state()
@@ -441,7 +441,7 @@ def _state(path: str, volume: Volume) -> Any:
 
 
 def stored_nbytes(path: str) -> int | None:
-    """Return a volume's bytes on disk; None if they are unknown, or if a folder has too many files."""
+    """Return a volume's size on disk in bytes; None if it is unknown, or if a folder has too many files."""
     file = _existing(path)
     if os.path.isdir(path):
         files = (os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)
@@ -457,14 +457,14 @@ def stored_nbytes(path: str) -> int | None:
 
 
 def chunk_of(volume: Volume) -> tuple[int, ...]:
-    """Return the shape of a chunk of a volume; the shape of a unit if the chunks are unknown."""
+    """Return the shape of a volume's chunks; if the chunks are unknown, return the shape of its units."""
     if isinstance(volume, (GroupedVolume, NativeVolume)):
         return chunk_of(volume.inner)
     return volume.chunks.unit if isinstance(volume, ZarrVolume) else volume.grid.unit
 
 
 class Bricks(NamedTuple):
-    """The plan of a copy.  A *brick* is a box of the volume that is read, written and compared as a whole."""
+    """The division of a copy.  A *brick* is a box that is read, written and compared as a whole."""
 
     shape: tuple[int, ...]  # shape of a brick
     threads: int
@@ -488,10 +488,11 @@ def _cut(box: Box, shape: Sequence[int]) -> Iterator[Box]:
 
 
 def planned_bricks(volume: Volume, layout: ZarrLayout, threads: int, memory: int | None) -> Bricks:
-    """Find the bricks with which the fewest bytes are decoded twice; a brick has whole chunks of the copy.
+    """Find the shape of bricks (see ``Bricks``) for which the fewest bytes are decoded twice.
 
-    ``memory`` is the limit in bytes for all memory.  If ``memory`` is None, the limit is a default, or the
-    least possible limit if this is larger.
+    A brick has whole chunks of the copy.  ``memory`` is the limit for all memory in bytes.  If ``memory`` is
+    None, the limit is a default value.  If the copy needs more than this value, the limit is the least memory
+    that it needs.
     """
     # Each thread decodes a whole stored chunk, or compresses a part of the brick that is not larger.
     itemsize = layout.dtype.itemsize
@@ -534,7 +535,7 @@ def _multiples(most: int, growth: float) -> list[int]:
 
 
 def _decoded(size: int, unit: int, side: int) -> float:
-    """Return the decoded elements for each used element, along a dimension with bricks of length ``side``."""
+    """Return the decoded elements for each used element, along a dimension of bricks with side ``side``."""
     begins = np.arange(0, max(size, 1), side)
     ends = np.minimum(begins + side, max(size, 1))
     return float((((ends - 1) // unit - begins // unit + 1) * unit).sum() / max(size, 1))

@@ -1,4 +1,4 @@
-"""Patches as samples of a dataset: plan the patches, read batches, and read patches without fastpipe."""
+"""Patches as samples of a dataset: plan patches, read batches, and read patches with other libraries."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def library_array(volume: Volume) -> Any:
 
 
 class _Sliced:
-    """An object whose slices a function reads."""
+    """An object like an array: ``read`` returns its slices."""
 
     def __init__(self, read: Callable[[Any], Any]) -> None:
         self._read = read
@@ -188,7 +188,7 @@ _is_bad = partial(is_of_samples, damaged=DamagedUnitError)
 
 
 def _kind(role: Role, size: Sequence[int], padding: Padding, nan: str | float) -> Any:
-    """Return a role in the native core's form; None if the core does not support its dtype."""
+    """Return the native core's ``PatchKind`` for a role; None if the core does not support the dtype."""
     dtype, constant, number = role.dtype, np.zeros((), role.dtype), np.zeros((), role.dtype)
     if padding.mode == "constant":
         constant[...] = padding.constant(role.name)
@@ -207,7 +207,7 @@ def _kind(role: Role, size: Sequence[int], padding: Padding, nan: str | float) -
 
 
 class Options(NamedTuple):
-    """The options of a dataset from which a runtime is created."""
+    """The options of a dataset that a ``Runtime`` depends on."""
 
     bad_samples: BadSamples
     threads: int | str
@@ -216,7 +216,7 @@ class Options(NamedTuple):
 
 
 class Runtime(ProcessRuntime[Options]):
-    """Threads, memory and open volumes of a dataset in one process; ``chunks`` are the remote chunks."""
+    """A dataset's threads, memory and open volumes in one process.  ``chunks`` are its remote chunks."""
 
     def __init__(
         self,
@@ -251,9 +251,9 @@ class Runtime(ProcessRuntime[Options]):
     ) -> None:
         """Announce the patches of an epoch, so that units that no patch will use again are evicted first.
 
-        ``uses`` returns two values.  The first is a function from a slot size to the units with this slot
-        size, with an entry for each use: int64 (N,).  The second is True if the entries are in order of use;
-        the unit whose next use is the latest is then evicted first.
+        ``uses`` returns two values.  The first is a function that takes a slot size and returns the units
+        that have this slot size, with an entry for each use: int64 (N,).  The second is True if these entries
+        are in order of use.  The memory then first evicts the unit whose next use is the latest.
         """
         what = zlib.crc32(f"{seed} {epoch}".encode()) + 1
         found: list[tuple[Callable[[int], Int64Array], bool]] = []
@@ -267,9 +267,9 @@ class Runtime(ProcessRuntime[Options]):
             units.expect(what, of(units.slot_nbytes), is_in_order)
 
     def start(self, places: Places, rows: Int64Array, arrays: Sequence[npt.NDArray[Any]]) -> Started:
-        """Return the work that reads patches into ``rows`` of ``arrays``.
+        """Prepare to read patches into the ``rows`` of ``arrays``, and return this work.
 
-        ``arrays`` has an array (M, *lead, *patch) for each role.
+        ``arrays`` has an array (M, *lead, *patch) for each role: the volume, the labels and the mask.
         """
         statuses = np.zeros((len(arrays[0]), 8), np.uint8)
         if not len(rows):
@@ -278,7 +278,7 @@ class Runtime(ProcessRuntime[Options]):
         return Started(batch, statuses, self._tasks(places, rows, arrays, left) if left else ())
 
     def heard(self, places: Places, rows: Int64Array, started: Started) -> None:
-        """Record the times and failures of a batch whose part in the native core has finished."""
+        """Record the native core's times and failures for a batch, after the core has finished it."""
         for stage, nanoseconds in zip(("decode", "copy"), started.batch.times, strict=True):
             self.clock.add(stage, nanoseconds)
         self.counts.add(*started.batch.nbytes)
@@ -294,8 +294,8 @@ class Runtime(ProcessRuntime[Options]):
     ) -> tuple[Any, list[tuple[int, int]]]:
         """Return a ``native.PatchBatch``, and the list of (patch, role) that Python must read.
 
-        The batch is None if the native core reads no patch.  ``rows`` is int64 (N,).  ``arrays`` has the
-        batch's memory (M, *lead, *patch) for each role.  ``statuses`` is uint8 (M, 8).
+        If the native core reads no patch, None replaces the batch.  ``rows`` is int64 (N,).  ``arrays`` has
+        the batch's memory (M, *lead, *patch) for each role.  ``statuses`` is uint8 (M, 8).
         """
         count = len(self._roles)
         volumes = [self._volume(role, volume) for volume in places.volumes.tolist() for role in range(count)]
@@ -323,7 +323,7 @@ class Runtime(ProcessRuntime[Options]):
         return made
 
     def read_alone(self, places: Places, row: int, arrays: Sequence[npt.NDArray[Any]]) -> None:
-        """Read one patch in Python; raise the patch's error."""
+        """Read one patch in Python; raise an error if the patch cannot be read."""
         every = [(0, role) for role in range(len(self._roles))]
         for task in self._tasks(places, np.array([row]), arrays, every):
             task.run()
@@ -332,7 +332,7 @@ class Runtime(ProcessRuntime[Options]):
         self, places: Places, rows: Int64Array, arrays: Sequence[npt.NDArray[Any]],
         left: Sequence[tuple[int, int]],
     ) -> list[Task]:  # fmt: skip
-        """Return Python's tasks for the pairs (patch, role) in ``left``."""
+        """Return the tasks with which Python reads the pairs (patch, role) in ``left``."""
         needed = None if self._chunks is None else self._chunks.need(places, self._units)
 
         def task(patch: int, role: int) -> Task:
@@ -374,7 +374,7 @@ class Runtime(ProcessRuntime[Options]):
 
 
 class PatchSamples(TouredSamples):
-    """Patches of volumes.
+    """Patches of volumes as samples.
 
     Changes of the attributes ``cache``, ``nan``, ``bad_samples`` and ``threads`` take effect from the next
     batch on.
@@ -448,8 +448,8 @@ class PatchSamples(TouredSamples):
     def places(self, epoch: int = 0) -> tuple[Int64Array, Int64Array]:
         """Return the places of an epoch's patches.
 
-        The first array has the indices of the patches' volumes: int64 (N,).  The second array has the starts
-        of the patches without margins: int64 (N, D).  A dataset without a seed uses seed 0.
+        The first array has the index of each patch's volume: int64 (N,).  The second array has the first
+        voxel of each patch without its margin: int64 (N, D).  A dataset without a seed uses seed 0.
         """
         return self._own_places.places(self.seed or 0, epoch, np.arange(len(self)))
 
@@ -468,7 +468,7 @@ class PatchSamples(TouredSamples):
 
     @property
     def downloaded(self) -> tuple[int, int]:
-        """Return the number of objects and the number of bytes that this process has fetched from stores."""
+        """Return how many objects and how many bytes this process has fetched from object stores."""
         return (0, 0) if self._remote is None else self._remote.downloaded
 
     def close(self) -> None:
@@ -494,7 +494,7 @@ class PatchSamples(TouredSamples):
         return self._padding if self._padding.pads or not any(self.margin) else Padding("constant")
 
     def _sliced(self) -> SlicedPatches:
-        """Return an object that reads the patches of this dataset without fastpipe."""
+        """Return an object that reads the patches of this dataset with the formats' own libraries."""
         return SlicedPatches(self._roles, self._places, self._beyond, self.nan, self._cut)
 
     def _tour_window(self) -> int:
@@ -527,7 +527,7 @@ class PatchSamples(TouredSamples):
         self, indices: Any, samples: Int64Array, key: Key | None, is_keyed: bool, runtime: Any,
         arrays: list[npt.NDArray[Any]], order: EpochOrder | None = None,
     ) -> Reading:  # fmt: skip
-        """Return the settings for reading a batch, as specified in `BatchReader`."""
+        """Return a ``Reading``, which describes how to read a batch, as specified in `BatchReader`."""
         places = self._places_of(indices, samples, key)
         found = list(keys_of(indices)) or ([(key.seed, key.epoch)] if key is not None and is_keyed else [])
         if len(found) == 1:
@@ -555,7 +555,7 @@ class PatchSamples(TouredSamples):
         return Places(volumes, starts)
 
     def _expect_epoch(self, seed: int, epoch: int, order: EpochOrder | None) -> None:
-        """Announce the patches of an epoch to the memory, with their order if ``order`` is known."""
+        """Announce an epoch's patches to the memory for decoded units, in their order if it is known."""
         if self._remembered.keeps_all or len(self) * self._most_uses > _MOST_EXPECTED:
             return
 
@@ -578,9 +578,9 @@ class PatchSamples(TouredSamples):
 def _followed(
     living: weakref.ref[PatchSamples], name: str, batches: Iterator[Int64Array], seed: int, epoch: int
 ) -> Iterator[Int64Array]:
-    """Yield the rows of a store that each batch will need, until the ``PatchSamples`` is deleted.
+    """Yield, for each batch, the objects of a store that it will need, by their indices in the store's list.
 
-    The generator must not keep the ``PatchSamples`` alive.
+    The generator must not keep the ``PatchSamples`` alive, and ends when the ``PatchSamples`` is deleted.
     """
     samples = living()
     foreseen = None if samples is None else samples._remembered.foreseen(samples._remembered.slots())
@@ -616,20 +616,20 @@ class _Batch:
         self._started: tuple[Places, Int64Array, Started] | None = None
 
     def start(self, places: Int64Array, rows: Int64Array) -> Started:
-        """Return the work that reads the patches ``places`` into ``rows`` of the batch."""
+        """Prepare to read the patches ``places`` into the ``rows`` of the batch, and return this work."""
         at = self._at(places)
         started = self._runtime.start(at, rows, self._arrays)
         self._started = at, rows, started
         return started
 
     def heard(self, _: Any) -> None:
-        """Record the results of the native core."""
+        """Record the native core's times and failures for this batch."""
         started, self._started = self._started, None
         if started is not None:
             self._runtime.heard(*started)
 
     def read_alone(self, place: int, row: int) -> None:
-        """Read one patch in Python; raise the patch's error."""
+        """Read one patch in Python; raise an error if the patch cannot be read."""
         self._runtime.read_alone(self._at(np.array([place])), row, self._arrays)
 
     def _at(self, places: Int64Array) -> Places:
@@ -644,9 +644,9 @@ class _Batch:
         return Item(int(self._samples[self._rows[place]]), about)
 
     def substitute(self, row: int, attempt: int) -> int | None:
-        """Return a random substitute for a row; None if no substitute is left.
+        """Choose a random substitute for the patch in ``row``; return None if no substitute is left.
 
-        The key of ``row`` and ``attempt`` determine the substitute.
+        ``attempt``, the seed, the epoch and the patch's position in the epoch determine the substitute.
         """
         key, places = self._key, self._dataset._places
         assert key is not None

@@ -1,4 +1,4 @@
-"""Find the places of a dataset's patches; labels and masks that the sampling needs are read completely."""
+"""Choose the places of a dataset's patches; labels and masks that this needs are read completely."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _GOLDEN, _MIX_1, _MIX_2 = 0x9E37_79B9_7F4A_7C15, 0xBF58_476D_1CE4_E5B9, 0x94D0_4
 
 
 class LabelVoxels(NamedTuple):
-    """A sample of the voxels of each class of a volume."""
+    """A random selection of voxels of each class (label) of a volume."""
 
     # (C,), ascending.  The dtype is int64, uint64 or float64, by the kind of the volume's dtype.  If too many
     # labels are not whole numbers, NaN at the end stands for all of them.
@@ -63,9 +63,9 @@ class LabelVoxels(NamedTuple):
 class VoxelSketch:
     """A sampler that keeps, for each label, the ``most`` voxels whose places have the smallest hashes.
 
-    The result does not depend on the order of the parts, and each set of voxels is equally likely.  NumPy
-    compares ``labels`` with the volume's values.  None takes all values above 0; more than 1,000 of these
-    values that are not whole numbers form one common class.
+    The result does not depend on the order in which parts of the volume are added.  Each set of voxels is
+    equally likely.  NumPy compares ``labels`` with the volume's values.  If ``labels`` is None, all values
+    above 0 are labels.  More than 1,000 of these values that are not whole numbers form one common class.
     """
 
     def __init__(self, shape: Sequence[int], most: int, labels: Sequence[float] | None = None) -> None:
@@ -86,7 +86,7 @@ class VoxelSketch:
             self._keep(label, _hashes(places), places)
 
     def _classes_in(self, flat: npt.NDArray[Any]) -> Iterator[tuple[float, npt.NDArray[np.intp]]]:
-        """Yield the classes of the voxels in ``flat``, each with the indices of its voxels."""
+        """Yield each class that occurs in ``flat``, and the indices of the class's voxels."""
         if self._labels is not None:
             for label in self._labels:
                 with np.errstate(over="ignore"):  # a float type of few bits may not represent the label
@@ -183,12 +183,12 @@ def _doubled(sides: Sequence[int], shape: Sequence[int], patch: Sequence[int], m
 
 
 def block_sides(shape: Sequence[int], patch: Sequence[int]) -> list[int]:
-    """Return the sides of blocks: a quarter of the patch's sides, at most 4, or more to have fewer blocks."""
+    """Return a block's sides: a quarter of the patch's, at most 4; longer if there are too many blocks."""
     return _doubled([min(_MOST_SIDE, max(1, side // 4)) for side in patch], shape, patch, _MOST_BLOCKS)
 
 
 class BlockCounts:
-    """The number of a mask's nonzero voxels in each block.  Parts of the mask may be added in any order."""
+    """Counts a mask's nonzero voxels in each block of voxels.  The mask's parts may come in any order."""
 
     def __init__(self, shape: Sequence[int], patch: Sequence[int]) -> None:
         self.shape, self.sides = tuple(shape), block_sides(shape, patch)
@@ -208,10 +208,11 @@ class BlockCounts:
 
 
 class MaskDensity:
-    """Bounds for the number of mask voxels in a box, from the counts of blocks.
+    """Lower and upper bounds for the number of mask voxels in a box.
 
-    The number is exact for blocks that are completely inside the box or completely in the mask.  For other
-    blocks at the box's surface, only bounds are known.
+    The bounds are computed from the number of mask voxels in each block (a small box of a fixed size).
+    Blocks inside the box, and blocks that are completely in the mask, count exactly.  For any other block at
+    the box's surface, it is unknown which of its mask voxels are inside the box.
     """
 
     def __init__(self, counts: Int64Array, sides: Sequence[int], shape: Sequence[int]) -> None:
@@ -224,7 +225,7 @@ class MaskDensity:
         self._full, self._others = _summed(counts, is_full), _summed(counts, ~is_full)
 
     def fractions(self, starts: Int64Array, patch: Int64Array) -> npt.NDArray[np.float64]:
-        """Return a lower bound for the fraction of each box that is in the mask: float64 (N,).
+        """Return, for each box, a lower bound for the fraction of its voxels in the mask: float64 (N,).
 
         Boxes may extend beyond the mask's ends.
         """
@@ -236,7 +237,7 @@ class MaskDensity:
         return np.asarray(voxels / math.prod(patch.tolist()), np.float64)
 
     def most(self, starts: Int64Array, size: Int64Array) -> npt.NDArray[np.float64]:
-        """Return an upper bound for the number of mask voxels in each box: float64 (N,).
+        """Return, for each box, an upper bound for the number of its mask voxels: float64 (N,).
 
         Boxes may extend beyond the mask's ends.
         """
@@ -248,8 +249,8 @@ class MaskDensity:
     def _voxels(
         self, starts: Int64Array, ends: Int64Array, lows: Int64Array, highs: Int64Array
     ) -> npt.NDArray[np.float64]:
-        """Return the mask voxels in full blocks from ``starts`` to ``ends``, plus the mask voxels in other
-        blocks from ``lows`` to ``highs``."""
+        """Count the mask voxels in each box: those of full blocks from voxel ``starts`` to ``ends``, and
+        those of all other blocks from block ``lows`` to block ``highs``."""
         total = np.zeros(len(starts))
         for corner in itertools.product((False, True), repeat=starts.shape[1]):
             is_end = np.array(corner)
@@ -260,9 +261,9 @@ class MaskDensity:
         return counts
 
     def _full_before(self, at: Int64Array) -> npt.NDArray[np.float64]:
-        """Return the voxels of full blocks from the origin to each corner in ``at``.
+        """Count the voxels of full blocks (completely in the mask) from the origin to each corner in ``at``.
 
-        A block that is cut counts with the fraction inside.
+        If a corner cuts a block, only the voxels on the origin's side count.
         """
         low = np.minimum(at // self._sides, self._blocks - 1)
         begins = low * self._sides
@@ -277,7 +278,7 @@ class MaskDensity:
 
 
 def _summed(counts: Int64Array, where: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
-    """Return the sum of the selected counts from the origin to each corner of the grid of blocks."""
+    """Return, for each corner of the grid of blocks, the sum of selected counts up to the corner."""
     total = int(counts.sum())
     sums = np.where(where, counts, 0).astype(np.int32 if total <= np.iinfo(np.int32).max else np.int64)
     for dim in range(sums.ndim):
@@ -288,9 +289,9 @@ def _summed(counts: Int64Array, where: npt.NDArray[np.bool_]) -> npt.NDArray[Any
 class PatchCells:
     """A sampler of patches near a mask.
 
-    The possible places of patches are divided into cells, which are boxes of places.  Cells in which no patch
-    can contain enough of the mask are dropped.  All places of a volume in the remaining cells are equally
-    likely.  If no cell remains, no patch contains enough of the mask.
+    The possible places of patches are divided into cells, which are boxes of places.  A cell is dropped if no
+    patch that starts in it can contain enough of the mask.  All places of a volume in the remaining cells are
+    equally likely.  If no cell remains, no patch contains enough of the mask.
     """
 
     def __init__(
@@ -319,7 +320,7 @@ class PatchCells:
         self._ends = np.cumsum(np.concatenate(weights))
 
     def places(self, drawn: npt.NDArray[np.float64]) -> Places:
-        """Return the places of patches for random numbers in [0, 1): float64 (N, 1 + D)."""
+        """Convert the random numbers ``drawn``, float64 (N, 1 + D) in [0, 1), to places of N patches."""
         cells = np.searchsorted(self._ends[:-1], drawn[:, 0] * self._ends[-1], side="right")
         volumes, begins = self._volumes[cells], self._cells[cells]
         sides = np.minimum(self._sides[volumes], self._space.counts[volumes] - begins)
@@ -328,9 +329,9 @@ class PatchCells:
 
 
 class MaskedPatches:
-    """Patches that contain at least the fraction ``least`` of mask voxels.
+    """Patches in which at least the fraction ``least`` of the voxels is in the mask.
 
-    Patches of ``base`` with less of the mask are replaced by random patches near the mask.
+    Patches of ``base`` that contain less of the mask are replaced by random patches near the mask.
     """
 
     is_random = True
@@ -404,7 +405,7 @@ _PLACES, _FOREGROUND = 1 << 62, 1 << 20
 def label_voxels(
     role: Role, number: int, most: int, labels: Sequence[float] | None, kept: FileArrays | None
 ) -> LabelVoxels:
-    """Return a random sample of the voxels of each label of a volume: of ``labels``, or of all above 0."""
+    """Return random voxels of each label of a volume; if ``labels`` is None, of all values above 0."""
     shape = role.spatial(number)
     sketch = VoxelSketch(shape, most, labels)
 
@@ -422,7 +423,7 @@ def label_voxels(
 
 
 def mask_density(role: Role, number: int, patch: Sequence[int], kept: FileArrays | None) -> MaskDensity:
-    """Return the density of a volume's mask.  A voxel is in the mask if any of its channels is not 0."""
+    """Return a mask's ``MaskDensity``.  A voxel is in the mask if any of its channels is not 0."""
     blocks, axes = BlockCounts(role.spatial(number), patch), tuple(range(len(role.lead)))
 
     def look(part: npt.NDArray[Any], start: Sequence[int]) -> None:
@@ -455,7 +456,7 @@ def _kept(
 def _scan(role: Role, number: int, look: Callable[[npt.NDArray[Any], Sequence[int]], None]) -> None:
     """Pass a whole volume to ``look``, box by box, in bounded memory; threads read the boxes.
 
-    Boxes divide the dimensions along which patches are cut.
+    Only the dimensions along which patches are cut are divided into boxes.
     """
     volume, shape, lead = role.volumes[number], role.spatial(number), len(role.lead)
     what = f"the list of the {volume.grid.count:,} parts of {volume.name}, all of which are to be read,"
@@ -501,7 +502,7 @@ def drawn(number: int, seed: int, epoch: int, indices: Int64Array, count: int) -
 
 
 def _shares(space: PatchSpace, densities: Sequence[MaskDensity], places: Places) -> npt.NDArray[np.float64]:
-    """Return a lower bound for the fraction of each patch that is in its volume's mask: float64 (N,)."""
+    """Return, for each patch, a lower bound for the fraction of its voxels in the mask: float64 (N,)."""
     found = np.zeros(len(places.volumes))
     for volume in np.unique(places.volumes).tolist():
         rows = np.flatnonzero(places.volumes == volume)

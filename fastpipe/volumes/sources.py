@@ -27,9 +27,9 @@ _WILDCARDS = re.compile(r"(\*+|\?|\[!?[^/][^/\]]*\])")
 
 
 def matched_volumes(volume: Any, labels: Any = None, mask: Any = None) -> dict[str, list[Any]]:
-    """Return lists of the volumes, the labels and the masks, which have equal lengths.
+    """Return lists of equal length: the volumes, their labels and their masks.
 
-    Arguments that are None have no list in the result.  Each argument is a path, a pattern such as
+    If an argument is None, the result has no list for it.  Each argument is a path, a pattern such as
     ``"cases/*/image.zarr"``, an array, or a sequence of paths, patterns and arrays.  ``volume`` may instead
     be a table, which is a sequence of tuples (volume, labels[, mask]) or the path of a ``.csv`` file.  The
     columns of the file have the names ``volume``, ``labels`` and ``mask``.
@@ -164,7 +164,7 @@ def _found(pattern: str | os.PathLike[str], name: str) -> list[str]:
 def _matched(patterns: dict[str, str], matches: dict[str, list[str]]) -> dict[str, list[str]]:
     """Return the matches of several patterns, combined by the text that the wildcards match.
 
-    The order is that of the first pattern's matches.
+    The result has the order of the first pattern's matches.
     """
     regexes = {name: _regex(pattern) for name, pattern in patterns.items()}
     counts = {name: regex.groups for name, regex in regexes.items()}
@@ -209,7 +209,7 @@ def _regex(pattern: str) -> re.Pattern[str]:
 
 
 class Role(NamedTuple):
-    """A kind of array that contributes one value to each sample."""
+    """All arrays of one kind: volumes, labels or masks.  Each sample has one patch for each role."""
 
     name: str  # ``"volume"``, ``"labels"`` or ``"mask"``
     volumes: list[Volume]  # the arrays of this role, one for each volume
@@ -231,7 +231,7 @@ class Given(NamedTuple):
 
 
 def opened_roles(given: Given, dims: int, *, may_write: bool) -> tuple[list[Role], RemoteVolumes | None]:
-    """Open the volumes of all roles; return the roles, and the access to the chunks of remote volumes."""
+    """Open the volumes, labels and masks; return them by role, and a ``RemoteVolumes`` if some are remote."""
     columns = matched_volumes(*given[:3])
     remote = remote_volumes(itertools.chain(*columns.values()), given.storage_options, given.stage)
 

@@ -47,8 +47,8 @@ _DRIVERS = ("zarr", "zarr3", "n5", "neuroglancer_precomputed")
 class TensorStoreVolume(Volume):
     """An array that tensorstore opens.
 
-    ``why`` says why fastpipe cannot read the array itself.  For formats that only tensorstore reads, it is
-    empty.
+    ``why`` says why fastpipe cannot read the array itself.  ``why`` is empty for formats that only
+    tensorstore reads.
     """
 
     def __init__(self, name: str, spec: dict[str, Any], why: str = "") -> None:
@@ -113,7 +113,7 @@ class TensorStoreVolume(Volume):
         return _Reader(self)
 
     def stored_in(self, numbers: Int64Array) -> Int64Array:
-        """Return 0 for all units, so that one call reads many units in parallel; each unit may take long."""
+        """Return 0 for all units, so that one call reads many units in parallel, as a read may take long."""
         return np.zeros_like(numbers)
 
     def state(self) -> tuple[str, str]:
@@ -195,7 +195,7 @@ def opened_by_tensorstore(spec: dict[str, Any], **how: Any) -> Any:
 
 
 def _folder_of(spec: dict[str, Any]) -> str:
-    """Return the local folder of an array; empty if it is remote."""
+    """Return the local folder of an array; the result is empty if the array is remote."""
     store = spec["kvstore"]
     return str(store["path"]) if isinstance(store, dict) else ""
 
@@ -219,4 +219,4 @@ def _result(future: Any, folder: str) -> Any:
 
 
 class _StoreError(Exception):
-    """An error with tensorstore's message about an array that cannot be opened; it may contain the URL."""
+    """An error with tensorstore's message about an array that cannot be opened; the URL may be in it."""

@@ -70,7 +70,7 @@ class _Segments(NamedTuple):
 
 
 class _Stored(NamedTuple):
-    """The properties of segments (strips or tiles) from which the native core decodes them."""
+    """The properties of segments (strips or tiles) that the native core needs to decode them."""
 
     filters: list[tuple[int, int, int, int]] | None  # None if tifffile must decode
     dtype: np.dtype[Any]  # the stored dtype, with the file's byte order
@@ -93,7 +93,7 @@ class _Slice(NamedTuple):
 
 
 def tiff_volume(path: str) -> Volume:
-    """Open the first series of images in a file, or the files of a folder in natural order as slices."""
+    """Open the first series of images in a file, or a folder whose files, in natural order, are slices."""
     if os.path.isdir(path):
         # Adding or removing a slice changes the state of the folder.
         state = FileState.of(path)
@@ -170,9 +170,9 @@ def _opened(path: str) -> Iterator[Any]:
 
 
 def _check_decodes(file: Any, keyframe: Any, pages: Sequence[_Segments]) -> None:
-    """Check that tifffile can decode a segment of this kind: try segments until one is decoded.
+    """Check that tifffile can decode segments of this kind: try segments until one is decoded.
 
-    A damaged segment does not show that the kind is unsupported.
+    A segment may fail because it is damaged, although tifffile supports the kind.
     """
     coding = keyframe.compression, keyframe.predictor, keyframe.fillorder
     kind = *coding, keyframe.bitspersample, keyframe.dtype
@@ -211,7 +211,7 @@ def _described(shape: Sequence[int], page: _Page) -> str:
 
 
 def _storage(keyframe: Any) -> tuple[Any, ...]:
-    """Return the properties on which decoding a page's segments depends, as far as tifffile exposes them."""
+    """Return the properties that the decoding of a page's segments needs, as far as tifffile exposes them."""
     return keyframe.hash, repr(keyframe.nodata), keyframe.is_jfif
 
 
@@ -274,7 +274,7 @@ def _segments(page: Any, common: _Page, first: Any) -> _Segments:
 class TiffVolume(Volume):
     """A volume of the pages of one file, or of several files with one page each.
 
-    Segments of several files are located when a file is first read.
+    If the volume has several files, the segments (strips or tiles) of a file are located on its first read.
     """
 
     def __init__(

@@ -63,8 +63,8 @@ def unit_visits(
 
 
 class UnitArray(NamedTuple):
-    """An array of a volume that is read in units, or the part of an array at one index of the leading
-    dimensions."""
+    """An array of a volume that is read in units, or the part of such an array that has one fixed index
+    along the leading dimensions."""
 
     volume: int  # index of the volume
     first: int  # number of the array's first unit
@@ -73,7 +73,7 @@ class UnitArray(NamedTuple):
 
 
 def units_used(arrays: Sequence[UnitArray], places: Places, patch: Sequence[int]) -> Int64Array:
-    """Return the numbers of the units that patches overlap, in the order of the patches: int64 (M,).
+    """Return the numbers of the units with which patches overlap, in the order of the patches: int64 (M,).
 
     Patches may extend beyond the ends of their volumes.
 
@@ -153,10 +153,11 @@ def tour_of(geometry: Geometry, places: Places, stripes: Stripes, *, seed: int, 
 def planned(
     geometry: Geometry, places: Places, room: float, fronts: int | None = None
 ) -> tuple[int, Stripes, float]:
-    """Plan the best tour by trying some patches of an epoch.
+    """Plan the best tour (order of patches) by trying tours on some patches of an epoch.
 
-    Return the number of fronts, the stripes and the decoded bytes for each used byte.  If ``fronts`` is None,
-    take the largest number of fronts for which the decoded bytes exceed the used bytes only a little.
+    Return the number of fronts (parts of the tour), the stripes and the decoded bytes for each used byte.  If
+    ``fronts`` is None, choose the largest number of fronts with which only a little more is decoded than
+    used.
     """
     if not len(places.volumes):
         return fronts or 1, Stripes(0, (1,) * len(geometry.space.patch)), 1.0
@@ -176,7 +177,7 @@ def planned(
 
 
 class TriedOrder(NamedTuple):
-    """The units of patches in the order of the patches."""
+    """The units with which patches overlap, in the order of the patches."""
 
     units: Int64Array  # int64 (M,): numbers from 0 to K - 1 of the units, in the order of the patches
     ends: Int64Array  # int64 (N,): the index in ``units`` after each patch's last unit
@@ -184,7 +185,7 @@ class TriedOrder(NamedTuple):
 
 
 class TourTrial:
-    """A trial of orders on the patches of an epoch, which must have at least one patch."""
+    """Tries orders on the patches of an epoch, which must have at least one patch."""
 
     def __init__(self, geometry: Geometry, places: Places) -> None:
         self._geometry, self._places = geometry, places
@@ -205,7 +206,10 @@ class TourTrial:
 
     @functools.cached_property
     def tours(self) -> list[tuple[Stripes, TriedOrder]]:
-        """Return the first patches of all different tours with one front; few patches have few tours."""
+        """Return the stripes and the first patches of each tour with one front.
+
+        With few patches, many tours are equal.  Equal tours are returned once.
+        """
         space, units = self._geometry.space, self._geometry.units
         cells = (-(-space.counts // units)).max(axis=0).tolist()
         found: dict[bytes, tuple[Stripes, TriedOrder]] = {}
@@ -220,9 +224,9 @@ class TourTrial:
         return list(found.values())
 
     def best_stripes(self, room: float) -> tuple[Stripes, float]:
-        """Return the stripes of the tour that decodes the least, and its decoded bytes for each used byte.
+        """Find the tour that decodes the least; return its stripes and decoded bytes for each used byte.
 
-        ``room`` is the memory in bytes.
+        ``room`` is the memory for decoded units in bytes.
         """
         stripes, least = self.tours[0][0], math.inf
         for one, order in self.tours:
@@ -237,9 +241,9 @@ class TourTrial:
     def amplification(self, order: TriedOrder, room: float, limit: float = math.inf) -> float:
         """Return the decoded bytes for each byte of the patches in ``order``.
 
-        The memory of ``room`` bytes first evicts units that no later patch needs, and then the least recently
-        used units.  If the result exceeds ``limit``, the method may stop early and return a lower value that
-        is at least ``limit``.
+        The memory for decoded units has ``room`` bytes.  It first evicts units that no later patch needs, and
+        then the least recently used units.  If the result exceeds ``limit``, the method may stop early and
+        return a lower value that is at least ``limit``.
         """
         geometry = self._geometry
         held = max(1, int(room // max(1, geometry.unit_nbytes)))
@@ -271,7 +275,7 @@ class TourTrial:
 
 
 class Touring:
-    """The planner of tours through a dataset's volumes.  Picklable."""
+    """Plans tours (orders of patches) through a dataset's volumes.  Picklable."""
 
     def __init__(self, roles: Sequence[Role], space: PatchSpace, places: PatchPlaces, room: int) -> None:
         self._places, self._room = places, room
@@ -287,9 +291,10 @@ class Touring:
         self._planned: dict[int | None, tuple[int, Stripes, float]] = {}
 
     def planned(self, window: int | None) -> tuple[int, Stripes, float]:
-        """Return the plan for ``window`` fronts, or for as many fronts as possible if ``window`` is None.
+        """Return the plan for a tour that is cut into ``window`` parts (fronts).
 
-        The plan has the number of fronts, the stripes and the decoded bytes for each used byte.
+        If ``window`` is None, the number of fronts is planned, too.  A plan has the number of fronts, the
+        stripes and the decoded bytes for each used byte.
         """
         if window not in self._planned:
             # The plan uses the patches of seed 0 and epoch 0.  An order depends on the budget only through
@@ -311,7 +316,7 @@ class Touring:
         return f"{self._places.count} patches of {shapes:08x}, {self.planned(window)[1]!r}"
 
     def groups(self, places: Places) -> Int64Array:
-        """Return the unit in which each patch begins: int64 (N,).  Units are numbered across all volumes."""
+        """Return the number of the unit in which each patch begins, across all volumes: int64 (N,)."""
         space, units = self._geometry.space, self._geometry.units
         counts = -(-space.shapes // units)
         firsts = np.concatenate([[0], np.cumsum(counts.prod(axis=1))])

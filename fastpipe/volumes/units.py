@@ -51,9 +51,9 @@ def budget_of(cache: Cache) -> int:
 
 
 def planned_room(cache: Cache) -> int:
-    """Return the memory budget in bytes for planning an order.
+    """Return the memory budget in bytes with which orders of patches are planned.
 
-    The budget does not depend on the free memory, so all machines plan the same order.
+    This budget does not depend on the free memory, so all machines plan the same order.
     """
     return 0 if cache.where == "off" else _ASSUMED if cache.max_bytes == "auto" else int(cache.max_bytes)
 
@@ -65,7 +65,7 @@ class _Class(NamedTuple):
 
 
 class Remembered:
-    """The memory for decoded units, created in the parent process of the processes that share the memory."""
+    """The memory for decoded units.  It is created in the parent of the processes that share it."""
 
     def __init__(self, roles: Sequence[Role], budget: int, *, is_fixed: bool = True) -> None:
         self._arrays = [(role, number) for role in roles for number in range(len(role.volumes))]
@@ -97,7 +97,7 @@ class Remembered:
             self.note = f"remembered in memory that threads and processes share, {some}"
 
     def most_uses(self, patch: Sequence[int]) -> int:
-        """Return the most units that one patch of this size can use, in all arrays of a volume."""
+        """Return how many units one patch of this size uses at most, in all arrays of a volume together."""
         found: dict[int, int] = {}
         for role, number in self._arrays:
             volume, lead = role.volumes[number], len(role.lead)
@@ -109,9 +109,9 @@ class Remembered:
         return max(found.values(), default=0)
 
     def uses(self, places: Places, patch: Sequence[int]) -> Callable[[int], Int64Array]:
-        """Return a function from a slot size to the keys of the units that patches use: int64 (N,).
+        """Return a function that takes a slot size, and returns the keys of the units that patches use.
 
-        The keys are in the order of the patches.
+        Only units in slots of this size are returned, in the order of the patches: int64 (N,).
         """
 
         def of(size: int) -> Int64Array:
@@ -128,14 +128,15 @@ class Remembered:
         return of
 
     def foreseen(self, units: Units) -> Foreseen:
-        """Return a simulation that predicts which units an order must decode; ``slots`` returns ``units``."""
+        """Return a simulation that predicts which units must be decoded; ``units`` come from ``slots``."""
         rooms = {one.slot_nbytes: (one.keys, one.slots) for one in self._classes}
         return Foreseen(units, [size for size, _ in self._firsts], rooms)
 
     def slots(self, workers: int = 0) -> list[tuple[Any, int]]:
         """Return, for each array, this process's ``native.UnitMemory`` or None, and the first unit's key.
 
-        ``workers`` is the number of worker processes that make batches, including this process, or 0.
+        ``workers`` is the number of worker processes, of which this process is one.  If there are no worker
+        processes, ``workers`` is 0.
         """
         made: dict[int, Any] = {}
         for one in self._classes:
@@ -148,11 +149,11 @@ class Remembered:
 
 
 def _slot_sizes(sizes: Iterable[int]) -> dict[int, int]:
-    """Return the slot size for each unit size in ``sizes``.
+    """Return, for each unit size in ``sizes``, the size of the slots in memory for such units.
 
-    Each slot size gets a part of the budget.  Files of many shapes have many unit sizes, and the part for
-    each size would be too small to help.  Units of similar sizes then share slots that are up to a quarter
-    larger than the units.
+    Each slot size gets a part of the budget.  Files of many shapes have many unit sizes.  With a slot size
+    for each of them, the parts would be too small to help.  Units of similar sizes then share slots that are
+    up to a quarter larger than the units.
     """
     aligned = {size: slot_nbytes(size) for size in sizes}
     if len(set(aligned.values())) <= _MOST_SIZES:
@@ -167,7 +168,7 @@ def _slot_sizes(sizes: Iterable[int]) -> dict[int, int]:
 
 
 def _job(volumes: Sequence[Volume], budget: int) -> str:
-    """Return a name under which the ranks of a job on this machine share memory; empty for a single rank."""
+    """Return a name under which a job's ranks on this machine share memory; empty if there is one rank."""
     if local_ranks() == 1:
         return ""
     names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
@@ -210,10 +211,10 @@ def _mapped(memory: UnitFile | None) -> Any:
 
 
 class Foreseen:
-    """A simulation of the memory, which uses units in an order and evicts the least recently used units.
+    """A simulation of the memory for decoded units, which evicts the least recently used units.
 
-    The simulation only decides which chunks to prefetch.  The real memory evicts units by a better rule, and
-    serves all processes.
+    The simulation is only used to decide which chunks to prefetch.  The real memory evicts units by a better
+    rule, and serves all processes.
     """
 
     def __init__(self, units: Units, sizes: Sequence[int], rooms: Mapping[int, tuple[int, int]]) -> None:
@@ -261,7 +262,7 @@ class _Array(NamedTuple):
         return numbers[are_there]
 
     def rows(self, numbers: Int64Array) -> Int64Array:
-        """Return the rows of the existing objects that contain the units ``numbers``."""
+        """Return the existing objects that contain the units, by their indices in the store's list."""
         if self.units.unit != self.chunks.unit and self.units.unit:
             unit = np.array(self.units.unit, np.int64)
             starts = np.stack(np.unravel_index(numbers, self.units.counts), axis=-1) * unit
@@ -298,7 +299,7 @@ class PatchChunks:
         return self.__dict__ | {"_expected": {}}
 
     def need(self, places: Places, units: Units) -> Needed:
-        """Announce that patches will be read.  Chunks whose units are in memory are not fetched."""
+        """Announce that patches will be read.  Chunks are fetched unless their units are in memory."""
         needed = Needed()
         rows: dict[ChunkStore, list[Int64Array]] = {store: [] for store in self.stores}
         for one in self._arrays:
@@ -320,7 +321,7 @@ class PatchChunks:
         return needed
 
     def foreseen(self, store: ChunkStore, places: Places, foreseen: Foreseen) -> Int64Array:
-        """Return the rows of the objects in ``store`` that must be fetched for the patches of a batch."""
+        """Return the objects that a batch must fetch from ``store``, by their indices in its list."""
         parts = [np.zeros(0, np.int64)]
         for one in self._arrays:
             if one.objects.store is store:
@@ -328,7 +329,7 @@ class PatchChunks:
         return np.concatenate(parts)
 
     def expect(self, store: ChunkStore, places: Places, rows: Int64Array) -> None:
-        """Record that a prefetched order contains ``rows`` for the batch of patches at ``places``."""
+        """Record that the objects ``rows`` are prefetched for the batch of patches at ``places``."""
         if len(rows):
             self._expected[self.stores.index(store), _name(places)] = rows
 

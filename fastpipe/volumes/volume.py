@@ -47,7 +47,7 @@ _MOST_TEXT = 300  # the most characters of a library's message, which may repeat
 
 
 class UnitGrid:
-    """An array divided into units of one shape.  The last units may extend beyond the array's ends.
+    """An array divided into units of one shape.  The last units may extend beyond the ends of the array.
 
     >>> grid = UnitGrid((10, 10), (4, 8))
     >>> grid.touched((slice(3, 5), slice(0, 4)))
@@ -72,10 +72,10 @@ class UnitGrid:
     def touched_by_each(
         self, starts: Int64Array, stops: Int64Array
     ) -> tuple[Int64Array, npt.NDArray[np.bool_]]:
-        """Return the units that overlap with each of the boxes from ``starts`` to ``stops``.
+        """Return the units that overlap with each of N boxes, which extend from ``starts`` to ``stops``.
 
-        The first array has the numbers of the units: int64 (N, K).  The second array is True where a number
-        is valid: bool (N, K).
+        The first array has the numbers of each box's units: int64 (N, K).  The second array is True where the
+        first array has a valid number: bool (N, K).
 
         >>> starts, stops = np.array([[0], [2]]), np.array([[1], [9]])
         >>> numbers, are_there = UnitGrid((10,), (4,)).touched_by_each(starts, stops)
@@ -141,7 +141,7 @@ class FileState(NamedTuple):
     def check(self, where: int | str | None = None) -> None:
         """Raise an error if the file at ``where`` has changed.
 
-        ``where`` is a descriptor or a path, or None for the path in ``name``.
+        ``where`` is a descriptor or a path.  If it is None, the path is ``name``.
         """
         if not self.state.fits(os.stat(self.name if where is None else where)):
             raise self.changed()
@@ -151,7 +151,7 @@ class FileState(NamedTuple):
 
 
 def folder_state(path: str) -> str:
-    """Return the number, the bytes and the latest change of all files in a folder and its subfolders."""
+    """Describe all files in a folder and its subfolders: their number, total size and latest change."""
     count, nbytes, latest, folders = 0, 0, 0, [path]
     while folders:
         for entry in os.scandir(folders.pop()):
@@ -169,15 +169,15 @@ class DamagedUnitError(VolumeError):
 
 
 class UnitReader(ABC):
-    """A reader of a volume's units, in the process that opened it.  Thread-safe."""
+    """A reader of a volume's units, for the process that created the reader.  Thread-safe."""
 
     @abstractmethod
     def read(self, numbers: Int64Array, outs: Sequence[UInt8Array]) -> None:
         """Read the units ``numbers`` into ``outs``, which has one array for each unit.
 
         Each array is uint8 (M,), C-contiguous, aligned to 16 bytes, and receives the unit's elements in C
-        order.  Elements beyond the array's ends are arbitrary.  A ``DamagedUnitError`` contains the chunk and
-        its place.
+        order.  Elements beyond the ends of the volume are arbitrary.  If a unit is damaged, a
+        ``DamagedUnitError`` names the chunk and its place.
         """
 
     def check(self) -> None:  # noqa: B027 - most have nothing to check
@@ -217,10 +217,10 @@ class Volume(ABC):
 
     @property
     def finer(self) -> Volume | None:
-        """The volume with smaller units, if a unit consists of parts that are stored separately.
+        """The same volume with smaller units, if a unit consists of parts that are stored separately.
 
-        With smaller units, a damaged part does not make its neighbours unreadable.  None if a unit has no
-        such parts.
+        With smaller units, a damaged part does not make its neighbours unreadable.  If a unit has no such
+        parts, the result is None.
         """
         return None
 
@@ -233,20 +233,20 @@ class Volume(ABC):
         """Open the volume in this process."""
 
     def stored_in(self, numbers: Int64Array) -> Int64Array:
-        """Return the number of each unit's chunk.  One call should read the units of one chunk."""
+        """Return the number of each unit's chunk.  Units of one chunk should be read by one call."""
         return numbers
 
     @abstractmethod
     def state(self) -> tuple[str, str]:
-        """Return a path of the volume and a description of the volume's state.
+        """Return a path of the volume, and a text that describes the volume's state.
 
-        Both serve as a key for cached data about the volume.  Both are empty if the state is unknown.
+        The two strings are a key for cached data about the volume.  If the state is unknown, both are empty.
         """
 
     def together(self, numbers: Int64Array, most_nbytes: float = math.inf) -> list[Int64Array]:
-        """Split the units ``numbers`` into groups of units of one chunk, up to ``most_nbytes`` bytes each.
+        """Split the units ``numbers`` into groups, each of which one call of ``UnitReader.read`` should read.
 
-        One call of ``UnitReader.read`` should read one group.
+        The units of a group belong to one chunk.  A group has at most ``most_nbytes`` bytes.
         """
         chunks = self.stored_in(numbers)
         order = np.argsort(chunks, kind="stable")
@@ -255,7 +255,7 @@ class Volume(ABC):
         return [group[at : at + most] for group in groups for at in range(0, len(group), most)]
 
     def put(self, part: npt.NDArray[Any], out: UInt8Array) -> None:
-        """Copy ``part``, a unit's elements within the array, into ``out``, the memory of the whole unit."""
+        """Copy ``part``, the elements of a unit that are within the array, into the unit's memory ``out``."""
         unit = out.view(self.dtype).reshape(self.grid.unit)
         unit[tuple(map(slice, part.shape))] = part
 
@@ -278,9 +278,10 @@ def in_worthwhile_units(volume: Volume) -> Volume:
 def grown_unit(
     unit: Sequence[int], shape: Sequence[int], itemsize: int, least: int, *, is_cut: bool = False
 ) -> list[int]:
-    """Return a unit of at least ``least`` bytes that consists of whole smaller units of the shape ``unit``.
+    """Return the shape of a unit of at least ``least`` bytes that consists of whole units of shape ``unit``.
 
-    The sides are as equal as possible.  With ``is_cut``, no side is longer than the array ``shape``.
+    The sides are as equal as possible.  With ``is_cut``, no side is longer than the array, which has
+    ``shape``.
     """
     grown, ends = list(unit), shape
     if not is_cut:
@@ -295,7 +296,7 @@ def grown_unit(
 
 
 class WrappedVolume(Volume):
-    """A volume that processes the units of another volume, ``inner``."""
+    """A volume whose units are made from the units of another volume, ``inner``."""
 
     def __init__(self, inner: Volume, unit: Sequence[int] | None = None) -> None:
         self.inner = inner
@@ -352,7 +353,7 @@ class _GroupedReader(WrappedReader):
 
 
 class NativeVolume(WrappedVolume):
-    """A volume with elements in native byte order."""
+    """A volume that converts the elements of ``inner`` to native byte order."""
 
     def __init__(self, inner: Volume) -> None:
         super().__init__(inner)
@@ -388,8 +389,9 @@ def swapped(source: Any, dtype: np.dtype[Any]) -> Any:
 def as_volume_error(what: str, *others: type[Exception]) -> Iterator[None]:
     """Convert errors about a file's content to a ``VolumeError``.
 
-    These errors have the classes in ``UNREADABLE`` and ``others``.  The message begins with ``what``, such as
-    ``"x.tif cannot be read as TIFF"``.  Errors that are not about the file's content stay unchanged.
+    The classes in ``UNREADABLE`` and ``others`` count as errors about the content.  The message begins with
+    ``what``, such as ``"x.tif cannot be read as TIFF"``.  Errors that are not about the file's content stay
+    unchanged.
     """
     try:
         yield

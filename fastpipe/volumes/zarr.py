@@ -46,7 +46,7 @@ _OVERHEAD = 1 << 16  # a stored chunk has at most twice the bytes of its content
 
 
 class ZarrVolume(Volume, UnitReader):
-    """A Zarr array with the metadata ``array``; ``objects`` are its chunks if chunks are not local files."""
+    """A Zarr array with the metadata ``array``.  If its chunks are not local files, ``objects`` has them."""
 
     def __init__(self, path: str, array: ZarrArray, objects: ChunkObjects | None = None) -> None:
         self.name, self._array, self.objects = path, array, objects
@@ -72,7 +72,7 @@ class ZarrVolume(Volume, UnitReader):
         return file if os.path.exists(file) else os.path.join(self.name, ".zarray")
 
     def _slab(self) -> int:
-        """Return the side, along ``_axis``, of the slabs of a chunk that can be decoded on their own."""
+        """Return the length, along ``_axis``, of a slab of a chunk that can be decoded on its own."""
         array = self._array
         side = array.chunk[self._axis]
         row = self._chunk_nbytes // side
@@ -94,7 +94,7 @@ class ZarrVolume(Volume, UnitReader):
         return next(slabs, side)
 
     def _some_header(self) -> BloscHeader | None:
-        """Return the header of a written chunk, or None; all chunks of an array have equal settings."""
+        """Return one chunk's Blosc header, as all have equal settings; None if no chunk with one is found."""
         step = max(1, self.chunks.count // _LOOKED_AT)
         for number in range(0, self.chunks.count, step):
             with (
@@ -123,7 +123,7 @@ class ZarrVolume(Volume, UnitReader):
         return self._chunks_and_pieces(numbers)[0]
 
     def _chunks_and_pieces(self, numbers: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return the chunk of each unit, and the index of the unit among the chunk's slabs."""
+        """Return the number of each unit's chunk, and the index of the unit among the chunk's slabs."""
         if not self.grid.counts:
             return numbers, np.zeros_like(numbers)
         inner = math.prod(self.grid.counts[self._axis + 1 :])
@@ -133,7 +133,7 @@ class ZarrVolume(Volume, UnitReader):
         return (outer * self.chunks.counts[self._axis] + along) * inner + last, piece
 
     def state(self) -> tuple[str, str]:
-        """Return the path of the metadata, and the state of all files; a million chunks take some seconds."""
+        """Return the metadata's path, and the state of all files; this takes seconds for a million chunks."""
         if self.objects is not None:
             return "", f"zarr {self.objects.state}"
         return self._metadata_file(), f"zarr {os.path.abspath(self.name)} {folder_state(self.name)}"
@@ -147,7 +147,7 @@ class ZarrVolume(Volume, UnitReader):
                 self._read_chunk(chunk, [(int(pieces[at]) * self.unit_nbytes, outs[at]) for at in which])
 
     def _read_chunk(self, chunk: int, parts: Sequence[tuple[int, UInt8Array]]) -> None:
-        """Read ``parts`` of a chunk: pairs of the part's first byte in the chunk and the part's memory."""
+        """Read parts of a chunk; each of ``parts`` is a part's first byte in the chunk and its memory."""
         objects = self.objects
         path = self._file(chunk) if objects is None else objects.path(chunk)
         try:
@@ -173,7 +173,7 @@ class ZarrVolume(Volume, UnitReader):
         raise DamagedUnitError(f"{path}, the chunk at {box_text(self.chunks.box(chunk))}: {why}")
 
     def _check_still_there(self) -> None:
-        """Raise an error if the whole volume was removed; otherwise a missing chunk was never written."""
+        """Raise an error if the whole volume was removed.  If not, a missing chunk was never written."""
         os.stat(self._metadata_file())
 
     def _stored_in(self, path: str) -> UInt8Array | None:
@@ -264,7 +264,7 @@ def is_zarr(path: str) -> bool:
 
 
 def zarr_array(path: str) -> ZarrArray | str:
-    """Return the metadata of an array in a folder or, in words, why this module cannot read the array."""
+    """Return the metadata of an array in a folder, or a text: why this module cannot read the array."""
     for name in METADATA:
         file = os.path.join(path, name)
         try:
@@ -365,7 +365,7 @@ def _version_3(data: dict[str, Any]) -> ZarrArray | str:
 
 
 def _codecs_3(codecs: list[Any], dtype: np.dtype[Any]) -> tuple[np.dtype[Any], str] | str:
-    """Return the stored dtype and the codec of chunks or, in words, what this module does not support."""
+    """Return the stored dtype and the chunks' codec, or a text: what this module does not support."""
     names = [codec if isinstance(codec, str) else codec["name"] for codec in codecs]
     settings = [{} if isinstance(codec, str) else codec.get("configuration") or {} for codec in codecs]
     if not names or names[0] != "bytes":

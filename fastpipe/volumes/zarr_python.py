@@ -117,7 +117,7 @@ class _Reader(UnitReader):
 def zarr_in_zip(path: str, inside: str) -> ZarrPythonVolume:
     """Open an array in a ZIP file that zarr-python's ``ZipStore`` has written.
 
-    ``inside`` is the path of the array in the file; empty for the root.
+    ``inside`` is the path of the array in the file.  If it is empty, the array is the root of the file.
     """
     inside = inside.strip("/")
     root = f"{inside}/" if inside else ""
@@ -160,9 +160,9 @@ def _no_array(path: str, file: zipfile.ZipFile, names: Iterable[str]) -> VolumeE
 
 
 def _unit(chunk: Sequence[int], itemsize: int) -> tuple[int, ...]:
-    """Return the unit of an array: a chunk, or a part of a chunk that is too large for memory.
+    """Return the shape of an array's units: a chunk, or a part of a chunk that is too large for memory.
 
-    An array with chunks of this size may be readable, because its chunks may never have been written.
+    An array with such large chunks may be readable, because its chunks may never have been written.
 
     >>> _unit((64, 64), 4), _unit((10**6, 10**6), 4)
     ((64, 64), (1024, 1024))

@@ -1,4 +1,4 @@
-"""The base of all augmentations of volumes, and the running of chains of these augmentations."""
+"""The base class of all augmentations of volumes, and functions that run several augmentations in order."""
 
 from __future__ import annotations
 
@@ -88,19 +88,19 @@ def on_volumes(
     is_host: bool | None = None,
     kept: Callable[[Any, Callable[[], Any]], Any] = lambda key, make: make(),
 ) -> Tensor:
-    """Return changed volumes, on the device of the given volumes.
+    """Apply several augmentations to volumes, on the device of the given volumes. Return the new volumes.
 
     A device's memory holds the given volumes, the new volumes, and less than two further volumes at a time.
 
     Args:
-        ops: the chain.
+        ops: the augmentations, in order.
         volumes: (N, C, D, H, W).
-        applied: the applied numbers, (N, columns).
+        applied: numbers that were computed from the parameters and that change the volumes, (N, columns).
         memory: host memory for the new volumes.
-        channels: for labels, the number of channels of the volumes for which the parameters were drawn.
+        channels: if ``volumes`` are labels, the number of channels for which the parameters were drawn.
         is_host: whether to use the native core instead of torch operations.  Default: True for volumes on the
             CPU.
-        kept: caches plans of these operations; see ``Chain.kept``.
+        kept: caches plans of the native core for these augmentations; see ``Chain.kept``.
     """
     device, shape, channels = volumes.device.type, tuple(volumes.shape[1:]), channels or volumes.shape[1]
     after, dtype = (len(volumes), *shape_after(ops, shape)), dtype_after(ops, volumes.dtype)
@@ -161,7 +161,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _is_of(thing: Tensor, shape: Sequence[int]) -> bool:
-    """Return whether a tensor holds labels. Labels have a value for each of the volumes' voxels."""
+    """Return whether a tensor holds labels for all voxels of volumes of this shape, (N, C, D, H, W)."""
     if thing.ndim not in (4, 5) or len(thing) != shape[0]:
         return False
     is_whole = tuple(thing.shape[-3:]) == tuple(shape[-3:])
@@ -181,7 +181,7 @@ AXES = ("depth", "height", "width")
 class VolumeTransform(Augmentation, ABC):
     """The base class of augmentations of volumes, (N, C, D, H, W) or (N, D, H, W).
 
-    The host knows the parameters, so volumes that an augmentation leaves unchanged take no time.
+    The CPU knows the parameters. Therefore volumes that an augmentation leaves unchanged take no time.
     """
 
     kind = "volumes"
@@ -193,7 +193,7 @@ class VolumeTransform(Augmentation, ABC):
 
     @abstractmethod
     def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
-        """Change one volume on a device with torch operations, with the volume's row of applied numbers."""
+        """Change one volume on a device with torch operations. ``row`` holds the numbers that change it."""
 
 
 class PerChannel(VolumeTransform):
@@ -228,12 +228,13 @@ class PerChannel(VolumeTransform):
         return [Step(self.native_step, column, self.step_options())]
 
     def step_options(self) -> tuple[int, ...]:
-        """Return the options of the native step."""
+        """Return the options of the native core's step, which are equal for all volumes."""
         return ()
 
     @abstractmethod
     def numbers(self, u: Float64Array) -> Float64Array:
-        """Convert uniform random numbers, (N, C, K), to the channels' parameters after the first."""
+        """Convert uniform random numbers, (N, C, K), to the channels' parameters, except the first
+        parameter."""
 
     def on_canvas(self, canvas: Volume, row: Float64Array) -> None:
         for channel, (is_changed, *numbers) in enumerate(row.reshape(-1, len(self.of_channel)).tolist()):

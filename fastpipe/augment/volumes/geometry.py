@@ -108,20 +108,20 @@ class RandomAffine3D(VolumeTransform):
     Args:
         degrees: angles about the axes of depth, height and width are drawn from [-degrees, degrees], or
             between two numbers. Three numbers or three pairs give one range per axis.
-        scale: the least and the greatest factor from coordinates of the result to coordinates of the volume.
-            With a factor above 1, the result shows more of the volume, at a smaller size, as in nnU-Net and
-            MONAI.
+        scale: the least and the greatest factor by which coordinates of the result are multiplied to get
+            coordinates of the volume. With a factor above 1, the result shows more of the volume, at a
+            smaller size, as in nnU-Net and MONAI.
         translate: the greatest shifts along depth, height and width, as fractions of the size, or one number
             for all axes.
-        p_rotation, p_scale: the probabilities that a volume is rotated, and that it is scaled. They are
-            independent.
+        p_rotation, p_scale: the probabilities that a volume is rotated, and that it is scaled. A volume may
+            be both rotated and scaled, independently.
         scale_axes: the axes along which a volume is scaled, all by the same factor.
         spacing: the distances between voxels along depth, height and width, in any unit. With the spacing,
             rotated objects keep their shape.
         size: (D, H, W) of the result, which is the central part of the volumes and at most as large as the
             volumes.  Default: the volumes' size.
-        fill, label_fill: the values outside volumes, and outside labels. ``fill="edge"`` takes the nearest
-            voxel for volumes and labels.
+        fill, label_fill: the value outside volumes, and the value outside labels. ``fill="edge"`` takes the
+            nearest voxel for volumes and labels.
 
     Values between voxels are interpolated linearly.
 
@@ -228,7 +228,7 @@ class RandomAffine3D(VolumeTransform):
         return [Step(kind, column, options, (self._fill(is_labels) or 0.0, *self.sigma))]
 
     def moves_of_points(self, bend: int) -> Float32Array:
-        """Return the shifts of control points, (3, Z, Y, X), in voxels, for the parameter ``bend``."""
+        """Return random shifts of control points, (3, Z, Y, X), in voxels. ``bend`` is their seed."""
         count = 3 * int(np.prod(self.points))
         even, odd = normal_noise(0, count, bend, torch.device("cpu"))
         normal = torch.stack([even, odd], dim=1).flatten()[:count].numpy().reshape(3, *self.points)

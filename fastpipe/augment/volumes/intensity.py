@@ -61,7 +61,8 @@ class Brightness3D(_Factor):
     """Multiply each channel of each volume by a factor.
 
     Args:
-        factor: the least and the greatest factor. If 1 lies between the two, half of the factors are below 1.
+        factor: the least and the greatest factor. If 1 lies between these two numbers, half of the factors
+            are below 1.
         p_channel: the probability that a channel is changed, from 0 to 1.
 
     >>> import torch
@@ -83,7 +84,8 @@ class Contrast3D(_Factor):
     """Move the values of each channel of each volume away from their mean, or closer to it.
 
     Args:
-        factor: the least and the greatest factor. If 1 lies between the two, half of the factors are below 1.
+        factor: the least and the greatest factor. If 1 lies between these two numbers, half of the factors
+            are below 1.
         keep_range: whether to clip the result to the channel's original range of values.
         p_channel: the probability that a channel is changed, from 0 to 1.
 
@@ -111,11 +113,11 @@ class Contrast3D(_Factor):
 
 
 class Gamma3D(_Factor):
-    """Raise the values of each channel of each volume, as fractions of their range, to a power.
+    """Raise the values of each channel of each volume to a power. Values count as fractions of their range.
 
     Args:
-        gamma: the least and the greatest exponent. If 1 lies between the two, half of the exponents are below
-            1.
+        gamma: the least and the greatest exponent. If 1 lies between these two numbers, half of the exponents
+            are below 1.
         inverted: whether to negate the values before and after, so that dark values change as bright values
             would.
         keep_stats: whether to restore the mean and the standard deviation of the values.
@@ -198,8 +200,8 @@ class LowResolution3D(PerChannel):
         axes: the axes along which voxels are replaced. 0, 1 and 2 are depth, height and width.
         p_channel: the probability that a channel is changed, from 0 to 1.
 
-    nnU-Net simulates low resolution in this way. nnU-Net shrinks with nearest neighbours and enlarges with
-    linear interpolation.
+    nnU-Net simulates low resolution in this way: it shrinks with nearest neighbours, and enlarges with linear
+    interpolation.
 
     >>> import torch
     >>> LowResolution3D((0.5, 1.0))(torch.rand(2, 1, 8, 8, 8)).shape

@@ -42,14 +42,14 @@ def nnunet_default(
         spacing: the distances between voxels along depth, height and width.  The default distances are equal,
             as nnU-Net assumes.
         planes: whether to rotate and scale only within planes of height and width.  Default: nnU-Net's rule,
-            True if ``size`` is more than 3 times as long as deep.
+            True if the longest side of ``size`` is more than 3 times its depth.
 
     Raises:
         AugmentError: an argument is invalid.
 
     There are two differences from nnU-Net.  Labels are those of the nearest voxel, while nnU-Net weights the
-    labels around the voxel.  Blurs reach three standard deviations, which nnU-Net rounds to an odd number of
-    voxels.
+    labels around the voxel.  Blurs reach three standard deviations, while nnU-Net rounds their size to an odd
+    number of voxels.
 
     >>> import torch
     >>> from fastpipe import augment

@@ -1,4 +1,4 @@
-"""The reference for volumes: NumPy and SciPy with the same parameters. The reference is slow."""
+"""The reference for volumes: the same augmentations, computed slowly with NumPy and SciPy for comparison."""
 
 from __future__ import annotations
 

@@ -22,14 +22,14 @@ PIECE = 1 << 17  # the number of voxels processed at a time by operations that n
 class Volume:
     """A volume that is changed in place: float32, or labels of any dtype, (C, D, H, W).
 
-    The volume is copied when its values are first requested. So a geometric operation that comes first reads
-    the given volume without a copy.
+    The given volume is copied when ``values`` is first read.  A geometric operation that comes first calls
+    ``given()`` instead, and needs no copy.
 
     Attributes:
         source: the given volume.
         goal: the memory for the result. The shape of ``goal`` differs from the source's if an operation
             changes the shape.  Values have the dtype of ``goal``.
-        channels: the channels of the volume for which parameters were drawn; labels may have other channels.
+        channels: the number of channels for which parameters were drawn. Labels may have another number.
     """
 
     def __init__(self, source: Tensor, goal: Tensor, channels: int) -> None:
@@ -50,7 +50,8 @@ class Volume:
         return self._values
 
     def given(self) -> Tensor:
-        """Return the values for reading only. Before any change, return the given volume if possible."""
+        """Return the values for reading only. Before any change, this is the given volume itself, if
+        possible."""
         is_plain = self.source.dtype == self.goal.dtype and self.source.is_contiguous()
         return self.source if self._values is None and is_plain else self.values
 
@@ -61,7 +62,7 @@ class Volume:
         return self.goal if fits else self.goal.new_empty(tuple(shape))
 
     def replace(self, values: Tensor) -> None:
-        """Continue with these values."""
+        """Use these values as the volume's values from now on."""
         self._values = values
 
     def end(self) -> None:
@@ -89,7 +90,7 @@ Fill3D = float | Literal["edge"]
 
 
 def cropped(volume: Volume, size: tuple[int, ...]) -> None:
-    """Keep the central part of ``size``, (D, H, W), which is at most the volume's size."""
+    """Keep only the central part of a volume. Its size, ``size`` (D, H, W), is at most the volume's size."""
     if volume.shape[1:] == size:
         return
     edges = [(old - new) // 2 for old, new in zip(volume.shape[1:], size, strict=True)]
@@ -108,13 +109,13 @@ def warped(
     fill: float | None,
     is_nearest: bool,
 ) -> None:
-    """Resample to a size (D, H, W).
+    """Resample a volume to the size ``size``, (D, H, W).
 
     Args:
         matrix: (12,), three rows. The matrix maps positions relative to the result's centre to positions
             relative to the volume's centre.
-        bends: (3, Z, Y, X), shifts of control points, which are added before the matrix is applied.  The
-            first and last control points of each axis are at the result's first and last voxels.
+        bends: None, or (3, Z, Y, X), shifts of control points. They are added before the matrix is applied.
+            The first and last control points of each axis are at the result's first and last voxels.
         fill: the value outside the volume; None for the nearest voxel.
         is_nearest: whether to take the nearest voxel, as for labels. Otherwise values are interpolated
             linearly.
@@ -144,7 +145,8 @@ def _places(
     matrix: Float64Array, bends: Tensor | None, sizes: tuple[int, ...], wanted: tuple[int, ...], begin: int,
     end: int, device: torch.device,
 ) -> list[Tensor]:  # fmt: skip
-    """Return the source positions of the voxels of some planes, along each axis: (end - begin, h, w) each."""
+    """Return the positions from which the voxels of the planes ``begin`` to ``end - 1`` are taken: a tensor
+    (end - begin, h, w) for each axis."""
     spans = ((begin, end), (0, wanted[1]), (0, wanted[2]))
     axes = [
         torch.arange(first, last, dtype=torch.float32, device=device) - 0.5 * (size - 1)
@@ -172,7 +174,7 @@ def _places(
 
 
 def _parts_inside(places: list[Tensor], sizes: tuple[int, ...]) -> Tensor:
-    """Return the total weight of the voxels around each position that are inside the volume."""
+    """Return, for each position, the part of the interpolation's weights that falls inside the volume."""
     found: Tensor | None = None
     for place, size in zip(places, sizes, strict=True):
         part = torch.minimum(place + 1, size - place).clamp_(0, 1)
@@ -182,7 +184,7 @@ def _parts_inside(places: list[Tensor], sizes: tuple[int, ...]) -> Tensor:
 
 
 def _take(given: Tensor, places: list[Tensor], fill: float | None, out: Tensor) -> None:
-    """Copy the nearest voxels to ``out``, for any dtype."""
+    """Copy the voxels nearest to these places to ``out``, for any dtype."""
     index, inside = None, None
     for place, size in zip(places, given.shape[1:], strict=True):
         place = place.clamp(0, size - 1) if fill is None else place
@@ -224,8 +226,8 @@ def add_noise(volume: Volume, std: float, seed: int) -> None:
 
 
 def normal_noise(begin: int, count: int, seed: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return normal numbers for the even voxels and the odd voxels of ``count`` voxels from ``begin``, an
-    even number."""
+    """Return two tensors of normally distributed numbers: one for the voxels with even indices, one for those
+    with odd indices, among the ``count`` voxels that start at ``begin``.  ``begin`` must be even."""
     # The method of Box and Muller.
     pairs = torch.arange(begin // 2, begin // 2 + (count + 1) // 2, dtype=torch.int32, device=device)
     mixed = _mixed(_mixed(pairs) ^ _signed(seed))
@@ -237,7 +239,7 @@ def normal_noise(begin: int, count: int, seed: int, device: torch.device) -> tup
 
 
 def _mixed(values: Tensor) -> Tensor:
-    """Return the finaliser's values. Products keep their low 32 bits."""
+    """Apply MurmurHash3's finaliser to 32-bit integers. Products keep their low 32 bits."""
     values = values ^ ((values >> 16) & 0xFFFF)
     values.mul_(_FIRST)
     values.bitwise_xor_((values >> 13) & 0x7FFFF)
@@ -262,7 +264,8 @@ TRUNCATE = 3.0  # standard deviations; a Gaussian has no weights beyond
 
 
 def gaussian(length: int, sigma: float) -> Taps:
-    """Return the taps of ``scipy.ndimage.gaussian_filter1d`` with ``truncate=3, mode="mirror"``."""
+    """Return indices and weights of ``scipy.ndimage.gaussian_filter1d`` with ``truncate=3,
+    mode="mirror"``."""
     radius = int(TRUNCATE * sigma + 0.5)
     steps = np.arange(-radius, radius + 1)
     weights = np.exp(-0.5 * (steps / sigma) ** 2)
@@ -277,7 +280,7 @@ def gaussian(length: int, sigma: float) -> Taps:
 
 @lru_cache(maxsize=64)
 def lower_resolution(length: int, fewer: int) -> Taps:
-    """Return taps that keep ``fewer`` voxels, spread evenly, and interpolate all other voxels linearly."""
+    """Return indices and weights that keep ``fewer`` voxels, spread evenly, and interpolate between them."""
     kept = (2 * np.arange(fewer) + 1) * length // (2 * fewer)
     at = ((np.arange(length) + 0.5) * (fewer / length) - 0.5).clip(0, fewer - 1)
     below = np.floor(at).astype(np.int64)
@@ -287,7 +290,7 @@ def lower_resolution(length: int, fewer: int) -> Taps:
 
 
 def along(volume: Volume, channel: int, axis: int, taps: Taps) -> None:
-    """Compute weighted sums along an axis of (D, H, W), in place."""
+    """Replace each voxel of a channel by a weighted sum of voxels along an axis of (D, H, W)."""
     values, (index, weights) = volume.values[channel], taps
     across = 1 if axis == 0 else 0  # the axis that is split into pieces
     # Use sums, because a matrix product may be less precise on a GPU.

@@ -1,4 +1,4 @@
-"""Code that runs in a process of its own, because it may crash or hang."""
+"""Run code in a process of its own, because the code may crash or hang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of the decoders: which of them are available, and how fast they are on this machine."""
+"""Check which image decoders are available, and how fast they are on this machine."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _made() -> list[bytes]:
 
 
 def _crop(rng: np.random.Generator, header: Any) -> Box:
-    """Return a box similar to those of ``RandomResizedCrop``."""
+    """Return a random crop box, similar to those of ``RandomResizedCrop``."""
     sides = np.array([header.height, header.width])
     part = np.maximum(1, np.sqrt(rng.uniform(*_AREA)) * sides).astype(int)
     return Box(*map(int, (*rng.integers(0, sides - part + 1), *part)))

@@ -1,4 +1,4 @@
-"""``fastpipe doctor``: check that a machine and its environment are fit for input pipelines."""
+"""``fastpipe doctor``: check that a machine and its environment are suitable for input pipelines."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ def examine(
     target: str | os.PathLike[str] | None = None, *, storage_options: Mapping[str, Any] | None = None,
     on_progress: Callable[[str], object] = lambda _: None,
 ) -> DoctorReport:  # fmt: skip
-    """Check this machine, and a folder or store.
+    """Check this machine, and also the folder or store ``target`` if it is not None.
 
-    Nothing is written, and no framework is imported in this process.
+    Nothing is written.  Neither torch nor TensorFlow is imported in this process.
     """
     examined = _examined(target, dict(storage_options or {}))
     begun = time.monotonic()

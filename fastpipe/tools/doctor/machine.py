@@ -1,4 +1,4 @@
-"""Checks of the cores, the memory, the limits and the threads of this process."""
+"""Check the cores, the memory, the limits and the numbers of threads of this process."""
 
 from __future__ import annotations
 
@@ -147,9 +147,9 @@ def check_threads(examined: Examined) -> Iterator[Finding]:
 
 
 def _thread_settings(environment: Mapping[str, str], cores: int, seen: int) -> Iterator[Finding]:
-    """Check the environment variables for numbers of threads.
+    """Check the environment variables that set numbers of threads.
 
-    Without these variables, libraries ignore CPU quotas and use ``seen`` cores.
+    If they are not set, libraries ignore CPU quotas and start one thread for each of the ``seen`` cores.
     """
     given = {name: environment[name] for name in _COUNTS if name in environment}
     if not given:

@@ -1,4 +1,4 @@
-"""Checks of the installed packages: they must match each other, the GPU and its driver."""
+"""Check that the installed packages match each other, the GPU and its driver."""
 
 from __future__ import annotations
 

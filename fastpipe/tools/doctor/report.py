@@ -1,4 +1,4 @@
-"""The findings of ``fastpipe doctor``, and the report that shows each of them in a line."""
+"""The findings of ``fastpipe doctor``, and the report that shows each finding on a line."""
 
 from __future__ import annotations
 

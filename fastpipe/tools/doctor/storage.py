@@ -1,4 +1,4 @@
-"""Checks of the storage: the speed of reading from memory and from disk, and fastpipe's cache folder."""
+"""Check how fast files are read from memory and from the disk, and check fastpipe's cache folder."""
 
 from __future__ import annotations
 
@@ -180,7 +180,10 @@ def _collect(folder: str, found: list[tuple[str, int]], until: float) -> bool:
 def _read_many(
     files: Sequence[str], threads: int, *, past_cache: bool, seconds: float = _SECONDS, nbytes: int = _NBYTES
 ) -> Rate:
-    """Read each file at most once, for a limited time.  ``past_cache`` evicts the file from memory first."""
+    """Read each file at most once, for a limited time.
+
+    With ``past_cache``, each file is first removed from the page cache in memory.
+    """
     begun, left = time.perf_counter(), nbytes
 
     def read(path: str) -> tuple[int, float, bool | None] | None:

@@ -1,4 +1,4 @@
-"""Checks of a store: its response time, and the number of parallel requests that a training needs."""
+"""Check an object store: its response time, and the number of parallel requests that a training needs."""
 
 from __future__ import annotations
 
