@@ -258,7 +258,8 @@ def _parts(ops: Ops, shape: Shape, dtype: torch.dtype) -> Iterator[_Part]:
 
 
 def on_processor(ops: Ops, images: Tensor, applied: Float64Array, memory: SlotPool) -> Tensor:
-    """Change images on the CPU, with the native core where it has the augmentation.
+    """Augment images on the CPU.  The native core runs the augmentations that it implements; tensor operations
+    run the others.
 
     Each image goes through the whole chain while it is in the CPU's cache.  New images reuse ``memory``,
     because allocating new memory takes longer than most augmentations.

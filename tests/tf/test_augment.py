@@ -107,7 +107,7 @@ def test_its_numbers_are_those_of_keys(seed: int, epoch: int, draws: list[int], 
     np.testing.assert_array_equal(made.numpy(), keys.uniforms(seed, epoch, np.array(draws, np.int64), count))
 
 
-@pytest.mark.few(14)
+@pytest.mark.few(6)
 @pytest.mark.parametrize("way", _WAYS)
 @pytest.mark.parametrize("dtype", ["float32", "uint8"])
 @pytest.mark.parametrize("number", range(len(_CASES)), ids=lambda number: "+".join(_CASES[number][0]))
@@ -131,7 +131,7 @@ def test_it_changes_images_as_fastpipe_augment_does(
         assert apart.max() < 2e-5
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("dtype", ["uint8", "float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("channels", [1, 3, 5])
 @pytest.mark.parametrize("size", [(1, 1), (1, 9), (7, 1), (17, 31)], ids=str)
@@ -298,6 +298,7 @@ def test_a_model_augments_while_it_trains_only() -> None:
     assert np.any(augment(images).numpy() != images)  # as a function, always
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("jit_compile", [True, False])
 def test_a_model_with_it_fits(jit_compile: bool) -> None:
     augment = Augment(seed=1, **_ALL)

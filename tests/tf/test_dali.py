@@ -116,7 +116,7 @@ _TF = {"parity": "tf", "shuffle": False, "image_size": (24, 20)}
 _TWO = {"first": {"boxes": "box"}, "second": {"files": "file", "color_mode": "grayscale", "image_size": 9}}
 
 
-@pytest.mark.few(16)
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     "options",
     [
@@ -153,7 +153,7 @@ def test_epochs_of_a_folder_are_the_same(photo_tree: Path, parity: Any) -> None:
     check_same(str(photo_tree), 2, parity=parity, bad_samples="raise", **split)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("where", ["ram", "disk", "little"])
 @pytest.mark.parametrize("options", [{}, {"preprocess": _brighter}, _TF], ids=["alone", "preprocess", "tf"])
 def test_kept_samples_are_the_same(files: Any, where: str, options: dict[str, Any], tmp_path: Path) -> None:

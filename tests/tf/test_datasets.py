@@ -205,6 +205,7 @@ def test_keras_trains_on_and_continues_with_any_epoch(make: Make) -> None:
 
 
 # Keras's use of NumPy.
+@pytest.mark.few(3)
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn:DeprecationWarning")
 @pytest.mark.parametrize("frequency", ["epoch", 2])
 @pytest.mark.parametrize(("epoch", "step"), [(1, 1), (2, 2), (2, 6)])

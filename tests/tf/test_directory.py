@@ -46,6 +46,7 @@ def test_the_defaults_are_those_of_keras(photos: Path, same: Callable[..., None]
     assert (fast.class_names, fast.file_paths) == (slow.class_names, slow.file_paths)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -84,7 +84,7 @@ def _ports(count: int) -> str:
         return ",".join(str(one.getsockname()[1]) for one in sockets)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["plain", "auto", "graph", "shard of graph", "from function"])
 def test_two_workers_share_an_epoch(how: str, photo_table: Any, tmp_path: Path) -> None:
     for number, path in enumerate(photo_table.paths[:5]):

@@ -110,6 +110,7 @@ def _by_operations(seen: list[Any]) -> dict[str, Any]:
     return {"augment": lambda images: tf.image.random_brightness(images, 50)}
 
 
+@pytest.mark.few(2)
 @pytest.mark.usefixtures("load")
 @pytest.mark.parametrize(
     ("make", "runs"),

@@ -35,6 +35,7 @@ def _numbered(photo_table: Any, count: int | None = None, **arguments: Any) -> A
     return image_dataset(table, tabular={"row": "row"}, **options)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("where", ["ram", "disk"])
 @pytest.mark.parametrize("parity", ["pil", "tf"])
 def test_kept_samples_are_the_same(
@@ -131,6 +132,7 @@ def _brighter(image: Any) -> Any:
     return np.minimum(np.asarray(image).astype(int) + 9, 255).astype(np.uint8)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("thread_safe", [False, True])
 @pytest.mark.parametrize("cache", ["off", "ram"])
 def test_preprocess_sees_the_box_before_it_is_resized(

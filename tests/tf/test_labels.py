@@ -67,7 +67,7 @@ _GIVEN: list[list[Any]] = [
 ]
 
 
-@pytest.mark.few(24)
+@pytest.mark.few(10)
 @pytest.mark.filterwarnings("ignore:unclosed running multiprocessing pool")
 @pytest.mark.leaks("Keras ends the threads that list folders only where it does not raise")
 @pytest.mark.parametrize(("label_mode", "shuffle"), [("int", True), ("binary", False), ("categorical", True)])
@@ -119,6 +119,7 @@ _COLUMNS: list[Any] = [
 ]
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("column", _COLUMNS, ids=lambda column: str(column)[:30])
 def test_numbers_of_a_table_are_those_of_from_tensor_slices(files: list[str], column: Any) -> None:
     try:

@@ -49,7 +49,7 @@ model.fit(made, verbose=0, callbacks=[Interrupted()])
 """
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["kernels", "code", "DALI"])
 @pytest.mark.parametrize(("how", "code"), [("exit", 7), ("error", 1), ("interrupt", -signal.SIGINT)])
 def test_the_interpreter_ends_in_the_middle_of_an_epoch(
@@ -80,6 +80,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc is asked; run it on Linux")
 @pytest.mark.parametrize(
     ("tunables", "least", "most"),
@@ -114,7 +115,7 @@ print("same")
 """
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [("torch", "tensorflow"), ("tensorflow", "torch")], ids=str)
 def test_torch_and_tensorflow_work_in_one_process(photo_tree: Path, names: tuple[str, str]) -> None:
     done = run(_BOTH, str(photo_tree), *names)

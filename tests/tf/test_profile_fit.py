@@ -112,7 +112,7 @@ train()
 _LEFT = pytest.mark.leaks("Keras does not end the threads of a PyDataset where a fit is interrupted")
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "way",
     ["dataset", "generator", "PyDataset", pytest.param("threads", marks=_LEFT), "loop", "as_numpy_iterator"],
@@ -150,6 +150,7 @@ print("trained")
 """
 
 
+@pytest.mark.slow
 def test_a_fit_of_few_steps_is_measured_before_it_ends_and_again_after_others(
     profiled: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

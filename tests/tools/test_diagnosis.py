@@ -176,7 +176,7 @@ def test_a_larger_batch_is_advised_where_a_step_takes_as_long(each: int) -> None
 @pytest.mark.slow
 def test_a_step_that_takes_no_larger_batch_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     def step(batch: Any) -> None:
-        wait(0.01)
+        wait(0.03)
         assert len(batch) == 2, "made for two"
 
     report = profiled(DataLoader(range(4000), batch_size=2), step, try_advice=True)  # type: ignore[arg-type]
