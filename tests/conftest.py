@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import faulthandler
+import functools
 import gc
 import importlib
 import multiprocessing
 import multiprocessing.util
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -114,6 +116,24 @@ def _freeze() -> None:
     gc.collect()
     gc.freeze()
     _thawed.clear()
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Run the tests of a file in one process, and all files that use the S3 server in the same: each process
+    that needs the server starts one."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "s3" if _uses_server(file) else file
+
+    return ByFile(config, log)
+
+
+@functools.cache
+def _uses_server(file: str) -> bool:
+    return re.search(r"def \w+\([^)]*\bs3: ", (_ROOT / file).read_text(encoding="utf-8")) is not None
 
 
 @pytest.hookimpl(tryfirst=True)  # before those that are slow are left out

@@ -19,10 +19,13 @@ _TITLES = {
     "image": "A JPEG", "row": "A row of an HDF5 file", "patch": "A patch of a volume",
     "tensorflow": "An image for TensorFlow", "profile": "A profile", "bench": "A benchmark's case",
 }  # fmt: skip
+_SLOW = ("tensorflow", "profile", "bench")
 
 
 @pytest.mark.hang_after(400)
-@pytest.mark.parametrize("way", _TITLES)
+@pytest.mark.parametrize(
+    "way", ["image", "row", "patch", *(pytest.param(way, marks=pytest.mark.slow) for way in _SLOW)]
+)
 def test_a_way_crosses_the_folders_that_its_page_names(way: str) -> None:
     text = _PAGE.read_text().split(f"## {_TITLES[way]}\n")[1].split("\n## ")[0]
     named = set(re.findall(r"`(\w+)`", text.split("Folders: ")[1].split("\n")[0]))

@@ -258,8 +258,8 @@ def _parts(ops: Ops, shape: Shape, dtype: torch.dtype) -> Iterator[_Part]:
 
 
 def on_processor(ops: Ops, images: Tensor, applied: Float64Array, memory: SlotPool) -> Tensor:
-    """Augment images on the CPU.  The native core runs the augmentations that it implements; tensor operations
-    run the others.
+    """Augment images on the CPU.  The native core runs the augmentations that it implements, and tensor
+    operations run the others.
 
     Each image goes through the whole chain while it is in the CPU's cache.  New images reuse ``memory``,
     because allocating new memory takes longer than most augmentations.

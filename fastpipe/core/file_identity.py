@@ -44,9 +44,9 @@ class FileIdentity(NamedTuple):
 def identify(path: str, tag: bytes) -> FileIdentity:
     """Return the current state of a file: device, inode, size, time of modification and time of change.
 
-    Every way to change or replace a settled file changes one of these values, because a program cannot set
-    the time of change.  ``tag``, at most 64 bytes, describes everything else that the cached data depend on,
-    for example how the file is decoded.
+    If the result's ``is_settled`` is True, every later change or replacement of the file changes one of these
+    values, because a program cannot set the time of change.  ``tag``, at most 64 bytes, describes everything
+    else that the cached data depend on, for example how the file is decoded.
     """
     now = time.time_ns()
     status = os.stat(path)

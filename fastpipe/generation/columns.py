@@ -60,7 +60,8 @@ class Column:
 
     @cached_property
     def nbytes(self) -> int:
-        """Number of bytes of a value; if its length varies, of one element along the first dimension."""
+        """Number of bytes of a value.  If the length of values varies, this is the number of bytes of one
+        element along the first dimension."""
         return int(np.prod(self.inner, dtype=np.int64)) * self.element.itemsize
 
     def array(self, value: Any) -> npt.NDArray[Any]:

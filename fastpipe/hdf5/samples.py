@@ -131,7 +131,7 @@ _SPARE_GROUPS = 8  # additional groups for the batches in progress, if the windo
 class HDF5Samples(GroupedSamples):
     """Rows of HDF5 datasets, with the options and errors of :class:`fastpipe.FastHDF5Dataset`.
 
-    ``process`` returns a ``core.pool.Process`` for a number of threads and their name.  Changes of the
+    ``process(threads, name)`` returns a ``core.pool.Process`` with this number of threads.  Changes of the
     attributes ``cache``, ``bad_samples``, ``threads`` and ``stage`` take effect from the next batch on.
     """
 

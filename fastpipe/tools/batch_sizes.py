@@ -108,8 +108,8 @@ def autotune_batch_size(
     memory used by smaller sizes shows that this size would exceed the limit.
 
     Args:
-        step: function that trains on a batch: forward, backward, and the update.  Do not keep the model that
-            ``step`` trains.
+        step: function that trains on a batch: forward, backward, and the update.  The search changes the
+            weights of its model: create the model again before the real training.
         loader: an iterable of batches.  A batch consists of arrays or tensors of shape (N, …), also in
             tuples, lists and dictionaries.
         target: number of samples for one update of the weights.  If they do not fit into one batch, several

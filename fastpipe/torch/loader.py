@@ -370,8 +370,8 @@ class FastLoader(DataLoader[_T_co]):
         forget_iterator(self)
 
     def check_worker_number_rationality(self) -> None:
-        """Do nothing here, because torch's warning about too many processes comes when processes are
-        started."""
+        """Do nothing.  torch calls this method when a loader is created.  fastpipe runs torch's check later,
+        when worker processes are started."""
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch on this rank."""

@@ -457,7 +457,7 @@ def stored_nbytes(path: str) -> int | None:
 
 
 def chunk_of(volume: Volume) -> tuple[int, ...]:
-    """Return the shape of a volume's chunks; if the chunks are unknown, return the shape of its units."""
+    """Return the shape of a volume's chunks, or else of the parts that are decoded as a whole."""
     if isinstance(volume, (GroupedVolume, NativeVolume)):
         return chunk_of(volume.inner)
     return volume.chunks.unit if isinstance(volume, ZarrVolume) else volume.grid.unit
