@@ -297,7 +297,7 @@ class Reads:
         self.volumes: list[OpenVolume] = []
         self.images: list[ImageRead] = []
         self.opened = 0
-        self._left = {"h5py": _MOST_ARRAY_READS, **dict.fromkeys(_LOADERS, _MOST_LOADS)}
+        self._left = {"h5py": _MOST_ARRAY_READS, **dict.fromkeys((*_LOADERS, "zarr.Array"), _MOST_LOADS)}
         self._local = threading.local()
         self._ends: dict[str, Callable[[], None]] = {}
 
@@ -308,6 +308,8 @@ class Reads:
                 self._observe(sys.modules.get(package), name, see, f"{package}.{name}")
         if self._left["h5py"] and "h5py" in sys.modules:
             self._observe(sys.modules["h5py"].Dataset, "__getitem__", self._read, "h5py")
+        if self._left["zarr.Array"] and "zarr" in sys.modules:
+            self._observe(sys.modules["zarr"].Array, "__getitem__", self._sliced, "zarr.Array")
         module = sys.modules.get("PIL.Image")
         if module is not None:
             # Other threads may read images now.  A thread opens, crops and then resizes an image.  The last
@@ -349,6 +351,12 @@ class Reads:
         volume = OpenVolume(os.path.abspath(os.fspath(file)), shape, True)
         if volume not in self.volumes and len(self.volumes) < _MOST_VOLUMES:
             self.volumes.append(volume)
+
+    def _sliced(self, _part: Any, array: Any, *_: Any, **__: Any) -> None:
+        self._count("zarr.Array", "zarr.Array")
+        shape, known = tuple(array.shape), {one.path for one in self.volumes}
+        if len(shape) >= _LEAST_DIMENSIONS and len(known) < _MOST_VOLUMES:
+            self.volumes += [OpenVolume(path, shape) for path in _paths(array) if path not in known]
 
     def _opened(self, _image: Any, fp: Any, *_: Any, **__: Any) -> None:
         self.opened += 1

@@ -164,6 +164,18 @@ def test_patches_of_a_volume_are_read_by_fastpipe(tmp_path: Path) -> None:
     assert first.predicted_s is not None and first.tried_s is not None
 
 
+def test_volumes_of_a_group_are_known_by_what_is_read_of_them(tmp_path: Path) -> None:
+    """A script may keep the group, and take an array of it for each sample."""
+    group, read = zarr.open_group(tmp_path, mode="w"), zarr.Array.__getitem__
+    for name, shape in (("other", (8, 8, 8)), ("image", (8, 8, 8)), ("labels", (8, 8, 8)), ("table", (8, 8))):
+        group.create_array(name, shape=shape, dtype="u1")
+    with closing(Reads().begin()) as reads:
+        for name in ("image", "labels", "table") * 200:
+            group[name][2:4]
+        assert zarr.Array.__getitem__ is read  # enough was seen
+    assert reads.volumes == [OpenVolume(str(tmp_path / name), (8, 8, 8)) for name in ("image", "labels")]
+
+
 @pytest.mark.few(1)
 @pytest.mark.parametrize("workers", [0, 1])
 def test_patches_of_volumes_that_are_loaded_are_read_by_fastpipe(tmp_path: Path, workers: int) -> None:
