@@ -152,8 +152,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 case.add_marker(pytest.mark.slow)
 
 
+_files: set[Path] = set()
+
+
+@pytest.hookimpl(tryfirst=True)  # before the file's fixtures are made
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what needs a GPU where there is none."""
+    """Freeze what earlier files of tests have imported and kept; skip what needs a GPU where there is none."""
+    if item.path not in _files:
+        _files.add(item.path)
+        _freeze()
     if item.get_closest_marker("gpu") is None:
         return
     torch = pytest.importorskip("torch", reason="pip install 'fastpipe[torch]'")

@@ -106,7 +106,7 @@ def test_a_quick_run_gives_table_json_and_picture(
         assert "of linear" in found.printed
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.leaks("joblib keeps a resource tracker")
 @pytest.mark.parametrize(
     ("case", "count"), [("volume", len(VOLUME_PEERS)), ("augment", 4), ("generate", 2), pytest.param("hdf5", 8, marks=pytest.mark.slow)]
@@ -168,7 +168,7 @@ def _wrong_generate(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(FastRow, "stored", spoilt)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("case", "spoil", "words"),
     [

@@ -177,6 +177,7 @@ def test_a_peer_goes_through_the_bucket(bucket: s3_rows.Bucket, monkeypatch: pyt
         row.close()
 
 
+@pytest.mark.slow
 def test_a_quick_run_gives_table_and_json(
     server: Any, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

@@ -83,6 +83,7 @@ PAIRS = [
 ]  # fmt: skip
 
 
+@pytest.mark.few(30)
 @pytest.mark.parametrize(("case", "dtype"), PAIRS)
 def test_results_are_the_references(case: str, dtype: torch.dtype) -> None:
     """By the kernels, and by torch's operations: torchvision's, SciPy's, or those of a loop in NumPy."""

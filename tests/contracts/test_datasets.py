@@ -431,6 +431,7 @@ def test_no_objects_pile_up(kind: Data, grown_in_epochs: Any) -> None:
         assert _descriptors() == descriptors
 
 
+@pytest.mark.few(7)
 @of_every_kind
 def test_many_threads_share_a_dataset_from_the_first_moment(kind: Data) -> None:
     dataset, expected, start = kind.fast(threads=2), list(DataLoader(kind.stock, SIZE)), threading.Barrier(4)
@@ -550,10 +551,8 @@ def test_an_error_of_a_transform_keeps_its_type_and_names_the_sample(kind: Data,
         dataset = kind.fast(transform=Failing(7), bad_samples=policy)
         with pytest.raises(KeyError, match="no such word") as caught:
             list(loader(dataset, SIZE))
-        assert any(
-            "while making sample 6 from" in note
-            for note in getattr(caught.value, "__notes__", ["while making sample 6 from"])
-        )
+        notes = str(getattr(caught.value, "__notes__", ""))
+        assert not hasattr(Exception, "add_note") or "while making sample 6 from" in notes
         del caught
 
 

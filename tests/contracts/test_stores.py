@@ -204,6 +204,7 @@ def test_forked_children_read_while_their_parent_does(full: Place, in_child: Any
 def test_a_pickle_and_a_retrying_store_have_the_same_name(full: Place) -> None:
     assert full.location.bucket in full.store.name
     retrying = RetryingStore(full.store)
+    assert repr(full.store) in repr(retrying) and repr(full.store.name) in repr(retrying)
     for one in (full.store, retrying):
         assert (
             pickle.loads(pickle.dumps(one)).name == full.store.name

@@ -31,6 +31,15 @@ def test_the_error_names_the_sample_the_cause_and_the_remedy() -> None:
         assert (str(loaded), loaded.path, loaded.index) == ("a text", "p.jpg", 4)
 
 
+def test_a_pickled_log_counts_for_itself() -> None:
+    log = BadSampleLog(BadSamples("skip", max_errors=5))
+    _record(log)
+    loaded = pickle.loads(pickle.dumps(log))
+    assert (log.count, loaded.count) == (1, 0)
+    _record(loaded)
+    assert (log.count, loaded.count) == (1, 1)
+
+
 def test_lines_of_many_threads_and_of_several_logs_do_not_mix(tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
     logs = [BadSampleLog(BadSamples("skip", log=str(path))) for _ in range(2)]

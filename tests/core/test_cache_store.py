@@ -136,6 +136,9 @@ def test_a_store_stops_taking_at_the_first_error(
         assert not one.has_room(1)
         assert _found(one, range(4)) == [1]
         assert len(warnings()) == number + 1 and "No space left" in warnings()[number]
+    monkeypatch.setattr(locks.fcntl, "lockf", fail)
+    with pytest.raises(OSError, match="No space left"):
+        _open(tmp_path)
 
 
 @pytest.mark.parametrize("most", [1, 7, 1000])
@@ -287,6 +290,7 @@ def test_a_child_forked_while_threads_hold_the_locks_does_not_hang(tmp_path: Pat
     def look() -> None:
         # The parent has the file's lock; everything else goes on.
         assert not _put(one, 1) and not _found(one, [1])
+        assert not one.has_room(1), "for a while it does not even try"
         descriptor = os.open(tmp_path / "new", os.O_RDWR | os.O_CREAT)
         with locks.lock_of(descriptor).alone(descriptor):
             pass

@@ -177,6 +177,17 @@ def test_an_unreliable_or_short_scan_is_not_kept(
     assert not cache.path.exists()
 
 
+def test_a_kept_scan_is_not_used_where_the_file_system_became_another(
+    root: Path, cache: IndexCache, listed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scan(root, cache)
+    monkeypatch.setattr(FileSystems, "is_local", lambda *_: False)
+    listed.clear()
+    scan(root, cache)
+    assert sorted(listed) == EVERYTHING
+    assert list(scan(root / "none", cache)) == []
+
+
 def test_selected_classes_share_the_kept_scan(root: Path, cache: IndexCache, listed: list[str]) -> None:
     scan(root, cache)
     listed.clear()

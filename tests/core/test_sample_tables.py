@@ -357,7 +357,7 @@ def test_numpy_and_torch_take_targets_as_a_list(changed: bool) -> None:
     array: Any = np.asarray(made)
     assert (array.dtype, array.tolist()) == (np.int64, plain)
     array[0] = 9
-    assert made == plain
+    assert made == plain and made != tuple(plain)
     assert np.asarray(made, dtype=np.float32).dtype == np.float32
     assert np.array(made).tolist() == plain
     assert np.bincount(made).tolist() == [2, 1, 3]
@@ -367,3 +367,13 @@ def test_numpy_and_torch_take_targets_as_a_list(changed: bool) -> None:
         assert tensor.tolist() == plain
     weights = 1.0 / torch.bincount(torch.tensor(made)).double()
     assert weights[torch.tensor(made)].tolist() == [1 / plain.count(one) for one in plain]
+    assert [2.0 in made, 0.5 in made, made.count(2.0), made.count(2**80)] == [True, False, 3, 0]
+    assert TargetTable([2**53 + 1]).count(2.0**53) == 0, "it does not round"
+    assert changed or made.__array__(copy=False).tolist() == plain
+    assert changed or not made.__array__(copy=False).flags.writeable
+    with pytest.raises(ValueError, match="without a copy"):
+        made.__array__(None if changed else np.float32, copy=False)
+
+
+def test_the_repr_of_a_long_table_is_short() -> None:
+    assert repr(TargetTable(range(1001))) == "[0, 1, 2, … 995 more …, 998, 999, 1000]"

@@ -174,12 +174,15 @@ def test_a_copy_elsewhere_is_of_the_same_memory_and_outlives_its_maker(other_pro
         made = UnitFile(KEYS, 3, NBYTES)
         slots = made.opened()
         assert put(slots, 6)
-        pipe.send(pickle.dumps(made))
+        pipe.send((pickle.dumps(made), made.__reduce__()[1]))
         pipe.recv()
         assert take(slots, 2)
 
     with other_process(work) as pipe:
-        memory = pickle.loads(pipe.recv())
+        pickled, (*place, _) = pipe.recv()
+        assert UnitFile.joined(*place, (KEYS, 4, NBYTES)) is None
+        memory = pickle.loads(pickled)
+        assert UnitFile.joined(*place, (KEYS, 4, NBYTES)) is None, "also of one that is open here"
         slots = memory.opened()
         assert (memory.slots, slots.slot_nbytes) == (3, NBYTES)
         assert take(slots, 6)

@@ -117,6 +117,7 @@ def test_both_vary_motion_in_the_same_ways(scripts: Any, number: int, kind: str)
         assert np.allclose(result[:frames], varied[:frames], atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["before", "after"])
 def test_it_learns(
     short: Any, name: str, tmp_path: Path, same_generators: None, capsys: pytest.CaptureFixture[str]

@@ -345,7 +345,7 @@ def test_a_process_that_is_killed_at_any_call_loses_nothing(
     kill_at(COMPONENTS[name], forked, tmp_path, lambda total: range(1, total + 1))
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])
 @pytest.mark.parametrize("name", ["files", "more files", "cache"])
 def test_a_process_that_is_killed_again_and_again_gets_there(

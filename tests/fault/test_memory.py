@@ -58,6 +58,7 @@ LOADERS: dict[str, Callable[[Path, Path], Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", LOADERS)
 def test_epochs_leave_no_objects(tree: Path, broken: Path, grown_in_epochs: Any, name: str) -> None:
     assert grown_in_epochs(LOADERS[name](tree, broken)) == {}

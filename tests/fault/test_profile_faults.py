@@ -41,6 +41,7 @@ def left() -> set[str]:
     return {name for name in os.listdir(tempfile.gettempdir()) if name.startswith("fastpipe-profile-")}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ValueError, None])
 def test_an_error_of_a_step_or_worker_ends_the_profile(error: type[BaseException] | None) -> None:
     """That of a killed worker is torch's: of its watch over workers, or of what it was just reading."""

@@ -259,7 +259,7 @@ MODES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("kind", [Numbers, Stream])
@@ -322,6 +322,7 @@ def test_a_transform_that_runs_after_all_files_were_read_names_its_sample(tree: 
     check(error_of(loader), "ended with exit code 3", f"class_000/{AT:04d}.jpg")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("moment", ["sample", "send", "fetch"])
 def test_an_accelerated_loader_names_the_worker_too(tmp_path: Path, moment: str) -> None:
     once = Once(tmp_path, killed, moment)
@@ -383,7 +384,7 @@ def error_while_the_script_does_something_else(pid: int) -> WorkerError:
     raise AssertionError("no error")
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("method", "persistent"),
     [("fork", False), ("fork", True), pytest.param("spawn", True, marks=pytest.mark.slow)],

@@ -79,7 +79,10 @@ def test_an_error_of_the_dataset_keeps_its_type_and_says_where(kind: type[Except
     assert not isinstance(caught.value, WorkerError)
     text = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
     assert "the disk's own words" in text and (not workers or "in _read" in text)
-    assert not hasattr(Exception, "add_note") or "while loading sample 7 from '/data/7.bin'" in text
+    with pytest.raises(kind) as single:
+        list(FastLoader(Files(kind), None))
+    for error in (text, str(getattr(single.value, "__notes__", ""))):
+        assert not hasattr(Exception, "add_note") or "while loading sample 7 from '/data/7.bin'" in error
 
 
 @pytest.mark.few(2)

@@ -90,6 +90,7 @@ with S3Server(Path(sys.argv[1])) as server:
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kill", [False, True])
 def test_its_programs_end_with_it(kill: bool, s3: Any, tmp_path: Path) -> None:
     if not s3.pids:
@@ -147,6 +148,7 @@ def test_where_a_server_is_required_tests_fail_without_one(pytester: pytest.Pyte
     result.stdout.fnmatch_lines(["*apt-get install radosgw*"])
 
 
+@pytest.mark.slow
 def test_a_server_may_be_named(pytester: pytest.Pytester, bare: Any) -> None:
     bare.setenv("FASTPIPE_S3_ENDPOINT", "http://127.0.0.1:9/")
     bare.setenv("AWS_ACCESS_KEY_ID", "me")

@@ -166,7 +166,7 @@ def test_a_batch_keeps_what_it_refers_to(tree: Path) -> None:
 # ---- processes ------------------------------------------------------------------------------------
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
 @pytest.mark.parametrize("kind", [FastLoader, DataLoader])
 def test_workers_of_every_start_method_make_the_same_batches(tree: Path, method: str, kind: Any) -> None:
@@ -250,7 +250,7 @@ ENDINGS = {
 }  # fmt: skip
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_a_script_ends_cleanly_while_batches_are_made(tree: Path, ending: str) -> None:
     command = [sys.executable, "-c", SCRIPT.format(ENDINGS[ending]), str(tree)]

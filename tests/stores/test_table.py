@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import shutil
 import sys
 import threading
 from collections.abc import Callable
@@ -241,6 +242,17 @@ def test_a_name_that_a_killed_writer_has_left_keeps_the_bytes(users: Any) -> Non
     assert users.nbytes() == 9 * users.SIZE and not users.unfinished()
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_written_file_is_counted_once(users: Any, monkeypatch: pytest.MonkeyPatch, is_first: bool) -> None:
+    table = users.open()
+    if not is_first:  # another process has made the file meanwhile
+        monkeypatch.setattr("fastpipe.stores.table.move_file", lambda path, name: False)
+    users.keep(table, 1)
+    ledger = table._folder.ledger
+    assert (ledger.nbytes, ledger.is_reliable) == (is_first * users.SIZE, True)
+    assert not users.unfinished()
+
+
 # ---- damage ----------------------------------------------------------------------------------------
 
 
@@ -269,6 +281,19 @@ def test_broken_tables_and_strange_files_disturb_nothing(users: Any) -> None:
     users.follow(table, [50] * 20)
     assert users.keep(table, *range(10, 20), *range(40, 50)) == [*range(10, 15), *range(40, 45)]
     assert users.kept(other) == [*range(5), *range(40, 45)] and note.exists()
+
+
+def test_nothing_is_made_anew_where_the_folder_was_removed(
+    users: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = users.open_full()
+    users.follow(table, [50] * 3 + [60] + [50] * 6)
+    os.unlink(table._folder.object_path(users.name_of(3)))
+    assert users.keep(table, 20) == [20], "another object has made room"
+    shutil.rmtree(users.path)
+    assert not users.keep(table, *range(21, 30)) and not users.kept(table)
+    assert not users.path.exists() and len(caplog.records) <= 1
+    assert not table._folder.ledger.is_reliable, "another process would count the bytes again"
 
 
 def test_nothing_is_kept_or_removed_where_the_count_is_lost(users: Any) -> None:

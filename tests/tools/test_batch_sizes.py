@@ -29,6 +29,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
     return clock
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "error",
     [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), MemoryError(),

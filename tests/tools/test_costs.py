@@ -76,6 +76,7 @@ def test_epochs_that_end_are_counted_whole_on_request_or_if_they_are_short(taken
     assert [(epoch.batches, epoch.seconds) for epoch in taken(5, 3, 1.0, limit=100.0)] == [(5, 8.5)]
     [epoch] = taken(0, 2, 1.0)
     assert (epoch.batches, epoch.taken, epoch.is_over, epoch.waited) == (0, 0, True, 1.0)
+    assert costs.alone(lambda: iter([1]), 0, 1.0) is None, "too few to measure"
 
 
 @pytest.fixture

@@ -219,6 +219,7 @@ def test_fastpipe_is_measured_in_the_place_of_a_loader_of_a_folder(
     assert "not measured: let fastpipe make the batches" in caplog.text and "no such thing" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_least_gain")
 def test_fastpipe_is_tried_in_the_place_of_a_loader_of_a_folder(large: DataLoader[Any]) -> None:
     report = profiled(large, try_advice=True)

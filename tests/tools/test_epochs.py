@@ -92,7 +92,7 @@ def test_batches_length_attributes_and_iterators_are_the_loaders() -> None:
         watched.no_such
     iterator: Any = iter(watched)
     assert len(iterator) == 4 and iterator._num_yielded == 0 and iter(iterator) is iterator
-    assert len(list(iterator)) == 4
+    assert len(list(iterator)) == 4 and list(iterator) == [] and len(watched.epochs) == 2
     watched.timeout = 5
     assert plain.timeout == 5 and "timeout" not in vars(watched)
     batches = [object(), object()]

@@ -55,6 +55,17 @@ def test_facts_of_a_chunked_dataset(tmp_path: Path) -> None:
     assert (facts.samples, facts.epoch, facts.chunks) == (None, None, 32)
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (hdf5plugin.Blosc("zstd", 5, 2), "blosc zstd 5, its bitshuffle"),
+        (hdf5plugin.Bitshuffle(), "bitshuffle with lz4"),
+    ],
+)
+def test_filters_are_described_in_words(tmp_path: Path, options: Any, words: str) -> None:
+    assert facts_of(tmp_path, made(chunks=(16, 4096), **options)).filters == (words,)
+
+
 def test_samples_without_filters_are_read_one_by_one(tmp_path: Path) -> None:
     facts = facts_of(tmp_path, made(chunks=(16, 4096)))
     assert facts.epoch is not None

@@ -146,7 +146,10 @@ def test_afterwards_no_loader_is_watched_and_no_file_is_left() -> None:
         with watching.paused():
             assert list(DataLoader(range(3), batch_size=None)) == [0, 1, 2]  # type: ignore[arg-type]
         assert not watching.found
-        assert isinstance(iter(loader), WatchedIterator) and len(watching.found) == 1
+        iterator: Any = iter(loader)
+        assert isinstance(iterator, WatchedIterator) and len(watching.found) == 1
+        assert len(iterator) == 6 and iterator._num_yielded == 0, "the attributes of the loader's own"
+        del iterator
     assert DataLoader.__iter__ is begin and DataLoader.__init__ is init
     assert set(os.listdir(tempfile.gettempdir())) == before
     assert len(list(loader)) == 6 and not isinstance(iter(loader), WatchedIterator)

@@ -427,6 +427,7 @@ def assert_repacked(source: Path) -> None:
         assert new[new["a"].attrs["other"]] == new["c"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="run it on Linux, which has SIGKILL and fork")
 def test_a_copy_killed_at_any_call_is_made_anew(small: Path, killed: Any, repack: Repack) -> None:
     total = killed(0)

@@ -113,6 +113,7 @@ def test_a_profile_without_steps_has_an_empty_report(tmp_path: Path) -> None:
         profiling.report.to_tensorboard(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", ["tensorflow", "torch.utils.tensorboard"])
 def test_a_report_written_for_tensorboard_is_read_back(
     tmp_path: Path, library: str, monkeypatch: pytest.MonkeyPatch

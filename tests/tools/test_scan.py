@@ -192,6 +192,15 @@ def test_images_without_class_folders_are_scanned_moved_and_restored(
     assert code == 0 and "2 images beside the class folders" in output and "all 1 image" in output
 
 
+def test_twenty_files_of_a_kind_are_named(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    for number in range(22):
+        (tmp_path / "a" / f"{number:02}.jpg").write_bytes(b"no image")
+    _, output, _ = command("scan", tmp_path)
+    assert "a/19.jpg" in output and "a/20.jpg" not in output
+    assert "and 2 more, all of them in --json FILE" in output
+
+
 def test_wrong_arguments_are_refused(command: Command, photo_tree: Path, tmp_path: Path) -> None:
     for arguments, message in (
         ((), "name a folder"),

@@ -30,7 +30,7 @@ class Waiting(nn.Linear):
     """A model that takes its time, whatever else the machine does."""
 
     def forward(self, rows: Any) -> Any:
-        select.select([], [], [], 0.02)
+        select.select([], [], [], 0.04)
         return super().forward(rows)
 
 
@@ -122,6 +122,16 @@ def test_ways_that_a_model_has_or_cannot_have_are_not_tried(
     monkeypatch.setattr(steps.shutil, "which", lambda name: None)
     lazy = nn.Sequential(nn.Flatten(), nn.LazyLinear(2))
     assert tried(ModelChanges(IMAGES), lazy, lambda _: 1.0) == ["as it is"]
+
+
+def test_bfloat16_is_fast_where_torch_or_the_processor_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda *, including_emulation: not including_emulation
+    )
+    assert steps.bfloat16_is_fast("cuda")
+    for line in ("flags : fpu amx_bf16", "Features : fp bf16", "flags : avx2"):
+        monkeypatch.setattr(steps.Path, "read_text", lambda path, line=line: f"processor : 0\n{line}\n")
+        assert steps.bfloat16_is_fast("cpu") == ("bf16" in line)
 
 
 def test_models_that_are_called_are_found_without_their_parts() -> None:

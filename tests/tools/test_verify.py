@@ -511,6 +511,7 @@ def test_ctrl_c_ends_the_command(tree: Path, tmp_path: Path, command: Command) -
     assert code == (130, "", "fastpipe verify: interrupted\n") and not file.exists()
 
 
+@pytest.mark.slow
 def test_a_transform_in_the_present_folder_is_found_by_the_command(tree: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def transform(image):\n    return image.rotate(90)\n")
     arguments = [sys.executable, "-m", "fastpipe", "verify", str(tree), "--transform", "mine:transform"]

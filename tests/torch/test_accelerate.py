@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -86,6 +87,13 @@ def test_wrapped_folders_are_fast_too(tree: Path, other_tree: Path, build: Any, 
         stock, fast = pair(dataset, batch_size=4, num_workers=workers)
         assert fast.plan.is_fast
         assert stream(fast) == stream(stock)
+
+
+def test_samples_of_different_kinds_are_collated_by_the_script(tree: Path, other_tree: Path) -> None:
+    mixed = ConcatDataset([ImageFolder(tree, STEADY), ImageFolder(other_tree)])  # tensors, and PIL's images
+    collate = lambda samples: [repr(np.asarray(image)) for image, _ in samples]  # noqa: E731
+    stock, fast = pair(mixed, batch_size=5, sampler=[14, 15, 16, 0, 20], collate_fn=collate)
+    assert fast.plan.is_fast and list(fast) == list(stock)
 
 
 def test_changes_of_the_users_dataset_take_effect(tree: Path) -> None:

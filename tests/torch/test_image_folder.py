@@ -227,3 +227,5 @@ def test_memory_format_sets_the_strides_of_batches(tree: Path) -> None:
     images, _ = torch.utils.data.default_collate(last.__getitems__([0, 1]))
     assert images.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(images, torch.utils.data.default_collate(plain.__getitems__([0, 1]))[0])
+    with pytest.raises(OptionError, match=r"must be .*channels_last, got torch\.preserve_format"):
+        plain.memory_format = torch.preserve_format

@@ -254,6 +254,14 @@ def test_an_unknown_transform_runs_in_order_here_or_if_it_may_in_threads(tree: P
     assert len(threads) == 15 and all(thread.name.startswith("fastpipe-decode") for thread in threads)
 
 
+def test_an_error_of_a_target_transform_keeps_its_type_and_names_the_sample(tree: Path) -> None:
+    dataset = FastImageFolder(tree, TINY, target_transform=lambda target: 1 // (target - 1))
+    with pytest.raises(ZeroDivisionError) as caught:
+        list(FastLoader(dataset, 4))
+    said = f"while making sample 5 from '{dataset.samples[5][0]}'"
+    assert not hasattr(Exception, "add_note") or said in str(getattr(caught.value, "__notes__", ""))
+
+
 def test_collate_fn_runs_in_the_consumers_thread_and_its_error_spoils_its_batch_alone(tree: Path) -> None:
     threads = []
 

@@ -157,6 +157,7 @@ def test_the_scripts_sampler_runs_on_the_scripts_stream(
     assert decoder.calls and entered and seen == [0] * 24
 
 
+@pytest.mark.slow
 def test_images_that_the_device_declines_are_made_here(
     photos: Path, decoder: Decoder, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -131,7 +131,7 @@ def accelerated(
     return found
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", ["skip", "set_epoch", "just iterate"])
 @pytest.mark.parametrize("name", LOADERS)
 def test_accelerates_recipe_resumes_exactly(photos: Path, tmp_path: Path, name: str, how: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from torchvision.datasets import ImageFolder
 
 from fastpipe import FastImageFolder, FastLoader, Shard
 from fastpipe.torch.folder_source import FolderSource
+from fastpipe.torch.staging import UpcomingRows
 from fastpipe.torch.upcoming import PeekedIndices, UpcomingIndices
 
 pytestmark = pytest.mark.usefixtures("same_generators")
@@ -131,6 +133,17 @@ def test_with_a_seed_the_next_epoch_is_known_as_well(
     assert whole[1] == second.whole(0).tolist()
     assert second.epoch * second.count == first.count == third.now == len(dataset)
     assert spy.asked_for[0] == (whole[0] if shard is None else whole[0][1::2])
+
+
+def test_an_image_is_needed_next_in_this_epoch_or_in_the_next(photo_tree: Path, spy: _Spy) -> None:
+    dataset = FastImageFolder(photo_tree, SMALL)
+    next(iter(FastLoader(dataset, 5, shuffle=True, seed=3, prefetch_batches=0)))
+    (ahead,) = spy.epochs
+    here, later = (np.argsort(ahead.whole(epoch)) for epoch in (0, 1))
+    rows = MethodType(lambda dataset, indices: indices, dataset)
+    uses = UpcomingRows(ahead, dataset, rows).next_uses(np.arange(len(dataset) + 1))
+    assert uses[:-1].tolist() == np.where(here < ahead.now, later + len(dataset), here).tolist()
+    assert 0 < ahead.now < len(dataset) and uses[-1] == 2**62, "a row that the epochs do not have"
 
 
 def test_ranks_have_one_order_and_other_seeds_have_others(photo_tree: Path, spy: _Spy) -> None:

@@ -102,10 +102,11 @@ def test_a_file_with_a_user_block_is_read(tmp_path: Path, name: str) -> None:
     np.testing.assert_array_equal(whole(open_volume(tmp_path / name / "x")), data)
 
 
-def test_a_replaced_file_that_only_the_library_reads_is_noticed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [{}, {"scaleoffset": 0}], ids=["by the core", "by the library"])
+def test_a_file_that_is_replaced_before_it_is_read_is_noticed(tmp_path: Path, options: Any) -> None:
     for name, value in (("x.h5", 1), ("new.h5", 2)):
         with h5py.File(tmp_path / name, "w") as file:
-            file.create_dataset("x", data=np.full((64, 64), value, "u1"), chunks=(32, 64), scaleoffset=0)
+            file.create_dataset("x", data=np.full((64, 64), value, "u1"), chunks=(32, 64), **options)
     volume = open_volume(tmp_path / "x.h5" / "x")
     reader, out = volume.open(), np.zeros(volume.unit_nbytes, np.uint8)
     os.replace(tmp_path / "new.h5", tmp_path / "x.h5")

@@ -280,6 +280,15 @@ def _same_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inspection, "available_cpus", lambda: 2)
 
 
+def test_no_larger_chunks_are_tried_than_file_systems_are_made_for(
+    planes: Path, inspect: Inspect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _same_speed(monkeypatch)
+    monkeypatch.setattr(inspection, "_LARGEST_CHUNK", 1 << 16)
+    tried = found(inspect(planes, "--patch", "32,64,64", "--budget", "1MiB", "--json"))["rechunked"][1:]
+    assert tried and all(math.prod(one["chunk"]) <= 1 << 16 for one in tried)
+
+
 def test_the_advice_can_be_followed_and_is_better(
     tmp_path: Path, inspect: Inspect, monkeypatch: pytest.MonkeyPatch
 ) -> None:

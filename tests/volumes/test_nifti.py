@@ -19,7 +19,9 @@ import pytest
 from volume_files import read_nifti
 from volume_kit import same_bits, whole
 
+from fastpipe import FastPatchDataset
 from fastpipe.errors import CacheError, VolumeError
+from fastpipe.sampling import Grid
 from fastpipe.volumes import nifti
 from fastpipe.volumes.opening import open_volume
 from fastpipe.volumes.volume import DamagedUnitError
@@ -72,6 +74,8 @@ def test_elements_are_scaled_as_nibabel_scales_them(tmp_path: Path, kind: str) -
     for number, (order, scale) in enumerate(itertools.product("<>", scales)):
         write(tmp_path / f"{number}.nii", kind, order=order, scale=scale)
         check(tmp_path / f"{number}.nii")
+        patch = FastPatchDataset(tmp_path / f"{number}.nii", SHAPE, sampling=Grid())[0]
+        assert same_bits(patch, read_nifti(tmp_path / f"{number}.nii"))
 
 
 @pytest.mark.parametrize("kind", ["i2", "f4"])

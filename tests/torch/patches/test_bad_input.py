@@ -201,16 +201,20 @@ CANNOT: dict[str, tuple[Callable[[], Any], str]] = {
     "volume": (lambda: FastPatchDataset(5, (2, 2)), "volume= must be a path or a NumPy array, got int: 5"),
     "sampling": (lambda: FastPatchDataset(VOLUME, (2, 2), sampling=5), "sampling must be one of .*got 5"),  # type: ignore[arg-type]
     "count": (lambda: Uniform(0), r"Uniform\(samples_per_epoch\) must be a number from 1, got 0"),
+    "count of floats": (lambda: Uniform(1.5), "must be a number from 1, got 1.5"),  # type: ignore[arg-type]
     "volumes": (lambda: Uniform(1, volumes="all"), "'equal' or 'size', got 'all'"),  # type: ignore[arg-type]
     "mask fraction": (lambda: Uniform(1, mask_fraction=2), r"mask_fraction=…\) must be from 0 to 1, got 2"),
     "no mask": (
         lambda: FastPatchDataset(VOLUME, (2, 2), sampling=Uniform(1, mask_fraction=0.5)), "give mask=",
     ),
     "fraction": (lambda: Foreground(1, fraction=-0.1), r"fraction=…\) must be from 0 to 1, got -0.1"),
+    "fraction of letters": (lambda: Foreground(1, fraction="a"), "must be from 0 to 1, got 'a'"),  # type: ignore[arg-type]
     "voxels": (lambda: Foreground(1, voxels=0), r"voxels=…\) must be a number from 1, got 0"),
     "no labels": (lambda: FastPatchDataset(VOLUME, (2, 2), sampling=Foreground(1)), "give labels="),
+    "one class": (lambda: Foreground(1, classes=1), "must be a tuple of labels, or None, got 1"),  # type: ignore[arg-type]
     "classes that are no number": (lambda: Foreground(1, classes=(1, np.nan)), "tuple of labels, or None, got"),
     "stride": (lambda: Grid(stride=0), r"stride=…\) must be numbers from 1, got 0"),
+    "stride of floats": (lambda: Grid(2.5), "must be numbers from 1, got 2.5"),  # type: ignore[arg-type]
     "number of strides": (
         lambda: FastPatchDataset(VOLUME, (2, 2), sampling=Grid(stride=(1, 1, 1))), r"must have 2 numbers, got \(1, 1, 1\)",
     ),
@@ -221,6 +225,9 @@ CANNOT: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "position of no volume": (
         lambda: FastPatchDataset([VOLUME] * 2, (2, 2), sampling=Positions([[2, 0, 0]])), "names volume 2 of 2",
+    ),
+    "position of volume -1": (
+        lambda: FastPatchDataset([VOLUME] * 2, (2, 2), sampling=Positions([[-1, 0, 0]])), "names volume -1 of 2",
     ),
     "nan of a small float": (lambda: FastPatchDataset(SMALL, (2, 2), nan=1e6), "nan= is 1000000.0, which elements of float16"),
     "padding of a small float": (

@@ -49,6 +49,21 @@ def test_an_epoch_that_comes_again_decodes_no_more_than_before(scroll: str, agai
         assert amplification_of(dataset, loader) <= 1.1 * first
 
 
+def test_volumes_of_many_shapes_share_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    volumes = [f"{tmp_path}/{side}.zarr" for side in range(16, 28)]
+    for side, volume in enumerate(volumes, 16):
+        zarr.create_array(volume, data=np.full((48, 48, 48), side, "u1"), chunks=(8, 8, side))
+    found = []
+    for most_sizes in (units._MOST_SIZES, 100):  # then each shape has a part of its own
+        monkeypatch.setattr(units, "_MOST_SIZES", most_sizes)
+        cache = Cache("ram", max_bytes=300_000)
+        dataset = FastPatchDataset(
+            volumes, (12, 12, 12), sampling=Uniform(300), seed=0, cache=cache, threads=1
+        )
+        found.append(amplification_of(dataset, FastLoader(dataset, 4, GROUPS)))
+    assert found[0] < 0.9 * found[1]
+
+
 def test_ranks_do_not_share_what_was_in_files_that_were_rewritten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

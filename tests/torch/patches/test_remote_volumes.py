@@ -148,7 +148,22 @@ def test_workers_that_get_a_pickle_have_the_same_patches(kind: Any, stages: bool
     assert same(batches(ours, kind, **options), batches(far.make(path)))
 
 
-@pytest.mark.parametrize("padding", ["reflect", "wrap"])
+def test_an_array_that_was_never_written_is_not_fetched(far: Far) -> None:
+    path = str(far.folder / "scan.zarr")
+    zarr.create_array(path, shape=(4, 4), chunks=(2, 2), dtype="u1", fill_value=3)
+    ours = far.make(far.upload(path), (2, 2), sampling=Grid())
+    before = ours.downloaded
+    assert ours[1].tolist() == [[3, 3], [3, 3]] and before == ours.downloaded == (0, 0)
+
+
+def test_nothing_is_fetched_ahead_for_an_epoch_that_is_not_drawn_yet(far: Far) -> None:
+    ours = far.make(far.upload(far.write()), (1, 1, 1), sampling=Uniform(6))
+    far.asked()
+    batches(ours)
+    assert 0 < far.asked().total() <= 6
+
+
+@pytest.mark.parametrize("padding", ["reflect", "wrap", "constant"])
 def test_padded_patches_are_those_of_the_local_array(padding: str, far: Far) -> None:
     path = far.write()
     options = {"patch": (24, 35, 20), "sampling": Uniform(7), "padding": padding, "seed": 1}

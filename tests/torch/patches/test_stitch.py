@@ -120,12 +120,16 @@ def test_places_without_a_patch_are_0(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str | None
 ) -> None:
     monkeypatch.setattr(stitching, "_PART", 4)
-    dataset = FastPatchDataset(np.zeros((20, 20), "u1"), (3, 3), sampling=Positions([[1, 1], [9, 10]]))
-    out: Any = np.full((20, 20), 7, "f4") if suffix is None else f"{tmp_path}/x{suffix}"
-    stitch([np.ones((2, 3, 3))], dataset, out)
+    volumes = [np.zeros((20, 20), "u1"), np.zeros((5, 6), "u1")]
+    dataset = FastPatchDataset(volumes, (3, 3), sampling=Positions([[0, 1, 1], [0, 9, 10]]))
+    outs: Any = [np.full(one.shape, 7, "f4") for one in volumes]
+    if suffix is not None:
+        outs = [f"{tmp_path}/{name}{suffix}" for name in "xy"]
+    stitch([np.ones((2, 3, 3))], dataset, outs)
     expected = np.zeros((20, 20), "f4")
     expected[1:4, 1:4] = expected[9:12, 10:13] = 1
-    np.testing.assert_array_equal(read(out) if suffix else out, expected)
+    for out, right in zip(outs, (expected, np.zeros((5, 6))), strict=True):
+        np.testing.assert_array_equal(read(out) if suffix else out, right)
 
 
 @pytest.mark.parametrize("max_bytes", [0, 1 << 30])

@@ -89,6 +89,7 @@ def test_a_transform_may_keep_and_change_its_values(tmp_path: Any) -> None:
     assert VOLUME[0, 1] == 1
     first = [patch.tolist() for patch in kept[: len(dataset)]]
     assert first == [patch.tolist() for patch in expected]
+    assert all(patch.base is None for patch in kept), "none keeps the memory of a batch"
 
 
 def test_nan_is_kept_replaced_or_an_error() -> None:
@@ -99,7 +100,11 @@ def test_nan_is_kept_replaced_or_an_error() -> None:
     values, labels = FastPatchDataset(volume, (2, 3), nan=-7, **options)[1]
     assert np.array_equal(values, np.where(np.isnan(volume), -7, volume)[:2, 3:])
     assert np.isnan(labels[1, 1])  # which are taken as they are
+    reference = next(iter(FastLoader(FastPatchDataset(volume, (2, 3), nan=-7, **options), 4).reference()))
+    assert np.array_equal(reference[0][1], values) and np.array_equal(reference[1][1], labels, equal_nan=True)
     refusing = FastPatchDataset(volume, (2, 3), nan="error", **options)
+    with pytest.raises(BadSampleError, match="NaN"):
+        next(iter(FastLoader(refusing, 4).reference()))
     assert np.array_equal(refusing[0][0], volume[:2, :3])
     with pytest.raises(
         BadSampleError, match=r"patch of 2×3 at \(0, 3\)(.|\n)*1 of the patch's elements are NaN"
@@ -125,7 +130,8 @@ def test_nan_of_a_volume_that_python_reads_is_replaced_or_an_error(tmp_path: Pat
     array = random_array((2, 16, 16), "f4")
     array[1, 2, 3] = np.nan
     path = write_volume("n5 gzip", tmp_path / "x", array, (1, 16, 16))
-    replacing = FastPatchDataset(path, (1, 16, 16), nan=-7, sampling=Grid())
-    assert np.array_equal(replacing[1], np.where(np.isnan(array), -7, array)[1:])
+    values, labels = FastPatchDataset(path, (1, 16, 16), nan=-7, labels=path, sampling=Grid())[1]
+    assert np.array_equal(values, np.where(np.isnan(array), -7, array)[1:])
+    assert np.array_equal(labels, array[1:], equal_nan=True)
     with pytest.raises(BadSampleError, match="1 of the patch's elements are NaN"):
         FastPatchDataset(path, (1, 16, 16), nan="error", sampling=Grid())[1]
