@@ -195,20 +195,20 @@ class UpcomingRows:
         upcoming = self._upcoming
         if self._places is None:
             self._places = self._in_order(0), self._in_order(1)
-        first, second = self._places
-        known = rows < len(first)
-        inside = np.where(known, rows, 0)
-        now = np.where(first[inside] >= upcoming.now, first[inside], second[inside] + upcoming.count)
-        uses = np.where(now >= _UNKNOWN, _UNKNOWN, now + upcoming.epoch * upcoming.count)
-        return np.where(known, uses, _UNKNOWN)
+        # A row beyond the end of an order is not in it; the last element says so.
+        first, second = (order[np.minimum(rows, len(order) - 1)] for order in self._places)
+        is_in_epoch = (first >= upcoming.now) & (first < _UNKNOWN)
+        now = np.where(is_in_epoch, first, second + upcoming.count)
+        return np.where(now >= _UNKNOWN, _UNKNOWN, now + upcoming.epoch * upcoming.count)
 
     def _in_order(self, later: int) -> Int64Array:
         """Return the position of each row in the order of the epoch that begins ``later`` epochs after this
-        one."""
+        one.  A row that is not in the order has the position 2**62; the last element has it, too."""
         places, rows = self._of(self._upcoming.whole(later))
         found = np.full(int(rows.max(initial=-1)) + 2, _UNKNOWN, np.int64)
         found[rows[::-1]] = places[::-1]  # keeps each row's first position; row -1 (not listed) is last
-        return found[:-1]
+        found[-1] = _UNKNOWN
+        return found
 
     def _of(self, indices: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Return two arrays: the places in ``indices`` of this dataset's samples, and the rows of these

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import MethodType
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -144,6 +144,12 @@ def test_an_image_is_needed_next_in_this_epoch_or_in_the_next(photo_tree: Path, 
     uses = UpcomingRows(ahead, dataset, rows).next_uses(np.arange(len(dataset) + 1))
     assert uses[:-1].tolist() == np.where(here < ahead.now, later + len(dataset), here).tolist()
     assert 0 < ahead.now < len(dataset) and uses[-1] == 2**62, "a row that the epochs do not have"
+    # An order with replacement need not have all images, and may have none of this dataset.
+    for orders, expected in ([[0, 1, 1], [2, 0, 2]], [4, 1, 3, 2**62]), ([[], [1]], [2**62, 3, 2**62, 2**62]):
+        stub: Any = SimpleNamespace(
+            now=1, count=3, epoch=0, whole=lambda later, it=orders: np.array(it[later], int)
+        )
+        assert UpcomingRows(stub, dataset, rows).next_uses(np.arange(4)).tolist() == expected
 
 
 def test_ranks_have_one_order_and_other_seeds_have_others(photo_tree: Path, spy: _Spy) -> None:
