@@ -126,10 +126,6 @@ class Pace:
         self._progress, self._what, self._nbytes = progress, what, nbytes
         self._begun, self._done = time.monotonic(), 0
 
-    def skip(self, nbytes: int) -> None:
-        """Reduce the total number of bytes by ``nbytes``."""
-        self._nbytes -= nbytes
-
     def add(self, nbytes: int, where: str) -> None:
         """Count more bytes as done, and show the fraction done, the rate and the remaining time.
 
