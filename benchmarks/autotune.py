@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator
@@ -26,13 +25,13 @@ from typing import Any
 import h5py
 import numpy as np
 import tensorstore
+from rounds import save_facts
 from torch.utils.data import DataLoader, Dataset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import Compose, Normalize, RandomHorizontalFlip, RandomResizedCrop, ToTensor
 
 import fastpipe
 from fastpipe import FastHDF5Dataset, FastImageFolder, FastLoader, FastPatchDataset
-from fastpipe.bench import machine
 from fastpipe.bench.synthetic import mel_rows, photo_tree
 from fastpipe.core.machine import available_cpus
 from fastpipe.sampling import Uniform
@@ -134,13 +133,7 @@ def main() -> None:
         for label, make in loaders(photos, Path(name)):
             cases.append(case := _case(label, make, args.rounds, args.seconds))
             print(_row(case), flush=True)
-    if args.json:
-        facts = {
-            "machine": machine.describe(),
-            "versions": machine.versions(),
-            "revision": machine.revision(),
-        }
-        args.json.write_text(json.dumps({**facts, "rounds": args.rounds, "cases": cases}, indent=1) + "\n")
+    save_facts(args.json, None, {"rounds": args.rounds, "cases": cases})
 
 
 def _repeated(photos: Path, folder: Path) -> Path:

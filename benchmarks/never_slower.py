@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import logging
 import random
 import statistics
@@ -30,6 +29,7 @@ import h5py
 import numpy as np
 import torch
 from PIL import Image
+from rounds import save_facts
 from tables import ASKED, compared
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
 from torchvision.datasets import ImageFolder
@@ -43,7 +43,6 @@ from torchvision.transforms import (
 )
 
 from fastpipe import FastHDF5Dataset, FastImageFolder, FastLoader, accelerate
-from fastpipe.bench import machine
 from fastpipe.bench.synthetic import photo_tree
 
 _EACH_S = 1.0
@@ -301,11 +300,8 @@ def main() -> int:
             gc.collect()
             cell = found[-1]
             print(*names, f"{cell.before:,.0f} -> {cell.after:,.0f}: {cell.ratio:.2f}", flush=True)
-    facts = {"machine": machine.describe(), "versions": machine.versions(), "revision": machine.revision()}
-    facts |= {"rounds": args.rounds, "cells": [asdict(cell) for cell in found]}
-    print(compared(facts))
-    if args.json:
-        args.json.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
+    facts = {"rounds": args.rounds, "cells": [asdict(cell) for cell in found]}
+    print(compared(save_facts(args.json, None, facts)))
     slower = [cell for cell in found if cell.ratio < ASKED]
     print(f"{len(found)} cells, {len(slower)} below {ASKED}", file=sys.stderr)
     return bool(slower)

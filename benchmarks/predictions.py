@@ -22,7 +22,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fastpipe.bench import machine
+from rounds import save_facts
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
@@ -163,13 +163,7 @@ def main() -> None:
                     case = case._replace(data=("--mri", args.mri))
                 found.append(measured(case, Path(name), args.rounds))
                 print(row(found[-1]), flush=True)
-    if args.json:
-        facts = {
-            "machine": machine.describe(),
-            "versions": machine.versions(),
-            "revision": machine.revision(),
-        }
-        args.json.write_text(json.dumps({**facts, "cases": found}, indent=1) + "\n")
+    save_facts(args.json, None, {"cases": found})
 
 
 if __name__ == "__main__":

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
+import sys
 from collections.abc import Iterable, Mapping
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from fastpipe.bench import machine
 from fastpipe.bench.data import Photos, folder_to_use, scan
+from fastpipe.bench.results import SCHEMA
 
 __all__ = ["add_photo_options", "figures", "photos_of", "rounds_asked", "save_facts"]
 
@@ -61,19 +65,30 @@ def figures(values: Iterable[float], digits: int = 2) -> dict[str, Any]:
     return {"median": round(statistics.median(raw), digits), "low": min(raw), "high": max(raw), "raw": raw}
 
 
-def save_facts(path: Path | None, photos: Photos | None, facts: Mapping[str, Any]) -> None:
-    """Write a result file: the machine, the packages, the photographs, and what was measured.
+def save_facts(path: Path | None, photos: Photos | None, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Write and return a result, which begins with the fields of all results (see ``benchmarks/README.md``).
 
     Args:
-        path: where; None writes nothing.
-        photos: that were read, if any were.
+        path: the file; None writes nothing.
+        photos: the photographs that were read, or None.
         facts: what was measured.
     """
-    if path is None:
-        return
-    about = {"machine": machine.describe(), "versions": machine.versions(), "revision": machine.revision()}
+    script, *words = sys.argv
+    names = [Path(word).name if os.sep in word else word for word in words]  # no paths of this machine
+    about: dict[str, Any] = {
+        "schema": SCHEMA,
+        "case": Path(script).stem,
+        "command": " ".join(["python", f"benchmarks/{Path(script).name}", *names]),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "machine": machine.describe(),
+        "versions": machine.versions(),
+        "revision": machine.revision(),
+    }
     if photos is not None:
         count = len(photos.files)
         about["data"] = {"name": photos.name, "photos": count, "bytes_each": photos.bytes // count}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(about | dict(facts), indent=1, ensure_ascii=False) + "\n")
+    result = about | dict(facts)
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    return result

@@ -54,6 +54,7 @@ from tables import trained_row
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import torch
+from rounds import save_facts
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchvision import transforms as v1
@@ -62,7 +63,6 @@ from torchvision.transforms import v2
 
 from benchmarks.cases import scripts
 from fastpipe import FastImageFolder, FastLoader, Stage, augment
-from fastpipe.bench import machine
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 ENTROPY = 20_261_126
@@ -913,13 +913,7 @@ def main() -> int:
     print(
         f"{sum(map(holds, made))} of {len(made)} intervals hold 0 and are narrower than ± {WIDEST:g} points"
     )
-    if args.json:
-        facts = {
-            "machine": machine.describe(),
-            "versions": machine.versions(),
-            "revision": machine.revision(),
-        }
-        args.json.write_text(json.dumps({**facts, "seeds": args.seeds, "cases": made}, indent=1) + "\n")
+    save_facts(args.json, None, {"seeds": args.seeds, "cases": made})
     return 0 if all(map(holds, made)) else 1
 
 
