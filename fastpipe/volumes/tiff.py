@@ -220,6 +220,8 @@ def _is_together(page: Any) -> bool:
     if page is None or page is page.keyframe:
         return page is not None and (page.is_contiguous and page.dataoffsets[0] > 0)
     offsets, sizes = np.array(page.dataoffsets, np.int64), np.array(page.databytecounts, np.int64)
+    if len(offsets) == 1:  # tifffile then ignores the size that the file states
+        return bool(offsets[0])
     ends = offsets + sizes
     return bool(len(offsets) and offsets.all() and sizes.all() and (ends[:-1] == offsets[1:]).all())
 
@@ -263,8 +265,8 @@ def _segments(page: Any, common: _Page, first: Any) -> _Segments:
     if tuple(page.shape) != tuple(first.shape):
         raise ValueError(f"its pages have {tuple(page.shape)} and {tuple(first.shape)}")
     offsets, sizes = np.array(page.dataoffsets, np.int64), np.array(page.databytecounts, np.int64)
-    if common.is_raw:
-        offsets, sizes = offsets[:1], np.array([sizes.sum()])
+    if common.is_raw:  # tifffile then ignores the sizes that the file states
+        offsets, sizes = offsets[:1], np.array([math.prod(common.shape) * common.dtype.itemsize])
     needed = math.prod(-(-size // side) for size, side in zip(common.shape, common.segment, strict=True))
     if min(len(offsets), len(sizes)) < needed:
         raise ValueError(f"{needed:,} strips or tiles are needed, of which it has {len(offsets):,}")
