@@ -165,7 +165,7 @@ def test_tags_that_are_not_meant_literally_are_corrected(tmp_path: Path, tag: st
 def test_pages_that_say_they_have_no_bytes_are_read(tmp_path: Path) -> None:
     """As by tifffile, which needs no size of an image that is not compressed and has a single strip."""
     path = tmp_path / "x.tif"
-    tifffile.imwrite(path, ramp((3, 33, 29)), photometric="minisblack", metadata=None)
+    tifffile.imwrite(path, ramp((12, 33, 29)), photometric="minisblack", metadata=None)
     overwrite(path, "StripByteCounts", 0)
     is_as_tifffile_reads_it(path)
 
