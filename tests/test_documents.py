@@ -23,19 +23,19 @@ def _readme() -> str:
     return (_ROOT / "README.md").read_text()
 
 
+# As scripts they find the modules beside them, and tell processes that they start of them.
+with mock.patch.object(sys, "path", [str(_ROOT / "benchmarks"), *sys.path]), mock.patch.dict(os.environ):
+    _TABLES = runpy.run_path(str(_ROOT / "benchmarks/tables.py"))
+    _PREDICTED = runpy.run_path(str(_ROOT / "benchmarks/predictions.py"))["row"]
+
+
 def test_the_tables_of_predictions_are_made_from_their_results() -> None:
-    rows = runpy.run_path(str(_ROOT / "benchmarks/predictions.py"))["row"]
     marked = r"<!-- predictions:begin (\S+) -->\n(.*?)<!-- predictions:end -->"
     tables = re.findall(marked, (_ROOT / "docs/benchmarks/studies.md").read_text(), re.S)
     assert len(tables) == 2
     for path, text in tables:
         cases = json.loads((_ROOT / path).read_text())["cases"]
-        assert text.splitlines()[2:] == [rows(case) for case in cases] and len(cases) == 4
-
-
-# As a script it finds the modules beside it, and tells processes that it starts of them.
-with mock.patch.object(sys, "path", [str(_ROOT / "benchmarks"), *sys.path]), mock.patch.dict(os.environ):
-    _TABLES = runpy.run_path(str(_ROOT / "benchmarks/tables.py"))
+        assert text.splitlines()[2:] == [_PREDICTED(case) for case in cases] and len(cases) == 4
 
 
 @pytest.mark.parametrize("page", _TABLES["pages"](), ids=lambda page: str(page.relative_to(_ROOT)))
