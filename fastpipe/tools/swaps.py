@@ -99,7 +99,7 @@ def of_rows(watched: Watched, costs: LoaderCosts, arrays: Sequence[ArrayRead]) -
     except (FastpipeError, OSError, KeyError):
         return
     more = "" if dim == 1 else f", sample_dims={dim}"
-    made = f"FastHDF5Dataset({os.path.basename(files[0])!r}, {names!r}{more})"
+    made = f"FastHDF5Dataset({_shown(files[0])!r}, {names!r}{more})"
     yield from _with_rest(costs, f"read rows by fastpipe: {made} and FastLoader{watched.place}", "file", fast)
 
 
@@ -126,16 +126,22 @@ def of_volumes(watched: Watched, costs: LoaderCosts, volumes: Sequence[OpenVolum
     yield from _with_rest(costs, f"read patches by fastpipe: {text}{watched.place}", "volume", fast)
 
 
+def _shown(path: str) -> str:
+    """Return a file's path from the current folder, or only its name if the file is elsewhere."""
+    inside = "" if "://" in path else os.path.relpath(path)
+    return os.path.basename(path) if inside.startswith("..") or not inside else inside
+
+
 def _patches_of(volumes: Sequence[OpenVolume], has_labels: bool) -> tuple[Any, dict[str, Any], str, str]:
-    first, name = volumes[0], repr(os.path.basename(volumes[0].path))
+    first, name = volumes[0], repr(_shown(volumes[0].path))
     if not first.is_loaded:
         labels = next((one.path for one in volumes[1:] if one.shape == first.shape and has_labels), None)
-        more = "" if labels is None else f", labels={os.path.basename(labels)!r}"
+        more = "" if labels is None else f", labels={_shown(labels)!r}"
         return first.path, {"labels": labels}, name, more
     pairs = list(zip(volumes[::2], volumes[1::2], strict=False))
     if has_labels and pairs and all(one.shape == other.shape for one, other in pairs):
         table = [(one.path, other.path) for one, other in pairs]
-        return table, {}, f"[({name}, {os.path.basename(pairs[0][1].path)!r}), …]", ""
+        return table, {}, f"[({name}, {_shown(pairs[0][1].path)!r}), …]", ""
     same = [one.path for one in volumes if len(one.shape) == len(first.shape)]
     return same, {}, f"[{name}, …]" if len(same) > 1 else name, ""
 
