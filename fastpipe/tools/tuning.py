@@ -410,10 +410,10 @@ def _config(base: Base, settings: Settings, is_dataset: bool) -> str:
 def _generators_kept(loader: Any) -> Iterator[None]:
     torch = require("torch", extra="torch")
     holders = [loader, loader.sampler, loader.batch_sampler]
-    for holder in holders:  # a sampler may contain another sampler
-        inner = getattr(holder, "sampler", None)
-        if inner is not None and all(inner is not one for one in holders):
-            holders.append(inner)
+    for holder in holders:  # a sampler may keep another sampler, under any name
+        for inner in getattr(holder, "__dict__", {}).values():
+            if isinstance(inner, torch.utils.data.Sampler) and all(inner is not one for one in holders):
+                holders.append(inner)
     restore: list[Callable[[], object]] = [
         functools.partial(random.setstate, random.getstate()),
         functools.partial(np.random.set_state, np.random.get_state()),
