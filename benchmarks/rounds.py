@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
 from collections.abc import Iterable, Mapping
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from fastpipe.bench import machine
 from fastpipe.bench.data import Photos, folder_to_use, scan
-from fastpipe.bench.results import SCHEMA
+from fastpipe.bench.results import first_fields, write_json
 
 __all__ = ["add_photo_options", "figures", "photos_of", "rounds_asked", "save_facts"]
 
@@ -75,20 +72,13 @@ def save_facts(path: Path | None, photos: Photos | None, facts: Mapping[str, Any
     """
     script, *words = sys.argv
     names = [Path(word).name if os.sep in word else word for word in words]  # no paths of this machine
-    about: dict[str, Any] = {
-        "schema": SCHEMA,
-        "case": Path(script).stem,
-        "command": " ".join(["python", f"benchmarks/{Path(script).name}", *names]),
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "machine": machine.describe(),
-        "versions": machine.versions(),
-        "revision": machine.revision(),
-    }
+    command = " ".join(["python", f"benchmarks/{Path(script).name}", *names])
+    result = first_fields(Path(script).stem, command)
     if photos is not None:
         count = len(photos.files)
-        about["data"] = {"name": photos.name, "photos": count, "bytes_each": photos.bytes // count}
-    result = about | dict(facts)
+        result["data"] = {"name": photos.name, "photos": count, "bytes_each": photos.bytes // count}
+    result |= facts
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+        write_json(result, path)
     return result

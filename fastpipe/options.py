@@ -68,9 +68,7 @@ class Decode:
             "Decode(backend=…)", self.backend, ("auto", "nvimgcodec", "simplejpeg", "pillow", "dali")
         )
         for name in ("short_side", "max_pixels"):
-            value, kind = getattr(self, name), "a number of pixels from 1, or None"
-            if value is not None and _as_integer(self, name, kind) < 1:
-                raise OptionError(f"Decode({name}=…) must be {kind}, got {value!r}")
+            _check_least(self, name, 1, "a number of pixels from 1, or None")
         self._check_gpu_share()
 
     def _check_gpu_share(self) -> None:
@@ -167,9 +165,7 @@ class BadSamples:
 
     def __post_init__(self) -> None:
         _check_choice("BadSamples(policy=…)", self.policy, ("raise", "replace", "skip"))
-        kind = "an integer from 0, or None"
-        if self.max_errors is not None and _as_integer(self, "max_errors", kind) < 0:
-            raise OptionError(f"BadSamples(max_errors=…) must be {kind}, got {self.max_errors!r}")
+        _check_least(self, "max_errors", 0, "an integer from 0, or None")
 
     @classmethod
     def of(cls, value: BadSamples | str) -> BadSamples:
@@ -368,6 +364,13 @@ def _as_integer(option: Any, name: str, kind: str = "an integer") -> int:
         raise OptionError(f"{type(option).__name__}({name}=…) must be {kind}, got {value!r}") from None
     object.__setattr__(option, name, number)
     return number
+
+
+def _check_least(option: Any, name: str, least: int, kind: str) -> None:
+    """Raise an ``OptionError`` if the field ``name`` is neither None nor an integer from ``least``."""
+    value = getattr(option, name)
+    if value is not None and _as_integer(option, name, kind) < least:
+        raise OptionError(f"{type(option).__name__}({name}=…) must be {kind}, got {value!r}")
 
 
 def _check_count(option: Any, name: str, unit: str, remedy: str = "") -> None:

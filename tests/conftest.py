@@ -121,11 +121,11 @@ def _freeze() -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Run the tests of a file in one process, and all files that use the S3 server in the same: each process
     that needs the server starts one."""
-    from xdist.scheduler import LoadScopeScheduling
+    from xdist.scheduler import LoadFileScheduling
 
-    class ByFile(LoadScopeScheduling):
+    class ByFile(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
+            file = super()._split_scope(nodeid)
             return "s3" if _uses_server(file) else file
 
     return ByFile(config, log)

@@ -7,7 +7,6 @@ import gc
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -20,13 +19,13 @@ from fastpipe.bench.page import page
 from fastpipe.bench.plot import draw
 from fastpipe.bench.report import old_result, print_changes, print_result
 from fastpipe.bench.results import (
-    SCHEMA,
     UNIT,
     RowInfo,
     best_by_section,
     best_of,
     check_target,
     entries,
+    first_fields,
     name_of,
     save,
     verdict,
@@ -249,15 +248,9 @@ class Driver(ABC):
         return {"rounds": rounds, **told, "quick": self.args.quick, "warnings": self.warnings}
 
     def facts(self) -> dict[str, Any]:
-        return {
-            "schema": SCHEMA,
-            "case": self.case,
-            "command": self._command(),
-            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "machine": {**machine.describe(), "load_at_start": self.busy},
-            "versions": machine.versions(),
-            "revision": machine.revision(),
-        }
+        found = first_fields(self.case, self._command())
+        found["machine"]["load_at_start"] = self.busy
+        return found
 
     @cached_property
     def _usual(self) -> Mapping[str, Any]:

@@ -316,7 +316,7 @@ class Change:
 
     @property
     def outcome(self) -> Literal["improved", "same", "regressed"]:
-        """Whether the row has improved, is the same, or has regressed.
+        """The row's change: improved, the same, or regressed.
 
         A row has improved or regressed if the change exceeds the noise and the ranges of the rounds do not
         overlap.

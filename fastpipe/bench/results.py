@@ -6,9 +6,11 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from fastpipe.bench import machine
 from fastpipe.bench.runner import Session, Summary, ratios, summarise
 from fastpipe.core.files import write_whole
 from fastpipe.errors import OptionError
@@ -229,6 +231,19 @@ def _check_fields(found: Any, kinds: Kinds, where: str, some_have: Kinds | None 
     for name, kind in {**kinds, **(some_have or {})}.items():
         if name in found and not isinstance(found[name], kind):
             raise OptionError(f"{where}: field {name!r} has the wrong type {type(found[name]).__name__}")
+
+
+def first_fields(case: str, command: str) -> dict[str, Any]:
+    """Return the fields with which every result begins: what was run, when, where and with which versions."""
+    return {
+        "schema": SCHEMA,
+        "case": case,
+        "command": command,
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "machine": machine.describe(),
+        "versions": machine.versions(),
+        "revision": machine.revision(),
+    }
 
 
 def save(result: Mapping[str, Any], path: Path) -> None:

@@ -59,7 +59,7 @@ class ReadThreads(NamedTuple):
 
 
 class ReadPolicy(NamedTuple):
-    """What to do with unreadable samples.
+    """The handling of unreadable samples.
 
     Attributes:
         policy: ``"raise"``, ``"skip"`` or ``"replace"``.
@@ -75,7 +75,7 @@ class ReadPolicy(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What ``PendingRead`` needs to read a batch.  A row is a sample's place in the batch.
+    """A batch that ``PendingRead`` reads.  A row is a sample's place in the batch.
 
     Attributes:
         start: gets the numbers of samples and their rows, and returns the work of reading these samples.

@@ -47,7 +47,7 @@ class Key(NamedTuple):
 
 
 class StoredObject(NamedTuple):
-    """What a store's listing says about an object.
+    """An object's entry in a store's listing.
 
     ``key`` is the object's full key in the store, and ``size`` is the number of bytes.  ``version`` (an ETag,
     quotes included) changes when the object changes.  ``version`` is empty if the store has no versions.

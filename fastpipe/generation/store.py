@@ -528,7 +528,7 @@ def computing(folder: PrivateFolder, name: str) -> Iterator[None]:
     """Hold the lock of an entry's file name during the ``with`` block.
 
     Other threads and processes wait for the lock, at most until this process ends.  If the file system has no
-    locks, nobody waits.
+    locks, no thread or process waits.
     """
     own, lock = _own(folder, name), name + _LOCK_SUFFIX
     descriptor = _locked(folder, lock)
