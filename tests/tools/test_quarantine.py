@@ -251,6 +251,17 @@ def test_only_one_process_at_a_time_uses_a_quarantine(
     assert (data / "a" / "bad.jpg").exists()
 
 
+def test_a_line_of_the_list_is_whole_where_the_system_writes_less_at_a_time(
+    data: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", lambda descriptor, line: write(descriptor, line[:7]))
+        assert quarantine(data) == 0
+    names = {json.loads(line)["path"] for line in (place / LIST).read_text().splitlines()}
+    assert names == BAD
+
+
 def test_lines_of_the_list_that_are_cut_off_or_lead_outside_are_ignored(data: Path, place: Path) -> None:
     before = tree(data)
     place.mkdir()
