@@ -61,44 +61,24 @@ def pytest_configure(config: pytest.Config) -> None:
     multiprocessing.set_forkserver_preload(["fastpipe.torch"])
     # Short, as it is one in another where tests run side by side: names of sockets have 107 characters at most.
     folder = tempfile.mkdtemp(prefix="fp-")
-    before = {name: os.environ.get(name) for name in ("TMPDIR", "XDG_CACHE_HOME")}, tempfile.tempdir
-    os.environ["TMPDIR"] = tempfile.tempdir = folder
-    os.environ["XDG_CACHE_HOME"] = os.path.join(folder, "cache")  # not the user's own
-    os.mkdir(os.environ["XDG_CACHE_HOME"])
+    cache = os.path.join(folder, "cache")  # not the user's own
+    os.mkdir(cache)
     start = ForkServer.ensure_running
 
     def start_with_common_folder(self: Any) -> None:
         """Whichever test is the first to ask for it, and has a cache folder of its own."""
-        own, os.environ["XDG_CACHE_HOME"] = os.environ["XDG_CACHE_HOME"], os.path.join(folder, "cache")
-        try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("XDG_CACHE_HOME", cache)
             start(self)
-        finally:
-            os.environ["XDG_CACHE_HOME"] = own
 
-    ForkServer.ensure_running = start_with_common_folder
-    subprocess.Popen.__exit__ = _kill_and_leave  # type: ignore[method-assign]
-
-    def restore() -> None:
-        subprocess.Popen.__exit__ = _leave  # type: ignore[method-assign]
-        ForkServer.ensure_running = start
-        tempfile.tempdir = before[1]
-        for name, value in before[0].items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-        shutil.rmtree(folder, ignore_errors=True)
-
-    config.add_cleanup(restore)
-
-
-_unfreeze = gc.unfreeze
-_thawed = threading.Event()  # by what was tested: a benchmark freezes and thaws for itself
-
-
-def _unfreeze_and_note() -> None:
-    _thawed.set()
-    _unfreeze()
+    patch = pytest.MonkeyPatch()
+    patch.setenv("TMPDIR", folder)
+    patch.setenv("XDG_CACHE_HOME", cache)
+    patch.setattr(tempfile, "tempdir", folder)
+    patch.setattr(ForkServer, "ensure_running", start_with_common_folder)
+    patch.setattr(subprocess.Popen, "__exit__", _kill_and_leave)
+    config.add_cleanup(patch.undo)
+    config.add_cleanup(functools.partial(shutil.rmtree, folder, ignore_errors=True))
 
 
 _leave = subprocess.Popen.__exit__
@@ -109,6 +89,15 @@ def _kill_and_leave(process: subprocess.Popen[Any], kind: type[BaseException] | 
     if kind is not None and process.poll() is None:
         process.kill()
     _leave(process, kind, *error)
+
+
+_unfreeze = gc.unfreeze
+_thawed = threading.Event()  # by what was tested: a benchmark freezes and thaws for itself
+
+
+def _unfreeze_and_note() -> None:
+    _thawed.set()
+    _unfreeze()
 
 
 def _freeze() -> None:
@@ -141,7 +130,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark cases as slow that are more than the few of them that ``few`` asks for."""
     families: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("few") is not None and item.get_closest_marker("slow") is None:
+        if item.get_closest_marker("few") and not item.get_closest_marker("slow"):
             families.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for name, cases in families.items():
         (count,) = cases[0].get_closest_marker("few").args  # type: ignore[union-attr]
@@ -185,7 +174,7 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that leaves a thread, process, descriptor, shared segment or temporary file."""
     if _thawed.is_set():
         _freeze()
-    before = _resources()
+    before = {kind: look() for kind, look in _LOOKS.items()}
     yield
     if request.node.get_closest_marker("leaks"):
         return
@@ -198,9 +187,7 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture
-def documents_code(
-    photo_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[str], dict[str, Any]]:
+def documents_code(photo_tree: Path, tmp_path: Path, monkeypatch: Any) -> Callable[[str], dict[str, Any]]:
     """Runs code of the documents in a folder that has the files of which they speak; returns its names."""
     monkeypatch.chdir(tmp_path)  # for what it writes, too
     _make_files_of_documents()
@@ -250,7 +237,7 @@ def example() -> Callable[[str], AbstractContextManager[dict[str, Any]]]:
 
     @contextmanager
     def scripts(name: str) -> Iterator[dict[str, Any]]:
-        folder = Path(__file__).resolve().parents[1] / "examples" / name
+        folder = _ROOT / "examples" / name
         names = sorted(path.stem for path in folder.glob("*.py"))
         with pytest.MonkeyPatch.context() as patch:
             patch.syspath_prepend(str(folder))
@@ -328,7 +315,21 @@ def same_generators() -> Iterator[None]:
 def forked() -> Callable[[Callable[[], object]], int]:
     """Runs a function in a forked process and returns that one's number, for the test to wait for.  Its
     exit code is 0, or 1 after an error."""
-    return _forked
+
+    def run(work: Callable[[], object]) -> int:
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                work()
+                code = 0
+            except BaseException:  # pytest's part of the process is the parent's: no error may get there
+                traceback.print_exc(file=sys.__stderr__)
+            finally:
+                os._exit(code)
+        return pid
+
+    return run
 
 
 @pytest.fixture
@@ -341,29 +342,17 @@ def in_child(forked: Callable[[Callable[[], object]], int]) -> Callable[[Callabl
     return run
 
 
-def _forked(work: Callable[[], object]) -> int:
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        except BaseException:  # pytest's part of the process is the parent's: no error may get there
-            traceback.print_exc(file=sys.__stderr__)
-        finally:
-            os._exit(code)
-    return pid
-
-
 Command = Callable[..., tuple[int, str, str]]
 
 
-def _command(name: str, capsys: pytest.CaptureFixture[str]) -> Command:
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs ``fastpipe``; its exit code, output and errors."""
     from fastpipe.cli import main  # here: few tests need it
 
     def run(*arguments: Any) -> tuple[int, str, str]:
         capsys.readouterr()
-        code = main([name, *map(str, arguments)])
+        code = main([*map(str, arguments)])
         captured = capsys.readouterr()
         print(*captured)  # shown where a test fails
         return code, *captured
@@ -372,38 +361,36 @@ def _command(name: str, capsys: pytest.CaptureFixture[str]) -> Command:
 
 
 @pytest.fixture
-def repack(capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs ``fastpipe repack``; its exit code, output and errors."""
-    return _command("repack", capsys)
+def repack(command: Command) -> Command:
+    return functools.partial(command, "repack")
 
 
 @pytest.fixture
-def inspect(capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs ``fastpipe inspect``; its exit code, output and errors."""
-    return _command("inspect", capsys)
+def inspect(command: Command) -> Command:
+    return functools.partial(command, "inspect")
 
 
 @pytest.fixture(scope="session")
 def settled() -> Callable[[Path], Path]:
     """Waits until the file system's clock has gone on since a file, or those in a folder, changed: only then
     are they kept.  Returns what it is given."""
-    return _settled
 
+    def wait(path: Path) -> Path:
+        for file in path.rglob("*") if path.is_dir() else (path,):
+            while file.is_file() and not identify(str(file), b"").is_settled:
+                pass
+        return path
 
-def _settled(path: Path) -> Path:
-    for file in path.rglob("*") if path.is_dir() else (path,):
-        while file.is_file() and not identify(str(file), b"").is_settled:
-            pass
-    return path
+    return wait
 
 
 @pytest.fixture(scope="session")
 def properties_of() -> Callable[[str], Any]:
     """HDF5 creation properties that h5py has no function to set; the C library put them into hdf5_properties.h5.
 
-    * ``"edges RANK SIZE"``, for 1 to 3 dimensions and elements of 1, 2, 4 or 8 bytes: chunks of (4,), (3, 2) or
-      (2, 3, 2), and ``H5Pset_chunk_opts(properties, H5D_CHUNK_DONT_FILTER_PARTIAL_CHUNKS)``.
-    * ``"undefined fill"``, for elements of int32: ``H5Pset_fill_value(properties, type, NULL)``.
+    ``"edges RANK SIZE"``, for 1 to 3 dimensions and elements of 1, 2, 4 or 8 bytes: chunks of (4,), (3, 2) or
+    (2, 3, 2), and ``H5Pset_chunk_opts(properties, H5D_CHUNK_DONT_FILTER_PARTIAL_CHUNKS)``.
+    ``"undefined fill"``, for elements of int32: ``H5Pset_fill_value(properties, type, NULL)``.
     """
     h5py = importlib.import_module("h5py")
 
@@ -422,26 +409,22 @@ def odd_hdf5(tmp_path: Path, properties_of: Callable[[str], Any]) -> Path:
     rows = np.random.default_rng(0).integers(0, 1 << 30, (10, 5)).astype(np.int32)
     with h5py.File(tmp_path / "odd.h5", "w", libver="latest", userblock_size=1024) as file:
 
-        def dataset(
-            name: str, properties: Any, shape: Any = (10, 5), most: Any = (h5s.UNLIMITED,) * 2
-        ) -> Any:
+        def dataset(name: str, made: Any, shape: Any = (10, 5), most: Any = (h5s.UNLIMITED,) * 2) -> Any:
             space = h5s.create_simple(shape, most)
-            return h5py.Dataset(h5d.create(file.id, name.encode(), h5py.h5t.STD_I32LE, space, properties))
+            return h5py.Dataset(h5d.create(file.id, name.encode(), h5py.h5t.STD_I32LE, space, made))
 
-        def packed(properties: Any, *filters: str) -> Any:
+        def edges(*filters: str, made: Any = None) -> Any:
+            made = made or properties_of("edges 2 4")
             for name in filters:
-                {"shuffle": properties.set_shuffle, "gzip": lambda: properties.set_deflate(4),
-                 "lzf": lambda: properties.set_filter(h5py.h5z.FILTER_LZF, h5py.h5z.FLAG_OPTIONAL),
-                 "fletcher32": properties.set_fletcher32}[name]()  # fmt: skip
-            return properties
-
-        def edges(*filters: str) -> Any:
-            return packed(properties_of("edges 2 4"), *filters)
+                {"shuffle": made.set_shuffle, "gzip": lambda: made.set_deflate(4),
+                 "lzf": lambda: made.set_filter(h5py.h5z.FILTER_LZF, h5py.h5z.FLAG_OPTIONAL),
+                 "fletcher32": made.set_fletcher32}[name]()  # fmt: skip
+            return made
 
         def chunks(*filters: str) -> Any:
-            properties = h5p.create(h5p.DATASET_CREATE)
-            properties.set_chunk((3, 2))
-            return packed(properties, *filters)
+            made = h5p.create(h5p.DATASET_CREATE)
+            made.set_chunk((3, 2))
+            return edges(*filters, made=made)
 
         for filters in (["shuffle"], ["gzip"], ["shuffle", "lzf", "fletcher32"]):
             dataset(f"edges {' '.join(filters)}", edges(*filters))[...] = rows
@@ -467,6 +450,12 @@ def odd_hdf5(tmp_path: Path, properties_of: Callable[[str], Any]) -> Path:
 
 
 class _S3(S3):
+    def stop_gateway(self, *, kill: bool = False) -> None:
+        self._own().stop_gateway(kill=kill)
+
+    def start_gateway(self) -> None:
+        self._own().start_gateway()
+
     def _own(self) -> S3Server:
         if self.server is None:
             pytest.skip(f"the server at {self.endpoint} cannot be stopped: unset $FASTPIPE_S3_ENDPOINT")
@@ -494,32 +483,29 @@ def photo_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six small photographs in two classes."""
+    return make_photo_tree(tmp_path_factory.mktemp("tree"), classes=2, per_class=3, sizes=(60, 90))
+
+
+@pytest.fixture(scope="session")
 def photos(photo_tree: Path) -> Path:
     """Real photographs where there are any (``$FASTPIPE_PHOTOS``, or ``shared/data/photos``
     beside the checkout), else ``photo_tree``."""
     named = os.environ.get("FASTPIPE_PHOTOS")
-    for folder in (Path(named) if named else None, _ROOT.parent / "shared" / "data" / "photos"):
-        if folder is not None and folder.is_dir():
-            return folder
-    return photo_tree
-
-
-def _resources() -> dict[str, set[str]]:
-    return {kind: look() for kind, look in _LOOKS.items()}
+    places = *([Path(named)] if named else []), _ROOT.parent / "shared" / "data" / "photos", photo_tree
+    return next(filter(Path.is_dir, places))
 
 
 def _new_since(before: dict[str, set[str]]) -> list[tuple[str, str]]:
-    new = {kind: now - before[kind] for kind, now in _resources().items()}
+    new = {kind: look() - before[kind] for kind, look in _LOOKS.items()}
     new["shared memory"] -= _of_other_programs(new["shared memory"])
     return [(kind, what) for kind, found in new.items() for what in sorted(found)]
 
 
 def _threads() -> set[str]:
-    return {f"{thread.name} ({thread.ident})" for thread in threading.enumerate() if _is_ours(thread)}
-
-
-def _is_ours(thread: threading.Thread) -> bool:
-    return not thread.name.startswith(_KEPT_THREADS)
+    threads = threading.enumerate()
+    return {f"{one.name} ({one.ident})" for one in threads if not one.name.startswith(_KEPT_THREADS)}
 
 
 # A thread of a C library that called into Python once is listed as Dummy for ever; zarr-python keeps those that
@@ -574,22 +560,12 @@ def _descriptors() -> set[str]:
 # Opened once by whoever first needs them, and kept: the pipes of multiprocessing's helpers and
 # of torch's resource sharer, Python's source of random bytes, the files of loaded libraries, a GPU's driver.
 _KEPT_DESCRIPTORS = (
-    "pipe:",
-    "socket:",
-    "/dev/urandom",
-    "/dev/null",
-    "anon_inode:",
-    "/proc",
-    "/sys",
-    "/dev/pts",
-    "/dev/nvidia",
-)
+    "pipe:", "socket:", "/dev/urandom", "/dev/null", "anon_inode:", "/proc", "/sys", "/dev/pts", "/dev/nvidia",
+)  # fmt: skip
 
 
 def _segments() -> set[str]:
-    if not os.path.isdir("/dev/shm"):
-        return set()
-    return set(os.listdir("/dev/shm"))
+    return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
 
 
 def _of_other_programs(segments: set[str]) -> set[str]:
@@ -622,23 +598,13 @@ def _mapped_by_others() -> set[str]:
 
 
 def _temporary_files() -> set[str]:
-    # pytest's own folder, those that multiprocessing, torch and TensorFlow keep until the process ends, and
-    # servers'.
-    kept = (
-        "pytest-of-",
-        "pymp-",
-        "torch",
-        "__autograph",
-        *(os.path.basename(server.folder) for server in _SERVERS),
-    )
+    # pytest's own folder, those that multiprocessing, torch and TensorFlow keep until the process ends, and servers'.
+    servers = (os.path.basename(server.folder) for server in _SERVERS)
+    kept = ("pytest-of-", "pymp-", "torch", "__autograph", *servers)
     return {name for name in os.listdir(tempfile.gettempdir()) if not name.startswith(kept)}
 
 
 _LOOKS: dict[str, Callable[[], set[str]]] = {
-    "thread": _threads,
-    "batch": _batches,
-    "child process": _children,
-    "descriptor": _descriptors,
-    "shared memory": _segments,
-    "temporary file": _temporary_files,
-}
+    "thread": _threads, "batch": _batches, "child process": _children, "descriptor": _descriptors,
+    "shared memory": _segments, "temporary file": _temporary_files,
+}  # fmt: skip

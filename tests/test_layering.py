@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import functools
+import graphlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,11 @@ _LAZY = {
 }
 # What commands show of files; only they load these.
 _SHOWING = {"hdf5/inspect.py", "hdf5/repack.py", "volumes/inspection.py", "volumes/repack.py"}
-_LIGHT = {*sys.stdlib_module_names, "numpy", "fastpipe"}
+_LOWER = {"", "core", "errors", "hdf5", "images", "native", "options", "sampling", "stores", "volumes"}
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(_PACKAGE).as_posix()
 
 
 def _layer(path: Path) -> str:
@@ -66,26 +71,25 @@ def _layer(path: Path) -> str:
     return "" if parts == ("__init__",) else parts[0]
 
 
-def _imported_layer(name: str) -> str:
-    parts = name.split(".")
-    return parts[1] if len(parts) > 1 else ""
-
-
-def _imports(tree: ast.AST) -> list[tuple[ast.stmt, str]]:
-    found: list[tuple[ast.stmt, str]] = []
+def _imports(tree: ast.AST) -> Iterator[tuple[ast.stmt, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found += [(node, alias.name) for alias in node.names]
+            yield from ((node, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "imports are absolute"
-            assert node.module is not None
-            # "from fastpipe.core import folder" names a module, "from fastpipe import X" a name.
-            if node.module == "fastpipe":
-                names = [alias.name for alias in node.names]
-                found += [(node, f"fastpipe.{name}" if name in _MAY_IMPORT else "fastpipe") for name in names]
-            else:
-                found.append((node, node.module))
-    return found
+            assert node.level == 0 and node.module is not None, "imports are absolute"
+            if node.module != "fastpipe":
+                yield node, node.module
+                continue
+            for alias in node.names:  # "from fastpipe import X" names a module, or a public name
+                yield node, f"fastpipe.{alias.name}" if alias.name in _MAY_IMPORT else "fastpipe"
+
+
+def _own(imports: Iterable[tuple[ast.stmt, str]]) -> Iterator[tuple[ast.stmt, str]]:
+    """Those of this package, by their names within it."""
+    for statement, name in imports:
+        package, _, module = name.partition(".")
+        if package == "fastpipe":
+            yield statement, module
 
 
 @functools.cache
@@ -102,60 +106,39 @@ def _type_checking_only(tree: ast.Module) -> set[ast.stmt]:
     }
 
 
-@pytest.mark.parametrize("path", _MODULES, ids=lambda path: str(path.relative_to(_PACKAGE)))
+@pytest.mark.parametrize("path", _MODULES, ids=_name)
 def test_a_module_imports_only_what_its_layer_may(path: Path) -> None:
-    tree = _tree(path)
-    layer = _layer(path)
+    tree, layer = _tree(path), _layer(path)
     assert layer in _MAY_IMPORT, f"a new folder: say in ARCHITECTURE.md and here what {layer!r} may import"
     typing_only = _type_checking_only(tree)
-    for statement, name in _imports(tree):
-        if name.split(".")[0] != "fastpipe" or statement in typing_only:
-            continue
-        assert _imported_layer(name) in _MAY_IMPORT[layer] | {layer}, (
-            f"{layer or 'fastpipe'} may not import {name}"
-        )
+    for statement, module in _own(_imports(tree)):
+        is_allowed = module.split(".")[0] in _MAY_IMPORT[layer] | {layer}
+        assert statement in typing_only or is_allowed, f"{layer or 'fastpipe'} may not import {module}"
 
 
-@pytest.mark.parametrize("path", _MODULES, ids=lambda path: str(path.relative_to(_PACKAGE)))
-def test_no_function_imports_within_the_package(path: Path) -> None:
+@pytest.mark.parametrize("path", _MODULES, ids=_name)
+def test_a_module_is_imported_at_the_top_and_never_by_a_string(path: Path) -> None:
     tree = _tree(path)
     tries = [part for part in tree.body if isinstance(part, ast.Try)]
     at_top = {*tree.body, *(part for one in tries for part in one.body), *_type_checking_only(tree)}
-    lazy = _LAZY.get(path.relative_to(_PACKAGE).as_posix(), set())
-    for statement, name in _imports(tree):
-        if name.split(".")[0] == "fastpipe" and name.removeprefix("fastpipe.") not in lazy:
-            assert statement in at_top, f"line {statement.lineno}: import {name} at the top of the module"
-
-
-@pytest.mark.parametrize("path", _MODULES, ids=lambda path: str(path.relative_to(_PACKAGE)))
-def test_no_module_is_imported_by_a_string(path: Path) -> None:
-    for node in ast.walk(_tree(path)):
-        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(
-            ("import_module", "__import__", "require")
-        ):
-            for argument in node.args:
-                name = argument.value if isinstance(argument, ast.Constant) else None
+    for statement, module in _own(_imports(tree)):
+        if module not in _LAZY.get(_name(path), set()):
+            assert statement in at_top, f"line {statement.lineno}: import {module} at the top of the module"
+    for node in ast.walk(tree):
+        imports = ("import_module", "__import__", "require")
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(imports):
+            for name in (one.value for one in node.args if isinstance(one, ast.Constant)):
                 assert not str(name).startswith("fastpipe"), f"line {node.lineno}: import {name} at the top"
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        p
-        for p in _MODULES
-        if _layer(p)
-        in {"", "core", "errors", "hdf5", "images", "native", "options", "sampling", "stores", "volumes"}
-    ],
-    ids=lambda path: str(path.relative_to(_PACKAGE)),
-)
+@pytest.mark.parametrize("path", [path for path in _MODULES if _layer(path) in _LOWER], ids=_name)
 def test_lower_layers_load_only_numpy_and_the_standard_library(path: Path) -> None:
     tree = _tree(path)
     at_import = set(_run_by_importing(tree))
-    shows = path.relative_to(_PACKAGE).as_posix() in _SHOWING
+    light = {*sys.stdlib_module_names, "numpy", "fastpipe", *(["rich"] if _name(path) in _SHOWING else [])}
     for statement, name in _imports(tree):
-        if statement in at_import:
-            light = name.split(".")[0] in _LIGHT or (shows and name.split(".")[0] == "rich")
-            assert light, f"line {statement.lineno}: load {name} through _extras.require"
+        is_light = statement not in at_import or name.split(".")[0] in light
+        assert is_light, f"line {statement.lineno}: load {name} through _extras.require"
 
 
 def _run_by_importing(tree: ast.Module) -> Iterator[ast.AST]:
@@ -170,11 +153,12 @@ def _run_by_importing(tree: ast.Module) -> Iterator[ast.AST]:
         todo += ast.iter_child_nodes(node)
 
 
-@pytest.mark.parametrize(
-    "path",
-    [p for p in _MODULES if _layer(p) == "bench" or p.name in ("verify.py", "comparison.py")],
-    ids=lambda path: str(path.relative_to(_PACKAGE)),
-)
+_BY_PUBLIC_NAMES = [
+    one for one in _MODULES if _layer(one) == "bench" or one.name in ("verify.py", "comparison.py")
+]
+
+
+@pytest.mark.parametrize("path", _BY_PUBLIC_NAMES, ids=_name)
 def test_bench_and_verify_use_public_names(path: Path) -> None:
     public = {
         "fastpipe": {*fastpipe.__all__, "__version__", "augment", "bench"},
@@ -197,30 +181,21 @@ def test_modules_do_not_import_each_other_in_a_circle(folder: str, with_types: b
     for path in _MODULES:
         if not path.is_relative_to(_PACKAGE / folder) or (with_types and path.name == "__init__.py"):
             continue
-        parts = path.relative_to(_PACKAGE.parent).with_suffix("").parts
-        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        tree = _tree(path)
+        name = ".".join(path.relative_to(_PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+        tree, found = _tree(path), graph.setdefault(name, set())
         skip = set() if with_types else _type_checking_only(tree)
-        graph[name] = set()
         for node in ast.walk(tree):
-            if node in skip:
-                continue
-            if isinstance(node, ast.Import):
-                graph[name] |= {a.name for a in node.names if a.name.split(".")[0] == "fastpipe"}
-            elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "fastpipe":
-                targets = {f"{node.module}.{alias.name}" for alias in node.names}
-                graph[name] |= {t if _is_module(t) else node.module or "" for t in targets}
-    order: list[str] = []
-
-    def visit(name: str, path: tuple[str, ...]) -> None:
-        assert name not in path, f"import circle: {' → '.join((*path, name))}"
-        if name not in order:
-            for target in graph.get(name, ()):
-                visit(target, (*path, name))
-            order.append(name)
-
-    for name in graph:
-        visit(name, ())
+            if isinstance(node, ast.Import) and node not in skip:
+                found |= {one.name for one in node.names if one.name.split(".")[0] == "fastpipe"}
+            elif isinstance(node, ast.ImportFrom) and node not in skip:
+                module = node.module or ""
+                if module.split(".")[0] == "fastpipe":
+                    targets = {f"{module}.{alias.name}" for alias in node.names}
+                    found |= {target if _is_module(target) else module for target in targets}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(f"import circle: {' → '.join(error.args[1])}")
 
 
 def _is_module(name: str) -> bool:

@@ -13,16 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fastpipe import (
-    Cache,
-    FastHDF5Dataset,
-    FastImageFolder,
-    FastPatchDataset,
-    Stage,
-    generate,
-    memoize,
-    stitch,
-)
+import fastpipe
+from fastpipe import Cache, FastHDF5Dataset, FastImageFolder, FastPatchDataset, Stage
 from fastpipe.cli import main
 from fastpipe.sampling import Grid
 
@@ -44,6 +36,10 @@ def photo(path: str) -> str:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     Image.fromarray(PIXELS).save(path, "PNG")
     return path
+
+
+def patches(volume: Any, shape: tuple[int, ...] = VOXELS.shape, **options: Any) -> FastPatchDataset:
+    return FastPatchDataset(volume, shape, sampling=Grid(), **options)
 
 
 def hdf5(path: str, name: str, values: np.ndarray[Any, Any]) -> str:
@@ -82,12 +78,10 @@ def test_folders_and_files_of_images(tmp_path: Path, name: str, monkeypatch: pyt
 def test_folders_of_caches_and_stages(tmp_path: Path, name: str) -> None:
     root = f"{tmp_path}/in/{name}"
     photo(f"{root}/{name}/{name}.png")
-    for options in (
-        {"cache": Cache("disk", dir=f"{tmp_path}/c/{name}")},
-        {"stage": Stage(f"{tmp_path}/s/{name}")},
-    ):
+    options = {"cache": Cache("disk", dir=f"{tmp_path}/c/{name}"), "stage": Stage(f"{tmp_path}/s/{name}")}
+    for option, kept in options.items():
         for _ in range(2):
-            dataset = FastImageFolder(root, **options)  # type: ignore[arg-type]
+            dataset = FastImageFolder(root, **{option: kept})  # type: ignore[arg-type]
             assert np.array_equal(dataset.__getitems__([0])[0][0], PIXELS)
             if dataset._remote is not None:
                 dataset._remote.close()
@@ -102,12 +96,11 @@ def test_files_groups_and_datasets_of_hdf5(
     path = hdf5(f"{tmp_path}/{name}.h5", name, values)
     monkeypatch.chdir(tmp_path)
     for key in (name, f"/{name}", f"./{name}", f"g{name}/{name}", f"g{name}//{name}/", f"g{name}/./{name}"):
-        rows = FastHDF5Dataset(path, key)
-        assert np.array_equal(np.stack(rows.__getitems__([*range(8)])), values)
-        patches = FastPatchDataset(f"{path}/{key}", (8, 4), sampling=Grid(), cache="ram")
-        assert np.array_equal(patches[0], values)
+        rows = FastHDF5Dataset(path, key).__getitems__([*range(8)])
+        assert np.array_equal(np.stack(rows), values)
+        assert np.array_equal(patches(f"{path}/{key}", (8, 4), cache="ram")[0], values)
     assert np.array_equal(FastHDF5Dataset([f"{name}.h5"], {name: name})[3][name], values[3])
-    assert np.array_equal(FastPatchDataset(f"{name}.h5/{name}", (8, 4), sampling=Grid())[0], values)
+    assert np.array_equal(patches(f"{name}.h5/{name}", (8, 4))[0], values)
 
 
 @names
@@ -119,7 +112,7 @@ def test_volumes(tmp_path: Path, name: str, kind: str) -> None:
     ours.parent.mkdir()
     volume: Any = str(ours)
     if kind in ("npy", "table"):
-        np.save(plain, VOXELS) if kind == "npy" else np.save(tmp_path / name / "x", VOXELS)
+        np.save(plain if kind == "npy" else tmp_path / name / "x", VOXELS)
     elif kind == "tif":
         pytest.importorskip("tifffile").imwrite(plain, VOXELS, photometric="minisblack")
     elif kind == "slices":
@@ -150,23 +143,22 @@ def test_volumes(tmp_path: Path, name: str, kind: str) -> None:
     else:
         os.rename(plain, ours)
     for given in (volume, [volume]) if kind != "table" else (volume,):
-        assert np.array_equal(FastPatchDataset(given, (4, 6, 8), sampling=Grid())[0], VOXELS)
+        assert np.array_equal(patches(given)[0], VOXELS)
 
 
 @names
 @pytest.mark.parametrize("ending", ["npy", "zarr"])
 def test_stitched_volumes(tmp_path: Path, name: str, ending: str) -> None:
     np.save(tmp_path / "x.npy", VOXELS.astype(np.float32))
-    dataset = FastPatchDataset(str(tmp_path / "x.npy"), (4, 6, 8), sampling=Grid())
+    dataset = patches(str(tmp_path / "x.npy"))
     out = tmp_path / "out" / f"{name}.{ending}"
     out.parent.mkdir()
-    stitch([dataset[0][None]], dataset, out, weights="constant")
+    fastpipe.stitch([dataset[0][None]], dataset, out, weights="constant")
     assert os.listdir(out.parent) == [out.name]
-    assert np.array_equal(FastPatchDataset(str(out), (4, 6, 8), sampling=Grid())[0], VOXELS)
+    assert np.array_equal(patches(str(out))[0], VOXELS)
 
 
 def row(index: int, rng: object = None) -> np.ndarray[Any, Any]:
-    """A row of a generated file."""
     return np.full(3, index, np.float32)
 
 
@@ -174,9 +166,9 @@ def row(index: int, rng: object = None) -> np.ndarray[Any, Any]:
 def test_generated_files_and_folders_of_results(tmp_path: Path, name: str) -> None:
     out = tmp_path / "out" / f"{name}.h5"
     out.parent.mkdir()
-    generate(row, 4, out, seed=1, workers=0, probe=False, progress=False)
+    fastpipe.generate(row, 4, out, seed=1, workers=0, probe=False, progress=False)
     assert os.listdir(out.parent) == [out.name]
-    kept = memoize(row, dir=tmp_path / "kept" / name)
+    kept = fastpipe.memoize(row, dir=tmp_path / "kept" / name)
     assert kept(3).tolist() == kept(3).tolist() == [3, 3, 3]
     assert os.listdir(tmp_path / "kept") == [name]
 
@@ -194,11 +186,9 @@ def test_commands(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str])
 
     def run(*arguments: str) -> int:
         code = main(arguments)
-        shown = capsys.readouterr()
-        assert all(line.isprintable() or " " in line for line in (shown.out + shown.err).split("\n"))
-        assert not any(
-            one in shown.out + shown.err for one in ("\x1b", "\x9b", "\x7f", "\u202e", "\udcff", "\t", "\r")
-        )
+        shown = "".join(capsys.readouterr())
+        assert all(line.isprintable() or " " in line for line in shown.split("\n"))
+        assert not set(shown) & {"\x1b", "\x9b", "\x7f", "\u202e", "\udcff", "\t", "\r"}
         return code
 
     assert run("inspect", path) == run("inspect", path, "--json") == 0
@@ -206,13 +196,12 @@ def test_commands(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str])
     with h5py.File(copy) as file:
         assert np.array_equal(file[os.fsencode(name)][:], values)
     assert run("repack", f"{path}/{name}", f"{copy}.zarr", "--chunks", "1000,4") == 0
-    assert np.array_equal(FastPatchDataset(f"{copy}.zarr", (10000, 4), sampling=Grid())[0], values)
+    assert np.array_equal(patches(f"{copy}.zarr", (10000, 4))[0], values)
     assert run("repack", f"{path}/other", f"{tmp_path}/x.zarr") == run("inspect", f"{tmp_path}/{name}3") == 2
     assert run("scan", path) == 0
     bad.write_bytes(b"x")
     quarantine = f"{tmp_path}/q{name}"
-    assert run("scan", root) == 1
-    assert run("scan", root, "--quarantine", quarantine) == 0
+    assert run("scan", root) == 1 and run("scan", root, "--quarantine", quarantine) == 0
     assert not bad.exists()
     assert run("scan", "--restore", quarantine) == 0
     assert bad.read_bytes() == b"x"
@@ -222,11 +211,9 @@ def test_commands(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str])
 def test_a_pattern_of_files_is_a_pattern_where_no_file_has_its_name(tmp_path: Path) -> None:
     for name, value in (("a1", 1.0), ("a2", 2.0), ("a[12]", 3.0)):
         np.save(tmp_path / f"{name}.npy", np.full((2, 2), value))
-    found = FastPatchDataset(f"{tmp_path}/a[12].npy", (2, 2), sampling=Grid())
-    assert [patch[0, 0] for patch in found] == [3.0]
+    assert [patch[0, 0] for patch in patches(f"{tmp_path}/a[12].npy", (2, 2))] == [3.0]
     (tmp_path / "a[12].npy").unlink()
-    found = FastPatchDataset(f"{tmp_path}/a[12].npy", (2, 2), sampling=Grid())
-    assert [patch[0, 0] for patch in found] == [1.0, 2.0]
+    assert [patch[0, 0] for patch in patches(f"{tmp_path}/a[12].npy", (2, 2))] == [1.0, 2.0]
 
 
 @pytest.mark.parametrize("name", ["a::b", "dir:", "x:"])
@@ -236,7 +223,7 @@ def test_a_path_with_two_slashes_is_no_url(tmp_path: Path, name: str) -> None:
     hdf5(f"{tmp_path}/{name}/x.h5", "x", VOXELS)
     odd = f"{tmp_path}/{name}//"
     assert len(FastImageFolder.from_samples([("c/1.png", 0)], root=odd)) == 1
-    assert np.array_equal(FastPatchDataset(f"{odd}x.npy", (4, 6, 8), sampling=Grid())[0], VOXELS)
+    assert np.array_equal(patches(f"{odd}x.npy")[0], VOXELS)
     assert np.array_equal(FastHDF5Dataset(f"{odd}x.h5", "x")[1], VOXELS[1])
     assert main(["inspect", f"{odd}x.h5"]) == 0
 
@@ -246,10 +233,8 @@ def test_keys_of_buckets(s3: Any, tmp_path: Path) -> None:
     bucket, values = s3.bucket(), np.arange(32.0).reshape(8, 4)
     zarr = pytest.importorskip("zarr").open_group(str(tmp_path / "z"), mode="w", zarr_format=3)
     zarr.create_array("x", data=VOXELS, chunks=(4, 6, 8))
-    named = [
-        NAMES[key]
-        for key in ("brackets", "question", "percent", "hash", "colons", "spaces", "backslash", "emoji")
-    ]
+    keys = ("brackets", "question", "percent", "hash", "colons", "spaces", "backslash", "emoji")
+    named = [NAMES[key] for key in keys]
     for number, name in enumerate(named):
         local = hdf5(f"{tmp_path}/{number}.h5", "x", values + number)
         s3.put(bucket, f"{name}/{name}.h5", Path(local).read_bytes())
@@ -262,5 +247,4 @@ def test_keys_of_buckets(s3: Any, tmp_path: Path) -> None:
         stage = Stage(tmp_path / "stage")
         rows = FastHDF5Dataset(f"{url}.h5", "x", storage_options=s3.options, stage=stage)
         assert np.array_equal(rows[3], values[3] + number)
-        patches = FastPatchDataset(f"{url}.zarr", (4, 6, 8), sampling=Grid(), storage_options=s3.options)
-        assert np.array_equal(patches[0], VOXELS)
+        assert np.array_equal(patches(f"{url}.zarr", storage_options=s3.options)[0], VOXELS)

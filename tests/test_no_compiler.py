@@ -13,13 +13,10 @@ import pytest
 
 import fastpipe
 
-_CHILD = Path(__file__).parent / "support" / "everything_once.py"
-_PACKAGE = Path(fastpipe.__file__).parent
-
 
 def _files() -> set[Path]:
     """Those of the package but for compiled Python, which other tests may write meanwhile."""
-    return {path for path in _PACKAGE.rglob("*") if path.suffix != ".pyc"}
+    return {path for path in Path(fastpipe.__file__).parent.rglob("*") if path.suffix != ".pyc"}
 
 
 @pytest.mark.few(1)
@@ -31,21 +28,16 @@ def test_everything_works_without_a_compiler_and_without_a_folder_for_caches(
         pytest.skip("needs TensorFlow")
     (tmp_path / "empty").mkdir()
     (tmp_path / "temporary").mkdir()
-    # Nobody can make a folder below a file, root included.
-    (tmp_path / "file").write_bytes(b"")
-    kept = {
-        name: value for name, value in os.environ.items() if name.startswith(("LD_", "LC_", "LANG", "ASAN"))
-    }
-    environment = kept | {
-        "PATH": str(tmp_path / "empty"), "HOME": str(tmp_path / "file" / "home"), "CUDA_VISIBLE_DEVICES": "",
-        "XDG_CACHE_HOME": str(tmp_path / "file" / "cache"), "TMPDIR": str(tmp_path / "temporary"),
-        "PYTHONDONTWRITEBYTECODE": "1", "TF_CPP_MIN_LOG_LEVEL": "3",
+    (tmp_path / "file").touch()  # nobody can make a folder below it, root included
+    kept = ("LD_", "LC_", "LANG", "ASAN")
+    environment = {name: value for name, value in os.environ.items() if name.startswith(kept)} | {
+        "PATH": f"{tmp_path}/empty", "HOME": f"{tmp_path}/file/home", "XDG_CACHE_HOME": f"{tmp_path}/file/cache",
+        "TMPDIR": f"{tmp_path}/temporary", "CUDA_VISIBLE_DEVICES": "", "PYTHONDONTWRITEBYTECODE": "1",
+        "TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_HOME": f"{tmp_path}/temporary/keras",  # else Keras takes /tmp
     }  # fmt: skip
-    before = _files()
-    done = subprocess.run(
-        [sys.executable, str(_CHILD), what, str(tmp_path)], env=environment, cwd=tmp_path, capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
+    before, child = _files(), Path(__file__).parent / "support" / "everything_once.py"
+    command = [sys.executable, str(child), what, str(tmp_path)]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["loaded"] == []

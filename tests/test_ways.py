@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from scripts import ran
 
 import fastpipe
 
@@ -38,11 +36,6 @@ def test_a_way_crosses_the_folders_that_its_page_names(way: str) -> None:
 
 
 def _crossed(way: str) -> list[str]:
-    environment = {**os.environ, "PYTHONPATH": str(_TREE)}
-    script = Path(__file__).parent / "support" / "ways.py"
-    done = subprocess.run(
-        [sys.executable, str(script), way], env=environment, capture_output=True, text=True, check=False
-    )
+    done = ran(Path(__file__).parent / "support" / "ways.py", way, timeout=360)
     assert done.returncode == 0, done.stderr
-    found: list[str] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]

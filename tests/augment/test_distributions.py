@@ -42,12 +42,8 @@ def uniform(found: npt.NDArray[Any], low: float, high: float) -> None:
 
 
 def part(which: npt.NDArray[Any], p: float) -> None:
-    """Compare how often something is done with how often it should be."""
-    count = int(np.sum(which))
-    if p in (0.0, 1.0):
-        assert count == p * len(which)
-    else:
-        assert stats.binomtest(count, len(which), p).pvalue > SURE
+    """Compare how often something is done with how often it should be, which for 0 and 1 is exact."""
+    assert stats.binomtest(int(np.sum(which)), len(which), p).pvalue > SURE
 
 
 def equally_often(counts: npt.NDArray[Any], wanted: npt.NDArray[Any] | None = None) -> None:
@@ -76,8 +72,8 @@ def nth(theirs: str, *names: str) -> Reads:
 
 BOX = ("top", "left", "height", "width")
 ERASED: Reads = {
-    name: lambda params, theirs=theirs: 0.0 if params["v"] is None else params[theirs]
-    for name, theirs in zip(BOX, "ijhw", strict=True)
+    name: lambda params, letter=letter: 0.0 if params["v"] is None else params[letter]
+    for name, letter in zip(BOX, "ijhw", strict=True)
 }
 PAIRS = nth("translate", "translate_x", "translate_y") | nth("shear", "shear_x", "shear_y")
 KINDS = ("brightness", "contrast", "saturation", "hue")
@@ -188,14 +184,11 @@ def test_probabilities(p: float) -> None:
 
 
 def test_what_is_applied_together_is_drawn_apart() -> None:
-    chain = augment.Compose(
-        [
-            augment.RandomHorizontalFlip(),
-            augment.RandomApply([augment.ColorJitter(0.4), augment.RandomGrayscale(0.5)], 0.5),
-            augment.RandomVerticalFlip(),
-            augment.RandomApply(augment.ColorJitter(0.4), 0.5),
-        ]
-    )
+    chain = augment.Compose([
+        augment.RandomHorizontalFlip(),
+        augment.RandomApply([augment.ColorJitter(0.4), augment.RandomGrayscale(0.5)], 0.5),
+        augment.RandomVerticalFlip(), augment.RandomApply(augment.ColorJitter(0.4), 0.5),
+    ])  # fmt: skip
     first, some, last, other = drawn(chain, (3, 8, 8))
     unrelated({
         "first": first["is_flipped"], "last": last["is_flipped"], "some": some["is_applied"],
@@ -259,8 +252,9 @@ def test_gains_and_shifts_are_uniform() -> None:
 
 
 def test_volumes_are_changed_by_nnunets_distributions() -> None:
-    drawn_ = drawn(augment.nnunet_default(), (2, 6, 8, 8))
-    affine, noise, blur, bright, contrast, low, inverted, gamma, flips = drawn_
+    affine, noise, blur, bright, contrast, low, inverted, gamma, flips = drawn(
+        augment.nnunet_default(), (2, 6, 8, 8)
+    )
     is_rotated, is_scaled = affine["angle_depth"] != 0, affine["scale"] != 1
     for which in (is_rotated, is_scaled):
         part(which, 0.2)
@@ -279,8 +273,12 @@ def test_volumes_are_changed_by_nnunets_distributions() -> None:
         for axis in ("depth", "height", "width"):
             uniform(blur[f"0.{c}.sigma_{axis}"], 0.5, 1.0)
         uniform(low[f"0.{c}.scale"], 0.5, 1.0)
-        ranges = ((bright, 0.75, 1.25), (contrast, 0.75, 1.25), (inverted, 0.7, 1.5), (gamma, 0.7, 1.5))
-        for op, least, most in ranges:
+        for op, least, most in (
+            (bright, 0.75, 1.25),
+            (contrast, 0.75, 1.25),
+            (inverted, 0.7, 1.5),
+            (gamma, 0.7, 1.5),
+        ):
             factor = op[f"0.{c}.factor"]
             part(factor < 1, 0.5)
             uniform(factor[factor < 1], least, 1)
@@ -295,24 +293,24 @@ def test_volumes_are_changed_by_nnunets_distributions() -> None:
 
 def test_volumes_are_changed_as_by_batchgenerators(monkeypatch: pytest.MonkeyPatch) -> None:
     """The classes that nnU-Net's trainer uses, with its arguments."""
-    root = "batchgeneratorsv2.transforms"
-    reason = "needs batchgeneratorsv2: make peers"
-    found = pytest.importorskip(f"{root}.intensity.contrast", reason=reason)
-    contrast = found.BGContrast((0.75, 1.25))
-    blur = pytest.importorskip(f"{root}.noise.gaussian_blur", reason=reason).GaussianBlurTransform
-    spatial = pytest.importorskip(f"{root}.spatial.spatial", reason=reason)
-    low = pytest.importorskip(f"{root}.spatial.low_resolution", reason=reason).SimulateLowResolutionTransform
+
+    def theirs_of(module: str, name: str) -> Any:
+        path = f"batchgeneratorsv2.transforms.{module}"
+        return getattr(pytest.importorskip(path, reason="needs batchgeneratorsv2: make peers"), name)
+
+    contrast = theirs_of("intensity.contrast", "BGContrast")((0.75, 1.25))
+    blur = theirs_of("noise.gaussian_blur", "GaussianBlurTransform")((0.5, 1.0), False, False, 0.5)
+    low = theirs_of("spatial.low_resolution", "SimulateLowResolutionTransform")(
+        (0.5, 1), False, True, None, None, 0.5
+    )
+    spatial = theirs_of("spatial.spatial", "SpatialTransform")
     np.random.seed(0)
     torch.manual_seed(0)
     seen: list[tuple[Any, Any]] = []
-
-    def note(*given: Any) -> Any:
-        seen.append(given)
-        return np.eye(3)
-
-    monkeypatch.setattr(spatial, "create_affine_matrix_3d", note)
+    note: Any = lambda *given: seen.append(given) or np.eye(3)  # noqa: E731
+    monkeypatch.setattr(f"{spatial.__module__}.create_affine_matrix_3d", note)
     half = np.deg2rad(30)
-    theirs = spatial.SpatialTransform(
+    theirs = spatial(
         (2, 2, 2), 0, False, p_rotation=0.2, rotation=(-half, half), p_scaling=0.2, scaling=(0.7, 1.4),
         p_synchronize_scaling_across_axes=1,
     )  # fmt: skip
@@ -329,20 +327,14 @@ def test_volumes_are_changed_as_by_batchgenerators(monkeypatch: pytest.MonkeyPat
         same(ours["scale"], scales[:, at])
     factor = drawn(augment.Brightness3D(), (1, 2, 2, 2))["0.factor"]
     same(factor, [contrast() for _ in range(COUNT)])
-    sigmas = [
-        one["sigmas"][0] if one["apply_to_channel"][0] else [0, 0, 0]
-        for one in (blur((0.5, 1.0), False, False, 0.5).get_parameters(image=image) for _ in range(COUNT))
-    ]
+    found = [blur.get_parameters(image=image) for _ in range(COUNT)]
+    sigmas = np.array([one["sigmas"][0] if one["apply_to_channel"][0] else [0, 0, 0] for one in found])
     own = drawn(augment.GaussianBlur3D(p_channel=0.5), (1, 2, 2, 2))
     for at, axis in enumerate(("depth", "height", "width")):
-        same(own[f"0.sigma_{axis}"] * own["0.is_blurred"], np.array(sigmas)[:, at])
-    given = low((0.5, 1), False, True, None, None, 0.5)
-    kept = [
-        one["scales"][0, 0] if len(one["scales"]) else 0
-        for one in (given.get_parameters(image=image) for _ in range(COUNT))
-    ]
+        same(own[f"0.sigma_{axis}"] * own["0.is_blurred"], sigmas[:, at])
+    found = [low.get_parameters(image=image)["scales"] for _ in range(COUNT)]
     own = drawn(augment.LowResolution3D(p_channel=0.5), (1, 2, 2, 2))
-    same(own["0.scale"] * own["0.is_changed"], np.array(kept, np.float64))
+    same(own["0.scale"] * own["0.is_changed"], [float(one[0, 0]) if len(one) else 0.0 for one in found])
 
 
 def test_quarter_turns_and_shifts_of_volumes() -> None:
@@ -377,10 +369,8 @@ def test_volumes_are_bent_as_in_the_example(example: Any, monkeypatch: pytest.Mo
 
 
 def test_noise_of_volumes_is_normal() -> None:
-    noise = augment.GaussianNoise3D((0.3, 0.3))(
-        torch.zeros(4, 1, 20, 25, 25), generator=torch.Generator().manual_seed(0)
-    )
-    for one in noise.numpy():
+    op, blank = augment.GaussianNoise3D((0.3, 0.3)), torch.zeros(4, 1, 20, 25, 25)
+    for one in op(blank, generator=torch.Generator().manual_seed(0)).numpy():
         assert stats.kstest(one.ravel(), stats.norm(0, 0.3).cdf).pvalue > SURE
 
 
@@ -391,16 +381,17 @@ def test_motion_is_changed_as_in_the_example(example: Any) -> None:
         before, frames = scripts["before"], scripts["actor"].FRAMES
         motion = np.zeros((frames, scripts["actor"].JOINTS, 3))
         motion[:, :, 2] = np.arange(frames)[:, None] / frames
-        found: dict[str, list[Any]] = {kind: [] for kind in ("speed", "position", "scale")}
-        for kind, values in found.items():
-            for _ in range(COUNT // 2):
-                values.append(before.augment_motion_sequence(motion, kind, rng)[[0, 100], 0])
+        found: dict[str, Any] = {
+            kind: np.array(
+                [before.augment_motion_sequence(motion, kind, rng)[[0, 100], 0] for _ in range(COUNT // 2)]
+            )
+            for kind in ("speed", "position", "scale")
+        }
         ours = {
             name: drawn(op, (frames, 25, 3))
             for name, op in zip(found, scripts["after"].AUGMENTATIONS.ops, strict=False)
         }
-    read = {kind: np.array(values, np.float64) for kind, values in found.items()}
-    same(ours["speed"]["speed"], read["speed"][:, 1, 2] * frames / 100)
+    same(ours["speed"]["speed"], found["speed"][:, 1, 2] * frames / 100)
     for at in range(3):
-        same(ours["position"][f"shift{at}"], read["position"][:, 0, at])
-    same(ours["scale"]["factor"], read["scale"][:, 1, 2] * frames / 100)
+        same(ours["position"][f"shift{at}"], found["position"][:, 0, at])
+    same(ours["scale"]["factor"], found["scale"][:, 1, 2] * frames / 100)

@@ -161,13 +161,10 @@ def test_a_policy_takes_them_along(op: augment.BatchTransform) -> None:
             assert torch.equal(found[at].float(), wanted[0, 0])
 
 
-def test_anything_else_is_handed_through() -> None:
+def test_annotations_of_other_images_are_refused_and_anything_else_is_handed_through() -> None:
     labels, names, masks = torch.arange(12), ("a",) * 3, torch.zeros(12, HEIGHT, WIDTH)
     _, *found = augment.RandomHorizontalFlip()(IMAGES, labels, names, masks)
     assert found[0] is labels and found[1] is names and found[2] is masks
-
-
-def test_annotations_of_other_images_are_refused() -> None:
     box, mask = boxes_of("XYXY", 2, seeded()), tv_tensors.Mask(torch.zeros(12, HEIGHT, WIDTH))
     turned = tv_tensors.BoundingBoxes([[0.0, 0, 1, 1, 5]], format="XYWHR", canvas_size=(HEIGHT, WIDTH))
     for wrong, message in (

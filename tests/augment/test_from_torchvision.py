@@ -30,17 +30,13 @@ SAME: list[tuple[str, tuple[Any, ...]]] = [
 ]  # fmt: skip
 PAIRS: list[tuple[Callable[[Any], Any], augment.BatchTransform]] = [
     *[(lambda v, name=name, given=given: getattr(v, name)(*given), getattr(augment, name)(*given)) for name, given in SAME],
-    (
-        lambda v: v.RandomRotation(20, MODES.BILINEAR, center=(1, 2), fill=(0.1, 0.2, 0.3)),
-        augment.RandomRotation(20, "bilinear", (0.1, 0.2, 0.3), (1, 2)),
-    ),
+    (lambda v: v.RandomRotation(20, MODES.BILINEAR, center=(1, 2), fill=(0.1, 0.2, 0.3)),
+     augment.RandomRotation(20, 2, (0.1, 0.2, 0.3), (1, 2))),  # Pillow's number of "bilinear"
     (lambda v: v.RandomErasing(value="random"), augment.RandomErasing(value="random")),
     (lambda v: v.ConvertImageDtype(torch.float16), augment.ToDtype(torch.float16)),
     (lambda v: v.ToTensor(), augment.ToDtype(torch.float32)),
-    (
-        lambda v: v.RandomApply([v.ColorJitter(0.4), v.GaussianBlur(3)], 0.3),
-        augment.RandomApply([augment.ColorJitter(0.4), augment.GaussianBlur(3)], 0.3),
-    ),
+    (lambda v: v.RandomApply([v.ColorJitter(0.4), v.GaussianBlur(3)], 0.3),
+     augment.RandomApply([augment.ColorJitter(0.4), augment.GaussianBlur(3)], 0.3)),
 ]  # fmt: skip
 
 
@@ -51,25 +47,20 @@ def test_arguments_are_the_same(make: Callable[[Any], Any], wanted: augment.Batc
         assert repr(augment.from_torchvision(make(module)).ops) == repr((wanted,))
 
 
-def test_transforms_of_v2_alone_are_translated() -> None:
+def test_transforms_of_v2_alone_are_translated_and_nested_chains_become_one() -> None:
     found = augment.from_torchvision(
         v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.MixUp(alpha=0.3, num_classes=9), v2.CutMix()])
     )
     wanted = [augment.ToDtype(), augment.MixUp(alpha=0.3, num_classes=9), augment.CutMix()]
     assert repr(found) == repr(augment.Compose(wanted))
-
-
-def test_nested_chains_become_one() -> None:
-    ours = augment.from_torchvision(
-        v2.Compose([v2.PILToTensor(), nn.Sequential(v2.RandomHorizontalFlip(), v2.ToImage()), v2.Identity()]),
-        fuse=True,
-    )
+    nested = [v2.PILToTensor(), nn.Sequential(v2.RandomHorizontalFlip(), v2.ToImage()), v2.Identity()]
+    ours = augment.from_torchvision(v2.Compose(nested), fuse=True)
     assert [type(op) for op in ours.ops] == [augment.RandomHorizontalFlip] and ours.fuse
     assert ours(smooth_images()).shape == smooth_images().shape
 
 
-class Flip(v2.RandomHorizontalFlip):  # type: ignore[misc]
-    """Somebody's own."""
+class Flip(v2.RandomHorizontalFlip):  # type: ignore[misc]  # somebody's own
+    pass
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from augmentations import seeded
 from PIL import Image
 from torch import Tensor
 from torchvision.transforms import v2
@@ -22,12 +23,8 @@ from fastpipe.errors import AugmentError, MissingDependencyError, OptionError
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 def noise(count: int = 5, side: int = 48) -> Tensor:
-    return torch.randint(0, 256, (count, 3, side, side), dtype=torch.uint8, generator=generator())
+    return torch.randint(0, 256, (count, 3, side, side), dtype=torch.uint8, generator=seeded())
 
 
 def pixels_of(images: Tensor) -> list[Any]:
@@ -67,9 +64,8 @@ def test_each_row_is_what_the_chain_gives_so_far(tmp_path: Path) -> None:
         augment.RandomResizedCrop(48), augment.RandomHorizontalFlip(),
         augment.RandomApply(augment.ColorJitter(0.4, 0.4, 0.4, 0.1), p=0.8), augment.RandomErasing(1.0),
     ]  # fmt: skip
-    images = noise()
-    path = tmp_path / "new" / "views.png"
-    picture = augment.preview(augment.Compose(ops), images, path, count=4, generator=generator(3), tile=48)
+    images, path = noise(), tmp_path / "new" / "views.png"
+    picture = augment.preview(augment.Compose(ops), images, path, count=4, generator=seeded(3), tile=48)
     with Image.open(path) as written:
         page = np.asarray(written)
     assert np.array_equal(page, np.asarray(picture)) and page.shape[2] == 3
@@ -77,9 +73,9 @@ def test_each_row_is_what_the_chain_gives_so_far(tmp_path: Path) -> None:
     rows = [images[:4]]
     for count in range(1, 5):
         part = augment.Compose(ops[:count])
-        parameters = augment.Compose(ops).draw(images.shape, generator=generator(3))[:count]
+        parameters = augment.Compose(ops).draw(images.shape, generator=seeded(3))[:count]
         rows.append(part.apply(images, parameters)[:4])
-    assert torch.equal(rows[-1], augment.Compose(ops)(images, generator=generator(3))[:4])
+    assert torch.equal(rows[-1], augment.Compose(ops)(images, generator=seeded(3))[:4])
     check_rows(page, [pixels_of(row) for row in rows])
     assert not places(page, pixels_of(images)[4])
 
@@ -87,32 +83,27 @@ def test_each_row_is_what_the_chain_gives_so_far(tmp_path: Path) -> None:
 def test_chains_are_fused_as_they_are_used() -> None:
     ops = [augment.RandomAffine(30), augment.ColorJitter(0.4, 0.4, 0.4, 0.1), augment.RandomHorizontalFlip()]
     views, images = augment.Compose(ops, fuse=True), noise()
-    found = views(images, generator=generator())
-    assert not torch.equal(found, augment.Compose(ops)(images, generator=generator()))
+    found = views(images, generator=seeded())
+    assert not torch.equal(found, augment.Compose(ops)(images, generator=seeded()))
     for draws in (None, 1):
-        page = np.asarray(augment.preview(views, images, draws=draws, generator=generator(), tile=48))
+        page = np.asarray(augment.preview(views, images, draws=draws, generator=seeded(), tile=48))
         check_rows(page, [pixels_of(images), pixels_of(found)])
 
 
-def test_draws_are_what_the_next_calls_give() -> None:
+def test_draws_are_what_the_next_calls_give_and_the_global_generator_is_left(same_generators: None) -> None:
     views = augment.Compose([augment.RandomAffine(30), augment.ColorJitter(0.5)])
     images = noise()
-    page = np.asarray(augment.preview(views, images, draws=3, generator=generator(1), tile=48))
-    same = generator(1)
+    page = np.asarray(augment.preview(views, images, draws=3, generator=seeded(1), tile=48))
+    same = seeded(1)
     check_rows(page, [pixels_of(images), *(pixels_of(views(images, generator=same)) for _ in range(3))])
-
     key = Key(7, 2, np.arange(5))
     page = np.asarray(augment.preview(views, images, draws=2, key=key, tile=48))
     epochs = [views(images, key=key._replace(epoch=epoch)) for epoch in (2, 3)]
     check_rows(page, [pixels_of(one) for one in (images, *epochs)])
-
-
-def test_the_global_generator_is_left_as_it_was(same_generators: None) -> None:
-    flip, images = augment.RandomRotation(90), noise()
     before = torch.random.get_rng_state()
-    page = np.asarray(augment.preview(flip, images, tile=48))
+    page = np.asarray(augment.preview(views, images, tile=48))
     assert torch.equal(torch.random.get_rng_state(), before)
-    check_rows(page, [pixels_of(images), pixels_of(flip(images))])
+    check_rows(page, [pixels_of(images), pixels_of(views(images))])
 
 
 def test_normalisation_is_undone() -> None:
@@ -123,7 +114,7 @@ def test_normalisation_is_undone() -> None:
     given = augment.Compose(ops[:2])(images)
     page = np.asarray(augment.preview(ops[2], given, mean=MEAN, std=STD, tile=48))
     check_rows(page, [pixels_of(images), pixels_of(images.flip(2))], within=1)
-    grey = torch.rand(4, 1, 48, 48, generator=generator())
+    grey = torch.rand(4, 1, 48, 48, generator=seeded())
     page = np.asarray(augment.preview(ops[2], (grey - 0.5) / 0.1, mean=[0.5], std=[0.1], tile=48))
     check_rows(page, [pixels_of(grey), pixels_of(grey.flip(2))], within=1)
 
@@ -131,20 +122,20 @@ def test_normalisation_is_undone() -> None:
 def test_mixing_is_with_samples_that_are_not_shown() -> None:
     images = noise(6) / 255
     for mix in (augment.MixUp(num_classes=2), augment.CutMix(num_classes=2, per_sample=True)):
-        page = np.asarray(augment.preview(mix, images, count=2, generator=generator(), tile=48))
-        found, _ = mix(images, torch.zeros(6, dtype=torch.int64), generator=generator())
+        page = np.asarray(augment.preview(mix, images, count=2, generator=seeded(), tile=48))
+        found, _ = mix(images, torch.zeros(6, dtype=torch.int64), generator=seeded())
         check_rows(page, [pixels_of(images[:2]), pixels_of(found[:2])])
 
 
 @pytest.mark.parametrize("shape", [(3, 32, 60), (3, 2, 16, 60)])
 def test_spectrograms_are_heat_maps(shape: tuple[int, ...]) -> None:
-    values = torch.randn(shape, generator=generator()) * 20 - 40
+    values = torch.randn(shape, generator=seeded()) * 20 - 40
     values[0].view(-1)[0] = -torch.inf
     masks = augment.SpecAugment(1, 20, 1, 8, zero_masking=True)
     ops = augment.Compose([augment.TimeShift(10), masks])
-    page = np.asarray(augment.preview(ops, values, generator=generator(), tile=40))
+    page = np.asarray(augment.preview(ops, values, generator=seeded(), tile=40))
     rows = []
-    for one in (values, ops.apply(values, ops.draw(shape, generator=generator()))):
+    for one in (values, ops.apply(values, ops.draw(shape, generator=seeded()))):
         row = []
         for sample, original in zip(one, values, strict=True):
             finite = original[original.isfinite()]
@@ -157,9 +148,8 @@ def test_spectrograms_are_heat_maps(shape: tuple[int, ...]) -> None:
 
 def test_names_are_shown_as_far_as_they_fit() -> None:
     names = (None, list("abcde"), torch.arange(5), ["a very long name " * 20] * 5, ["é", "日本", "", 1, 2.5])
-    assert (
-        len({augment.preview(augment.RandomGrayscale(), noise(), names=these).size for these in names}) == 1
-    )
+    pictures = [augment.preview(augment.RandomGrayscale(), noise(), names=these) for these in names]
+    assert len({picture.size for picture in pictures}) == 1
 
 
 class Own(augment.BatchTransform):
@@ -219,14 +209,11 @@ def test_captions_say_what_was_drawn(
     assert caption(op, dict(zip(names or op.names_for(1), row, strict=True)), "sample 3") == lines
 
 
-def test_policies_are_captioned_with_torchvisions_names() -> None:
+def test_policies_have_torchvisions_names_and_titles_the_main_argument() -> None:
     words = [words(1.0).split()[0] for words in _CHANGES]
     assert (
         words == list(v2.RandAugment._AUGMENTATION_SPACE) == list(v2.TrivialAugmentWide._AUGMENTATION_SPACE)
     )
-
-
-def test_titles_are_names_with_the_main_argument() -> None:
     assert title(augment.RandAugment(2, 9)) == ["RandAugment", "2 of magnitude 9"]
     assert title(augment.RandomErasing(0.25)) == ["RandomErasing", "p = 0.25"]
     assert title(augment.SpecAugment(1, 5, 1, 5, p=0.5)) == ["SpecAugment"]
@@ -237,7 +224,7 @@ def test_titles_are_names_with_the_main_argument() -> None:
 
 @pytest.mark.parametrize("channels", [0, 1, 2])
 def test_volumes_are_shown_by_their_middle_plane(channels: int) -> None:
-    volumes = 1 + torch.rand(3, max(channels, 1), 8, 12, 12, generator=generator())
+    volumes = 1 + torch.rand(3, max(channels, 1), 8, 12, 12, generator=seeded())
     volumes = volumes if channels else volumes[:, 0]
     size = augment.preview(augment.nnunet_default((6, 8, 8)), volumes, tile=40).size
     bright = augment.preview(augment.Brightness3D(0.0), volumes, tile=40)

@@ -36,30 +36,23 @@ def small(
     monkeypatch: pytest.MonkeyPatch, tree: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
     """The options by which each case measures tiny data for an instant, without worker processes."""
-    for module in (augment_case, generate_case, hdf5_case, volume_case):
-        monkeypatch.setattr(module.Bench, "quick_s", 0.001)
-    monkeypatch.setattr(full_augment.Bench, "recipes", (RECIPES[0], RECIPES[2]))
-    kept = [one for one in SINGLE if one.label in ("ToDtype", "TimeShift")]
-    monkeypatch.setattr(full_augment, "SINGLE", kept)
-    monkeypatch.setattr(full_augment, "LOADED", LOADED[4:5])
-    monkeypatch.setattr(full_augment, "SINGLE_S", 0.001)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(full_generate, "PREDICTED", ())
-    generate_specs = full_generate.specs
-    monkeypatch.setattr(full_generate, "specs", lambda section, cores: generate_specs(section, 0))
-    monkeypatch.setattr(full_hdf5, "QUICK", (3, 8, 20))
-    monkeypatch.setattr(hdf5_case, "best_workers", lambda spec, *others: spec)
-    monkeypatch.setattr(volume_case, "QUICK", Sizes((32, 64, 64), (16, 32, 32), (10, 20, 20)))
+    generate_specs, sliced, require = full_generate.specs, volume_case.sliced_loader, volume_case.require
     slices = next(spec for spec in specs() if spec.key == "warm-slices")
-    sliced, require = volume_case.sliced_loader, volume_case.require
-    monkeypatch.setattr(
-        volume_case, "require", lambda name, extra: name == "zarr" or require(name, extra=extra)
-    )
-    monkeypatch.setattr(
-        volume_case,
-        "sliced_loader",
-        lambda spec, scroll, size: sliced(slices, scroll, size, MemoryPatches(scroll)),
-    )
+    changed: list[tuple[Any, str, Any]] = [
+        *((one.Bench, "quick_s", 0.001) for one in (augment_case, generate_case, hdf5_case, volume_case)),
+        (full_augment.Bench, "recipes", (RECIPES[0], RECIPES[2])),
+        (full_augment, "SINGLE", [one for one in SINGLE if one.label in ("ToDtype", "TimeShift")]),
+        (full_augment, "LOADED", LOADED[4:5]), (full_augment, "SINGLE_S", 0.001),
+        (torch.cuda, "is_available", lambda: False),
+        (full_generate, "PREDICTED", ()), (full_generate, "specs", lambda section, cores: generate_specs(section, 0)),
+        (full_hdf5, "QUICK", (3, 8, 20)), (hdf5_case, "best_workers", lambda spec, *others: spec),
+        (volume_case, "QUICK", Sizes((32, 64, 64), (16, 32, 32), (10, 20, 20))),
+        (volume_case, "require", lambda name, extra: name == "zarr" or require(name, extra=extra)),
+        (volume_case, "sliced_loader",
+         lambda spec, scroll, size: sliced(slices, scroll, size, MemoryPatches(scroll))),
+    ]  # fmt: skip
+    for place, name, value in changed:
+        monkeypatch.setattr(place, name, value)
     folder = tmp_path_factory.mktemp("made")
     return {
         "augment": ["--batch-size", "2", "--data", str(tree)],
@@ -72,18 +65,15 @@ def small(
 
 @pytest.mark.slow
 @pytest.mark.leaks("matplotlib keeps its fonts open, joblib a resource tracker")
-@pytest.mark.parametrize(
-    ("case", "is_full", "sections", "main", "words"),
-    [
-        ("hdf5", False, ["gzip", "lzf", "plain", "contiguous"], "gzip-window", "equal h5py's bit for bit"),
-        pytest.param("hdf5", True, ["rows", "cells", "files-12"], "gzip-window", "equal h5py's", marks=pytest.mark.slow),
-        ("volume", True, ["cold", "warm"], "cold-tour", "equal the source's slices bit for bit"),
-        ("augment", True, ["simclr-float32", "specaugment-float32", "files-grey"], "simclr-float32-batch",
-         "agree with torchvision's functions"),
-        ("generate", True, ["quick", "batch"], "quick-workers", "bit for bit, each in its place"),
-        ("scaling", False, ["1", "2"], "threads-2", "outputs agree with torchvision's on 6 photos"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("case", "is_full", "sections", "main", "words"), [
+    ("hdf5", False, ["gzip", "lzf", "plain", "contiguous"], "gzip-window", "equal h5py's bit for bit"),
+    ("hdf5", True, ["rows", "cells", "files-12"], "gzip-window", "equal h5py's"),
+    ("volume", True, ["cold", "warm"], "cold-tour", "equal the source's slices bit for bit"),
+    ("augment", True, ["simclr-float32", "specaugment-float32", "files-grey"], "simclr-float32-batch",
+     "agree with torchvision's functions"),
+    ("generate", True, ["quick", "batch"], "quick-workers", "bit for bit, each in its place"),
+    ("scaling", False, ["1", "2"], "threads-2", "outputs agree with torchvision's on 6 photos"),
+])  # fmt: skip
 def test_a_quick_run_gives_table_json_and_picture(
     case: str, is_full: bool, sections: list[str], main: str, words: str, small: Any, run: Command
 ) -> None:
@@ -94,10 +84,8 @@ def test_a_quick_run_gives_table_json_and_picture(
     words = [word for word in small[case] if not word.startswith("/") and word != "2,1"]
     assert all(word in result["command"] for word in words)
     if case == "augment":
-        assert [one["key"] for one in result["single"]["rows"]] == [
-            "op-ToDtype-uint8",
-            "op-TimeShift-float32",
-        ]
+        keys = [one["key"] for one in result["single"]["rows"]]
+        assert keys == ["op-ToDtype-uint8", "op-TimeShift-float32"]
         assert "not measured: on CUDA: torch finds no CUDA device" in " ".join(found.printed.split())
     elif case == "volume":
         assert set(result["stages"]["seconds"]) >= {"decode", "wait"} and result["amplification"]["tour"]
@@ -109,7 +97,7 @@ def test_a_quick_run_gives_table_json_and_picture(
 @pytest.mark.slow
 @pytest.mark.leaks("joblib keeps a resource tracker")
 @pytest.mark.parametrize(
-    ("case", "count"), [("volume", len(VOLUME_PEERS)), ("augment", 4), ("generate", 2), pytest.param("hdf5", 8, marks=pytest.mark.slow)]
+    ("case", "count"), [("volume", len(VOLUME_PEERS)), ("augment", 4), ("generate", 2), ("hdf5", 8)]
 )  # fmt: skip
 def test_peers_that_are_not_there_are_rows_that_say_how_to_install_them(
     case: str, count: int, small: Any, run: Command, monkeypatch: pytest.MonkeyPatch
@@ -169,24 +157,15 @@ def _wrong_generate(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize(
-    ("case", "spoil", "words"),
-    [
-        ("hdf5", _wrong_hdf5, "samples are not in the file"),
-        ("volume", _wrong_volume, "cold: FastPatchDataset"),
-        ("augment", _wrong_augment, "SimCLR, float32: augment.Compose: 100.00% of the values differ"),
-        ("generate", _wrong_generate, "quick: fastpipe.generate(workers=0): x differs in 1 of 300 rows, row 2"),
-    ],
-    ids=["hdf5", "volume", "augment", "generate"],
-)  # fmt: skip
+@pytest.mark.parametrize(("case", "spoil", "words"), [
+    ("hdf5", _wrong_hdf5, "samples are not in the file"),
+    ("volume", _wrong_volume, "cold: FastPatchDataset"),
+    ("augment", _wrong_augment, "SimCLR, float32: augment.Compose: 100.00% of the values differ"),
+    ("generate", _wrong_generate, "quick: fastpipe.generate(workers=0): x differs in 1 of 300 rows, row 2"),
+], ids=["hdf5", "volume", "augment", "generate"])  # fmt: skip
 def test_a_wrong_output_ends_the_command_with_1_and_writes_nothing(
-    case: str,
-    spoil: Callable[..., None],
-    words: str,
-    small: Any,
-    run: Command,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    case: str, spoil: Callable[..., None], words: str, small: Any, run: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
     spoil(monkeypatch)
     found = run([case, *_QUICK, *small[case]], case in ("augment", "generate"))
     assert found.code == 1 and found.printed == ""
@@ -200,8 +179,7 @@ def test_a_file_of_the_users_own_has_one_section(small: Any, run: Command, tmp_p
     with h5py.File(own, "w") as file:
         values = np.arange(40 * 6, dtype=np.int32).reshape(40, 6)
         file.create_dataset("deep/x", data=values, chunks=(4, 6), compression="lzf")
-    found = run(["hdf5", *_QUICK, "--data", own, "--key", "deep/x", "--batch-size", "8"])
-    result = checked_result(found)
+    result = checked_result(run(["hdf5", *_QUICK, "--data", own, "--key", "deep/x", "--batch-size", "8"]))
     assert list(result["sections"]) == ["file"] and "targets" not in result
     assert result["data"]["name"] == "own.h5" and result["main"] == "file-window"
     assert {row["group"] for row in result["rows"]} == {"replaced", "stock", "fastpipe"}
@@ -211,12 +189,10 @@ def test_a_file_of_the_users_own_has_one_section(small: Any, run: Command, tmp_p
 def test_some_recipes_are_measured_alone(small: Any, run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(full_augment.Bench, "recipes", RECIPES)
     monkeypatch.setattr("benchmarks.cases.augment_recipes.SIZE", (12, 16, 16))
-    monkeypatch.setattr(
-        full_augment, "SINGLE", [one for one in SINGLE if one.label in ("GaussianBlur3D", "ToDtype")]
-    )
-    result = checked_result(
-        run(["augment", *_QUICK, *small["augment"], "--recipe", "volume", "--recipe", "motion"], True)
-    )
+    kept = [one for one in SINGLE if one.label in ("GaussianBlur3D", "ToDtype")]
+    monkeypatch.setattr(full_augment, "SINGLE", kept)
+    command = ["augment", *_QUICK, *small["augment"], "--recipe", "volume", "--recipe", "motion"]
+    result = checked_result(run(command, True))
     kinds = ("replaced", "worker", "batch")
     keys = [f"{key}-float32-{kind}" for key in ("volume", "motion") for kind in kinds]
     assert [row["key"] for row in result["rows"]] == keys and result["main"] == "volume-float32-batch"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 from bench_results import Run
 from rich.console import Console
+from scripts import ran
 
 from fastpipe.bench import cli
 from fastpipe.bench.results import save
@@ -34,36 +34,31 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, result: dict[str, An
     return tmp_path
 
 
-_FOLDERS = ("images", "augment")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        *((f"{case} --data none", "is not a folder") for case in _FOLDERS),
-        ("generate --quick --folder none", "is not a folder"),
-        ("images --data plain", "has no class folders"),
-        ("images --data empty", "class_1"),
-        ("hdf5 --data x.h5", "--data and --key go together"),
-        ("hdf5 --data none.h5 --key x", "cannot be read as HDF5"),
-        ("--only sounds", "--only: must be some of keras_multimodal, hdf5_mel,"),  # of the case "all"
-        *(
-            (f"{case} --peers --quick", f"in a clone of fastpipe's repository: python benchmarks/run.py {case}")
-            for case in ("s3", "gpu", "images", "hdf5")
-        ),
-        ("scaling hdf5", "python benchmarks/run.py scaling hdf5"),
-        *(
-            (f"{case} {option} {path}", f"{option}: '{path}' {words}")
-            for case in ("images", "all")
-            for option in ("--json", "--html", "--plot")
-            for path, words in (("plain", "is a folder"), ("old.json/new", "cannot be written"))
-        ),
-        ("--compare old.json", "is of the case 'images', and this is 'all'"),
-        ("images --compare none.json", "cannot be read"),
-        ("table none.json", "cannot be read"),
-        ("table --short old.json", "--short needs results"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("arguments", "message"), [
+    ("images --data none", "is not a folder"),
+    ("augment --data none", "is not a folder"),
+    ("generate --quick --folder none", "is not a folder"),
+    ("images --data plain", "has no class folders"),
+    ("images --data empty", "class_1"),
+    ("hdf5 --data x.h5", "--data and --key go together"),
+    ("hdf5 --data none.h5 --key x", "cannot be read as HDF5"),
+    ("--only sounds", "--only: must be some of keras_multimodal, hdf5_mel,"),  # of the case "all"
+    *(
+        (f"{case} --peers --quick", f"in a clone of fastpipe's repository: python benchmarks/run.py {case}")
+        for case in ("s3", "gpu", "images", "hdf5")
+    ),
+    ("scaling hdf5", "python benchmarks/run.py scaling hdf5"),
+    *(
+        (f"{case} {option} {path}", f"{option}: '{path}' {words}")
+        for case in ("images", "all")
+        for option in ("--json", "--html", "--plot")
+        for path, words in (("plain", "is a folder"), ("old.json/new", "cannot be written"))
+    ),
+    ("--compare old.json", "is of the case 'images', and this is 'all'"),
+    ("images --compare none.json", "cannot be read"),
+    ("table none.json", "cannot be read"),
+    ("table --short old.json", "--short needs results"),
+])  # fmt: skip
 def test_bad_input_is_one_line_before_anything_is_measured(
     arguments: str, message: str, folder: Path, run: Command
 ) -> None:
@@ -74,42 +69,29 @@ def test_bad_input_is_one_line_before_anything_is_measured(
     assert sorted(folder.rglob("*")) == before
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["scaling", "hdf5", "--data", "plain"], "leave it out with 'hdf5'"),
-        (["scaling", "--folder", "plain"], "--folder is for 'hdf5' and 'volume'"),
-    ],
-)
-def test_options_of_another_job_are_refused(
-    arguments: list[str], message: str, folder: Path, run: Command
-) -> None:
-    found = run(arguments, True, files=False)
+@pytest.mark.parametrize(("arguments", "message"), [
+    ("scaling hdf5 --data plain", "leave it out with 'hdf5'"),
+    ("scaling --folder plain", "--folder is for 'hdf5' and 'volume'"),
+])  # fmt: skip
+def test_options_of_another_job_are_refused(arguments: str, message: str, folder: Path, run: Command) -> None:
+    found = run(arguments.split(), True, files=False)
     assert found.code == 2 and message in found.said
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        "images --rounds 0", "images --batch-size many", "images --rounds 3 --seconds 60", "sounds", "table",
-        "augment --recipe strange", "generate --section strange",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("arguments", [
+    "images --rounds 0", "images --batch-size many", "images --rounds 3 --seconds 60", "sounds", "table",
+    "augment --recipe strange", "generate --section strange",
+])  # fmt: skip
 def test_wrong_options_show_the_usage(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["bench", *arguments.split()])
-    assert stopped.value.code == 2
-    assert "usage: fastpipe" in capsys.readouterr().err
+    assert stopped.value.code == 2 and "usage: fastpipe" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("case", "module", "words"),
-    [
-        ("generate", "h5py", "fastpipe[generation]"),
-        ("volume", "zarr", "pip install"),
-        ("tf", "tensorflow", "pip install 'fastpipe[tf]'"),
-    ],
-)
+@pytest.mark.parametrize(("case", "module", "words"), [
+    ("generate", "h5py", "fastpipe[generation]"), ("volume", "zarr", "pip install"),
+    ("tf", "tensorflow", "pip install 'fastpipe[tf]'"),
+])  # fmt: skip
 def test_a_package_that_is_missing_is_named_with_the_remedy(
     case: str, module: str, words: str, monkeypatch: pytest.MonkeyPatch, run: Command
 ) -> None:
@@ -145,35 +127,27 @@ from fastpipe.cli import main
 sys.path.insert(0, "benchmarks")
 import paths
 from benchmarks.run import CASES, main as measure
-for run, cases, option in ((main, cli.CASES, "--compare"), (measure, CASES, "--compare")):
+for run, cases in ((main, cli.CASES), (measure, CASES)):
     for case in cases:
         with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as text:
             run([*(["bench"] if run is main else []), case, "--help"])
-        assert option in text.getvalue(), case
+        assert "--compare" in text.getvalue(), case
         assert not heavy & set(sys.modules), (case, heavy & set(sys.modules))
 print("done")
 """
 
 
 def test_help_loads_no_framework() -> None:
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", _HELP], capture_output=True, text=True, check=False, cwd=root
-    )
+    done = ran("-c", _HELP, cwd=Path(__file__).resolve().parents[2])
     assert done.stdout == "done\n", done.stderr
 
 
 _ODD = "[red]:x:.jpg"  # rich would make a colour and a picture of it
 
 
-def _progress(is_terminal: bool) -> tuple[io.StringIO, Progress]:
-    text = io.StringIO()
-    return text, Progress(Console(file=text, force_terminal=is_terminal, width=80))
-
-
 def test_steps_are_lines_where_there_is_no_terminal() -> None:
-    text, progress = _progress(is_terminal=False)
-    with progress:
+    text = io.StringIO()
+    with Progress(Console(file=text, force_terminal=False, width=80)) as progress:
         progress.now("comparing")
         progress.step(f"step {_ODD}")
         progress.stop()
@@ -183,8 +157,8 @@ def test_steps_are_lines_where_there_is_no_terminal() -> None:
 
 @pytest.mark.parametrize("method", ["now", "step"])
 def test_a_line_moves_in_a_terminal_until_it_is_stopped(method: str) -> None:
-    text, progress = _progress(is_terminal=True)
-    with progress:
+    text = io.StringIO()
+    with Progress(Console(file=text, force_terminal=True, width=80)) as progress:
         assert text.getvalue() == ""  # nothing flashes where nothing takes long
         getattr(progress, method)(f"comparing {_ODD}")
         progress.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,7 @@ from benchmarks.studies.volume_memory import Topology, memory_of_topologies
 from fastpipe.bench import hdf5 as case
 from fastpipe.bench import volume as rows
 from fastpipe.bench.synthetic import scroll_slabs
-from fastpipe.bench.volume import (
-    Scroll,
-    Sizes,
-    SlicedRow,
-    WholeEpochs,
-    check_patches,
-    made_scroll,
-    sliced_loader,
-)
+from fastpipe.bench.volume import Scroll, Sizes, SlicedRow, WholeEpochs
 from fastpipe.errors import OptionError
 
 _SIZES = Sizes((32, 64, 64), (16, 32, 32), (10, 20, 20))
@@ -47,16 +40,14 @@ def tables(folder: Path) -> dict[str, case.Table]:
 
 @pytest.fixture(scope="module")
 def scroll(folder: Path) -> Scroll:
-    return made_scroll(_SIZES, folder)
+    return rows.made_scroll(_SIZES, folder)
 
 
 def test_tables_are_made_once_in_four_layouts_of_the_same_rows(tables: Any, folder: Path) -> None:
     four = list(tables.values())[:4]
-    values = []
-    for table in four:
-        with h5py.File(table.path) as file:
-            values.append(file["mels"][:])
-    assert all(np.array_equal(values[0], other) for other in values[1:])
+    with ExitStack() as stack:
+        first, *others = (stack.enter_context(h5py.File(table.path))["mels"][:] for table in four)
+    assert all(np.array_equal(first, other) for other in others)
     assert [table.chunk for table in four] == [(16, 64, 128)] * 3 + [None]
     assert [table.is_packed for table in tables.values()] == [True, True, False, False, True, True]
     assert case.made_tables(70, folder) == four
@@ -81,39 +72,32 @@ def test_a_dataset_that_is_no_table_is_refused_and_nan_is_a_number(tables: Any, 
     assert case.check_rows((table, spec) for spec in case.specs_of(table, 4) if spec.group == "fastpipe").ok
 
 
-_SPOIL = {
-    "value": lambda batches: batches[1][0].view(-1).__setitem__(0, 7),
-    "label": lambda batches: batches[1][1].view(-1)[:1].add_(1),
-    "double": lambda batches: batches.append(batches[0]),
-    "short": lambda batches: batches.pop(),
-}
-
-
-@pytest.mark.parametrize("spoil", list(_SPOIL))
-def test_both_checks_find_a_wrong_value_label_or_number(tables: Any, scroll: Scroll, spoil: str) -> None:
+@pytest.mark.parametrize("spoil", [
+    lambda batches: batches[1][0].view(-1).__setitem__(0, 7), lambda batches: batches[1][1].view(-1)[:1].add_(1),
+    lambda batches: batches.append(batches[0]), lambda batches: batches.pop(),
+], ids=["value", "label", "double", "short"])  # fmt: skip
+def test_both_checks_find_a_wrong_value_label_or_number(tables: Any, scroll: Scroll, spoil: Any) -> None:
     cells, check = tables["cells"], case.RowCheck()
     good = list(case.loader_of(case.specs_of(cells, 100)[-1], cells))
     bad = copy.deepcopy(good)
-    _SPOIL[spoil](bad)
+    spoil(bad)
     check.add("these", case.digests_of(cells), good)
     assert check.ok
     check.add("these", case.digests_of(cells), bad)
     assert not check.ok and check.as_json()["problems"][0].startswith("these: ")
     (row,) = own_rows(scroll, "warm-slices")
     bad = [[values.clone(), labels.clone()] for values, labels in row.batches(scroll.epoch)]
-    _SPOIL[spoil](bad)
+    spoil(bad)
     row.batches = lambda count: bad
-    found = check_patches(scroll, [row])
+    found = rows.check_patches(scroll, [row])
     assert not found.ok and "outputs differ from the source's slices: warm: slices" in found.sentence()
     row.close()
 
 
 def test_the_volume_on_disk_is_what_was_made_and_is_made_once(scroll: Scroll, folder: Path) -> None:
-    made = zip(*scroll_slabs(_SIZES.shape, _SIZES.chunk[0]), strict=True)
-    assert all(
-        np.array_equal(one, np.concatenate(parts)) for one, parts in zip(scroll.arrays, made, strict=True)
-    )
-    assert made_scroll(_SIZES, folder, pytest.fail) == scroll
+    made = map(np.concatenate, zip(*scroll_slabs(_SIZES.shape, _SIZES.chunk[0]), strict=True))
+    assert all(map(np.array_equal, scroll.arrays, made))
+    assert rows.made_scroll(_SIZES, folder, pytest.fail) == scroll
     assert scroll.nbytes == 32 * 64 * 64 * 3 and scroll.patch_nbytes == 10 * 20 * 20 * 3
     assert scroll.epoch == 32 and scroll.epoch * scroll.patch_nbytes <= scroll.nbytes
     described = scroll.described
@@ -122,11 +106,12 @@ def test_the_volume_on_disk_is_what_was_made_and_is_made_once(scroll: Scroll, fo
 
 
 def own_rows(scroll: Scroll, *keys: str) -> list[Any]:
-    """Rows of this process, without those that slice Zarr in a worker."""
-    chosen = [spec for spec in specs() if not keys or spec.key in keys]
-    fast = [WholeEpochs(spec, scroll, 2) for spec in chosen if spec.group == "fastpipe"]
-    slices = [spec for spec in chosen if spec.kind == "slices"]
-    return [*fast, *(SlicedRow(one, sliced_loader(one, scroll, 2, MemoryPatches(scroll))) for one in slices)]
+    """Rows of fastpipe's, and those that slice what is in memory."""
+    return [
+        WholeEpochs(spec, scroll, 2) if spec.group == "fastpipe"
+        else SlicedRow(spec, rows.sliced_loader(spec, scroll, 2, MemoryPatches(scroll)))
+        for spec in specs() if spec.key in keys
+    ]  # fmt: skip
 
 
 def test_a_cold_row_remembers_nothing_at_first_and_a_warm_one_all(
@@ -163,7 +148,7 @@ def test_start_up_and_memory_are_measured_in_new_processes(folder: Path, tables:
     assert found["cold"]["import_s"] > found["replaced"]["import_s"]
     used = memory_of_trees(tables["gzip"], 8, 1 << 20, workers=(1,))["rows"]
     assert [row["budget_mb"] for row in used] == [0.0, 1.0]
-    plain = made_scroll(_SIZES, folder, compressed=False)
+    plain = rows.made_scroll(_SIZES, folder, compressed=False)
     assert plain.described["bytes"] > scroll.nbytes > scroll.described["bytes"]
     found = volume_first(scroll, plain, 2, runs=1)
     assert all(one["median_s"] > 0 for one in found.values())

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import platform
-import subprocess
-import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from bench_results import Run, checked_result
+from bench_results import checked_result, ran
 
 import fastpipe
 from benchmarks.floor import DecodeRow
@@ -41,20 +40,16 @@ def _level(number: int, count: int, levels: int) -> Callable[[list[Batch]], Any]
     return lambda other: other[number][0].view(-1)[:count].add_(levels)
 
 
-@pytest.mark.parametrize(
-    ("spoil", "expected", "problem"),
-    [
-        (lambda other: None, {"differing": 0, "largest": 0, "over_one": 0}, None),
-        (_level(0, 602112, 1), {"differing": 602112, "largest": 1, "over_one": 0}, None),  # rounding
-        (_level(1, 100, 2), {"largest": 2, "over_one": 100}, None),  # rounding, when very rare
-        (_level(1, 200, 2), {"over_one": 200}, "more than"),
-        (_level(1, 1, 3), {}, "pixels differ by up to 3 of 255"),
-        (lambda other: other[1][1].zero_(), {}, "labels of batch 1 differ"),
-        (lambda other: other.__setitem__(0, (other[0][0].float(), other[0][1])), {}, "torch.float32"),
-        (lambda other: other.__setitem__(0, (other[0][0][:, :, 1:], other[0][1])), {}, ""),
-    ],
-    ids=["equal", "one level", "two levels", "often two levels", "three levels", "label", "type", "shape"],
-)  # fmt: skip
+@pytest.mark.parametrize(("spoil", "expected", "problem"), [
+    (lambda other: None, {"differing": 0, "largest": 0, "over_one": 0}, None),
+    (_level(0, 602112, 1), {"differing": 602112, "largest": 1, "over_one": 0}, None),  # rounding
+    (_level(1, 100, 2), {"largest": 2, "over_one": 100}, None),  # rounding, when very rare
+    (_level(1, 200, 2), {"over_one": 200}, "more than"),
+    (_level(1, 1, 3), {}, "pixels differ by up to 3 of 255"),
+    (lambda other: other[1][1].zero_(), {}, "labels of batch 1 differ"),
+    (lambda other: other.__setitem__(0, (other[0][0].float(), other[0][1])), {}, "torch.float32"),
+    (lambda other: other.__setitem__(0, (other[0][0][:, :, 1:], other[0][1])), {}, ""),
+], ids=["equal", "one level", "two levels", "often two levels", "three levels", "label", "type", "shape"])  # fmt: skip
 def test_only_rounding_passes_the_check(
     batches: list[Batch], spoil: Callable[..., Any], expected: dict[str, int], problem: str | None
 ) -> None:
@@ -86,20 +81,16 @@ def test_the_worst_photos_are_named(batches: list[Batch]) -> None:
 _NAN, _ENDLESS, _ONE = float("nan"), float("inf"), np.ones(4, np.float32)
 
 
-@pytest.mark.parametrize(
-    ("expected", "got", "fields"),
-    [
-        (_ONE, _ONE.copy(), {"differing": 0}),
-        (_ONE, np.nextafter(_ONE, np.float32(2)), {"differing": 4, "over_one": 0, "bytes_only": False}),
-        ([_NAN, 1.0], [_NAN, 1.0], {"photos_differing": 0}),
-        ([_NAN, 1.0], [2.0, 1.0], {"largest": _ENDLESS}),
-        ([_ENDLESS], [_ENDLESS], {"photos_differing": 0}),
-        ([2**62], [2**62 + 1], {"photos_differing": 1}),
-        (np.uint16([1, 9]), np.uint16([5, 9]), {"largest": 4}),
-        ([True, False], [True, True], {"largest": 1}),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("expected", "got", "fields"), [
+    (_ONE, _ONE.copy(), {"differing": 0}),
+    (_ONE, np.nextafter(_ONE, np.float32(2)), {"differing": 4, "over_one": 0, "bytes_only": False}),
+    ([_NAN, 1.0], [_NAN, 1.0], {"photos_differing": 0}),
+    ([_NAN, 1.0], [2.0, 1.0], {"largest": _ENDLESS}),
+    ([_ENDLESS], [_ENDLESS], {"photos_differing": 0}),
+    ([2**62], [2**62 + 1], {"photos_differing": 1}),
+    (np.uint16([1, 9]), np.uint16([5, 9]), {"largest": 4}),
+    ([True, False], [True, True], {"largest": 1}),
+], ids=str)  # fmt: skip
 def test_values_of_all_types_are_compared(expected: Any, got: Any, fields: dict[str, Any]) -> None:
     check = Check()
     check.add([(np.asarray(expected), np.asarray(got))], 0, "")
@@ -133,8 +124,7 @@ def test_the_floor_decodes_crops_and_loaders_resample_after_it(tree: Path) -> No
 @pytest.mark.parametrize("cache", ["ram", "disk"])
 def test_a_cached_row_decodes_nothing_while_it_is_measured(tree: Path, cache: str) -> None:
     spec = next(spec for spec in loader_specs(2) if spec.key == f"cached-{cache}-256")
-    row = LoaderRow(spec, tree, range(4), 2)
-    try:
+    with closing(LoaderRow(spec, tree, range(4), 2)) as row:
         row.measure(2)  # fills it first
         maker = row.dataset._running().maker
         open_image = maker.open_image
@@ -145,29 +135,23 @@ def test_a_cached_row_decodes_nothing_while_it_is_measured(tree: Path, cache: st
 
         maker.open_image = open_kept
         assert row.measure(8) > 0
-    finally:
-        row.close()
 
 
 def test_the_machine_is_described_with_its_containers_limit_and_without_its_name(tmp_path: Path) -> None:
-    group = tmp_path / "sys" / "fs" / "cgroup"
-    group.mkdir(parents=True)
-    (group / "memory.max").write_text("1073741824\n")
+    limit = tmp_path / "sys" / "fs" / "cgroup" / "memory.max"
+    limit.parent.mkdir(parents=True)
+    limit.write_text("1073741824\n")
     assert memory_bytes(ControlGroups(tmp_path)) == 2**30
-    (group / "memory.max").write_text("max\n")
+    limit.write_text("max\n")
     assert memory_bytes(ControlGroups(tmp_path)) == memory_bytes(ControlGroups(tmp_path / "none"))
     assert describe()["cores"] >= 1 and (not platform.node() or platform.node() not in json.dumps(describe()))
 
 
 def test_a_quick_run_as_a_user_runs_it(tree: Path, tmp_path: Path) -> None:
-    files = ["--json", str(tmp_path / "r.json"), "--plot", str(tmp_path / "r.png")]
-    command = [sys.executable, "-m", "fastpipe.bench", "images", "--quick", "--data", str(tree)]
-    done = subprocess.run(
-        [*command, "--batch-size", "3", *files], capture_output=True, text=True, check=False
-    )
-    result = checked_result(Run(done.returncode, done.stdout, done.stderr, tmp_path), tree, rounds=2)
-    assert "check: outputs agree with torchvision's on 6 photos" in done.stderr
-    assert "FastImageFolder + FastLoader" in done.stdout and (tmp_path / "r.png").exists()
+    run = ran(tmp_path, "-m", "fastpipe.bench", "images", "--quick", "--data", tree, "--batch-size", "3")
+    result = checked_result(run, tree, rounds=2)
+    assert "check: outputs agree with torchvision's on 6 photos" in run.said
+    assert "FastImageFolder + FastLoader" in run.printed and (tmp_path / "r.png").exists()
     assert {row["group"] for row in result["rows"]} == {"replaced", "stock", "fastpipe"}
     assert result["check"]["photos"] == 6
     assert set(result["stages"]["seconds"]) >= {"read", "decode", "transform", "wait"}

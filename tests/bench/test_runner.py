@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from bench_results import rated
 from clock import ManualClock
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,11 +21,9 @@ class Steady:
     workers = 0
 
     def __init__(self, key: str, clock: ManualClock, rate: float = 100, **options: Any) -> None:
-        self.key, self.clock, self.rate = key, clock, rate
-        self.chunk, self.start_up, self.fails_at = (
-            options.get(name, usual) for name, usual in (("chunk", 10), ("start_up", 0.0), ("fails_at", -1))
-        )
-        self.calls = 0
+        self.key, self.clock, self.rate, self.calls = key, clock, rate, 0
+        self.chunk, self.start_up = options.get("chunk", 10), options.get("start_up", 0.0)
+        self.fails_at = options.get("fails_at", -1)
 
     def measure(self, images: int) -> float:
         if self.calls == self.fails_at:
@@ -46,9 +45,8 @@ def run(clock: ManualClock, plan: runner.Plan, *contenders: Any) -> tuple[str, r
         order.append(contender.key)
 
     images = {contender.key: 10 * contender.chunk for contender in contenders}
-    session = runner.interleave(
-        contenders, images, plan, on_sample=note, now=clock, pause=lambda seconds: None
-    )
+    options: Any = {"on_sample": note, "now": clock, "pause": lambda seconds: None}
+    session = runner.interleave(contenders, images, plan, **options)
     return "".join(order), session
 
 
@@ -74,16 +72,13 @@ def test_rounds_are_interleaved_and_a_broken_contender_leaves_them() -> None:
     assert order.count("a") == order.count("c") == 3
 
 
-@pytest.mark.parametrize(
-    ("plan", "made"),
-    [
-        (runner.Plan(rounds=None, budget_s=5.5), 5),
-        (runner.Plan(rounds=None, budget_s=0.1), runner.Plan.least),
-        (runner.Plan(rounds=4, budget_s=99.0, least=1), 4),
-        (runner.Plan(rounds=9, budget_s=5.5, least=1), 5),
-        (runner.Plan(rounds=9, budget_s=0.1, least=1), 1),
-    ],
-)
+@pytest.mark.parametrize(("plan", "made"), [
+    (runner.Plan(rounds=None, budget_s=5.5), 5),
+    (runner.Plan(rounds=None, budget_s=0.1), runner.Plan.least),
+    (runner.Plan(rounds=4, budget_s=99.0, least=1), 4),
+    (runner.Plan(rounds=9, budget_s=5.5, least=1), 5),
+    (runner.Plan(rounds=9, budget_s=0.1, least=1), 1),
+])  # fmt: skip
 def test_a_budget_and_a_number_end_the_rounds(plan: runner.Plan, made: int) -> None:
     clock = ManualClock()
     assert run(clock, plan, Steady("a", clock))[1].rounds == made
@@ -95,17 +90,11 @@ def test_a_budget_and_a_number_end_the_rounds(plan: runner.Plan, made: int) -> N
 def test_calibration_finds_the_length(rate: float, chunk: int, start_up: float) -> None:
     contender = Steady("a", ManualClock(0.0), rate, chunk=chunk, start_up=start_up)
     images = runner.calibrate(contender, 1.0)
-    assert images % chunk == 0
-    assert contender.measure(images) >= 1.0
-    assert contender.clock.now < 30
+    assert images % chunk == 0 and contender.measure(images) >= 1.0 and contender.clock.now < 30
 
 
 def test_a_ratio_is_taken_within_its_round_to_the_best_of_it() -> None:
-    samples = {
-        "one": [runner.Sample(0, 10, 1.0), runner.Sample(1, 10, 1.0)],  # 10, 10
-        "two": [runner.Sample(0, 10, 2.0), runner.Sample(1, 10, 0.5)],  # 5, 20
-        "us": [runner.Sample(0, 10, 0.5), runner.Sample(1, 10, 0.25)],  # 20, 40
-    }
+    samples = {"one": rated(10, 10), "two": rated(5, 20), "us": rated(20, 40)}
     assert runner.ratios(samples, "us", ["one", "two"]) == [2.0, 2.0]
     assert runner.ratios(samples, "one", ["one", "two"]) == [1.0, 0.5]
     assert runner.summarise([5.0, 1.0, 2.0, 4.0]) == (3.0, 1.0, 5.0)  # median and range
@@ -128,6 +117,5 @@ def test_a_timeline_has_what_each_step_waits(monkeypatch: pytest.MonkeyPatch) ->
     assert found.as_json() == times
     clock.now = 0.0
     some = runner.timeline_of(batches(1.0, 1.0, 9.0), lambda number: 2.0, steps=2)
-    assert (
-        some == runner.Timeline((1.0, 1.0), (2.0, 2.0)) and clock.now == 6.0
-    )  # no further batch is asked for
+    assert some == runner.Timeline((1.0, 1.0), (2.0, 2.0))
+    assert clock.now == 6.0  # no further batch is asked for

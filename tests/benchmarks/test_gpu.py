@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from bench_results import Run, checked_result, rated
+from bench_results import checked_result, ran, rated
 
 from benchmarks.gpu import check
 from benchmarks.gpu.case import Budget
@@ -23,9 +21,6 @@ from benchmarks.run import main
 from fastpipe.bench.data import Photos, scan
 from fastpipe.bench.images import LoaderSpec
 from fastpipe.bench.runner import ContenderError
-from fastpipe.core.native import native
-from fastpipe.core.transfer import Transfer
-from fastpipe.images import gpu_batches as decoders
 
 pytest.importorskip("tensorstore", reason="needs tensorstore: pip install 'fastpipe[volume]'")
 
@@ -58,8 +53,8 @@ def test_without_a_gpu_the_command_says_what_to_do(
 def test_pixels_of_the_processor_are_pillows(photos: Photos) -> None:
     found = check_pixels([spec_of("decode-cpu")], photos, 4, 3)
     assert found.ok and found.photos == 4
-    label = "FastImageFolder + FastLoader"
-    assert found.apart["decode-cpu"] == {"label": label, "mean": 0.0, "largest": 0.0}
+    nothing = {"label": "FastImageFolder + FastLoader", "mean": 0.0, "largest": 0.0}
+    assert found.apart["decode-cpu"] == nothing
     assert "0 of 255 on average, 0 at most; labels are the same" in found.sentence()
     elsewhere = check_pixels([spec_of("decode-nvimgcodec")], photos, 2, 2)
     assert elsewhere.problems == {"decode-nvimgcodec": "images are not decoded on the GPU"}
@@ -73,24 +68,6 @@ def test_a_crash_of_a_decoder_is_a_problem_of_its_own() -> None:
         apart(len, 4)
 
 
-def test_images_decoded_by_a_device_are_compared(photos: Photos, monkeypatch: pytest.MonkeyPatch) -> None:
-    def decoder(levels: int) -> Any:
-        """Decodes on the device, which is the processor, so many levels too bright."""
-
-        def decode(parts: Any, stream: Any) -> list[Any]:
-            images = (torch.from_numpy(native.decode(blob, *box)) for blob, box in parts)
-            return [image.clamp_max(254) + levels for image in images]
-
-        return SimpleNamespace(decode=decode, describe=lambda: "a device's decoder")
-
-    monkeypatch.setattr(Transfer, "is_elsewhere", True)
-    for levels, is_enough in ((0, True), (1, False)):
-        monkeypatch.setattr(decoders, "device_decoder", lambda *_, levels=levels: decoder(levels))
-        found = check_pixels([spec_of("decode-nvimgcodec")], photos, 4, 4)
-        assert found.ok == is_enough, found.problems
-        assert abs(found.apart["decode-nvimgcodec"]["mean"] - levels) < 0.1
-
-
 @pytest.mark.parametrize(("key", "mean", "is_enough"), [
     ("decode-cpu", 0.0, True), ("decode-cpu", 0.01, False), ("decode-dali", 0.5, True),
     ("decode-dali", 0.6, False), ("decode-dali", float("nan"), False),
@@ -101,17 +78,13 @@ def test_pixels_of_a_gpu_may_differ_a_little(key: str, mean: float, is_enough: b
     assert found.ok == is_enough and set(found.problems) == (set() if is_enough else {key})
 
 
-@pytest.mark.parametrize(
-    ("spoil", "words"),
-    [
-        (
-            lambda images, labels: (images ^ 1, labels),
-            "pixels are 1 of 255 apart on average, at most 0 asked",
-        ),
-        (lambda images, labels: (images, labels + 1), "labels or order differ"),
-    ],
-    ids=["pixels", "labels"],
-)
+@pytest.mark.parametrize(("spoil", "words"), [
+    (
+        lambda images, labels: (images ^ 1, labels),
+        "pixels are 1 of 255 apart on average, at most 0 asked",
+    ),
+    (lambda images, labels: (images, labels + 1), "labels or order differ"),
+], ids=["pixels", "labels"])  # fmt: skip
 def test_wrong_outputs_end_the_command_with_1(
     tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path, spoil: Any, words: str
 ) -> None:
@@ -129,37 +102,25 @@ def test_a_steps_loss_is_told_by_the_ceiling_of_its_round() -> None:
     slow.busy, ceiling.busy = [0.9, 0.4, 0.8], [None, None]  # the first was warming up
     figures = figures_of([slow, ceiling, gone], samples, "ceiling")  # type: ignore[list-item]
     assert figures == [
-        {
-            "key": "slow",
-            "stall": {"median": 0.3, "low": 0.1, "high": 0.5, "raw": [0.5, 0.1]},
-            "busy": {"median": 0.6, "low": 0.4, "high": 0.8, "raw": [0.4, 0.8]},
-        },
+        {"key": "slow", "stall": {"median": 0.3, "low": 0.1, "high": 0.5, "raw": [0.5, 0.1]},
+         "busy": {"median": 0.6, "low": 0.4, "high": 0.8, "raw": [0.4, 0.8]}},
         {"key": "ceiling", "stall": None, "busy": None},
-    ]
+    ]  # fmt: skip
     rows = [{"key": "slow", "label": "a loader"}, {"key": "ceiling", "label": "the ceiling"}]
     assert training_lines({"rows": rows, "training": {"train": figures}}) == [
         "train: a loader: lost for want of data 30.0% (10.0% to 50.0%), GPU busy 60.0% (40.0% to 80.0%)"
     ]
 
 
-def ran(folder: Path, *arguments: str, **environment: str) -> Run:
-    """The command in a process of its own."""
-    script = Path(__file__).resolve().parents[2] / "benchmarks" / "run.py"
-    files = ["--json", str(folder / "r.json"), "--plot", str(folder / "r.png")]
-    command, variables = (
-        [sys.executable, str(script), "gpu", *arguments, *files],
-        {**os.environ, **environment},
-    )
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
-    return Run(done.returncode, done.stdout, done.stderr, folder)
+_COMMAND = Path(__file__).resolve().parents[2] / "benchmarks" / "run.py", "gpu"
 
 
 @pytest.mark.slow
 @pytest.mark.hang_after(240)
 def test_a_run_on_the_processor_has_all_sections(tree: Path, tmp_path: Path) -> None:
     # One thread: several that wait for each other beside other tests take many times as long.
-    arguments = ["--device", "cpu", "--data", str(tree)]
-    run = ran(tmp_path, *arguments, OMP_NUM_THREADS="1", XDG_CACHE_HOME=str(tmp_path))
+    command = *_COMMAND, "--device", "cpu", "--data", tree
+    run = ran(tmp_path, *command, OMP_NUM_THREADS="1", XDG_CACHE_HOME=str(tmp_path))
     result = checked_result(run, tree, rounds=TINY.rounds)
     assert list(result["sections"]) == [section.key for section in SECTIONS]
     keys = {row["key"] for row in result["rows"]}
@@ -188,7 +149,7 @@ def test_without_time_the_command_says_so(
 @pytest.mark.gpu
 @pytest.mark.hang_after(600)
 def test_a_run_on_a_gpu(tree: Path, tmp_path: Path) -> None:
-    run = ran(tmp_path, "--data", str(tree), "--batch-size", "16", "--seconds", "240")
+    run = ran(tmp_path, *_COMMAND, "--data", tree, "--batch-size", "16", "--seconds", "240")
     result = checked_result(run, tree, rounds=FULL.rounds)
     expected = {
         "decode-cpu", "decode-nvimgcodec", "train-cpu", "train-nvimgcodec", "train-share", "train-ceiling",

@@ -6,7 +6,6 @@ import dataclasses
 import io
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from scripts import ran
 
 from benchmarks.cases.augment import AUGMENT_PEERS, SINGLE, AugmentChild, TaskRow, wanted_of
 from benchmarks.cases.augment_recipes import RECIPES, ArrayBatches, made_motion, made_volumes
@@ -82,8 +82,12 @@ def child(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], No
         "def say(**message): print(json.dumps(message), flush=True)\n"
         "job = json.loads(sys.stdin.readline())\n"
     )
-    monkeypatch.setattr(peers, "CHILD", tmp_path / "child.py")
-    return lambda code: (tmp_path / "child.py").write_text(head + code) and None
+
+    def run(code: str) -> None:
+        (tmp_path / "child.py").write_text(head + code)
+        monkeypatch.setattr(peers, "CHILD", tmp_path / "child.py")
+
+    return run
 
 
 def test_a_row_has_the_facts_of_its_process(
@@ -110,27 +114,18 @@ def test_a_row_has_the_facts_of_its_process(
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize(
-    ("code", "message"),
-    [
-        ("say(error='too tired')\n", "Own: too tired"),
-        ("sys.exit('out of words')\n", "Own stopped: out of words"),
-        ("import signal\nsignal.pause()\n", r"Own did not answer for 5\.5 s, and was ended"),
-        (None, "Own stopped: KeyError: 'own'"),  # by the real child
-    ],
-)
+@pytest.mark.parametrize(("code", "message"), [
+    ("say(error='too tired')\n", "Own: too tired"),
+    ("sys.exit('out of words')\n", "Own stopped: out of words"),
+    ("import signal\nsignal.pause()\n", r"Own did not answer for 5\.5 s, and was ended"),
+    (None, "Own stopped: KeyError: 'own'"),  # by the real child
+])  # fmt: skip
 def test_a_process_that_refuses_dies_or_hangs_is_reported(
-    photos: Photos,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    child: Any,
-    code: str | None,
-    message: str,
-) -> None:
-    child(code or "")
+    photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, child: Any, code: str | None, message: str
+) -> None:  # fmt: skip
+    if code is not None:
+        child(code)
     monkeypatch.setattr(peers, "_PATIENCE_S", 5.5)
-    if code is None:
-        monkeypatch.setattr(peers, "CHILD", Path(peers.__file__).with_name("child.py"))
     with pytest.raises(ContenderError, match=message):
         PeerRow(OWN, sys.executable, photos, 4, 1)
     with pytest.raises(ContenderError, match="Own does not start"):
@@ -146,7 +141,7 @@ def test_the_child_needs_neither_fastpipe_nor_its_dependencies() -> None:
         "assert not {'torch', 'rich', 'platformdirs', 'fastpipe.errors'} & set(sys.modules)\n"
     )
     # -I: no current folder, no PYTHONPATH, by which the real fastpipe could be found.
-    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=False)
+    done = ran("-I", "-c", code)
     assert done.returncode == 0, done.stderr
 
 
@@ -190,16 +185,12 @@ def test_the_child_measures_until_the_pipe_closes(job: protocol.Job, monkeypatch
 def test_a_peer_with_a_wrong_batch_is_not_measured(job: protocol.Job) -> None:
     right, labels = np.random.default_rng(0).uniform(-1, 1, (2, 3, 224, 224)).astype(np.float32), [0, 1]
     as_bytes = dataclasses.replace(job, output="uint8")
-    changed: Any = protocol.AugmentJob(
-        "", "", "", "", ["a"], 2, 8, [0.5] * 3, [0.5] * 3, 10, 1, "cpu", "", {}
-    )
+    half = [0.5] * 3
+    changed: Any = protocol.AugmentJob("", "", "", "", ["a"], 2, 8, half, half, 10, 1, "cpu", "", {})
     table: Any = protocol.TableJob("", "x", (70, 64, 128), "float32", 16, 2, 8, 2, "")
     volume: Any = protocol.VolumeJob("", "", [32, 64, 64], [10, 20, 20], 2, 1, 32, 1000, False, "", {})
-    small, rows, patch = (
-        right[:, :, :8, :8],
-        np.zeros((8, 64, 128), "f4"),
-        np.zeros((2, 10, 20, 20), np.uint16),
-    )
+    small, rows = right[:, :, :8, :8], np.zeros((8, 64, 128), "f4")
+    patch = np.zeros((2, 10, 20, 20), np.uint16)
     found = [
         (protocol.batch_problem(job, "NCHW", right, labels), None),
         (protocol.batch_problem(job, "NHWC", right.transpose(0, 2, 3, 1), np.zeros((2, 1))), None),
@@ -210,19 +201,18 @@ def test_a_peer_with_a_wrong_batch_is_not_measured(job: protocol.Job) -> None:
         (protocol.batch_problem(job, "NCHW", right, [0, 7]), "[7]"),
         (protocol.batch_problem(as_bytes, "NCHW", (100 + 20 * right).astype(np.uint8), labels), None),
         (protocol.batch_problem(as_bytes, "NCHW", np.zeros(right.shape, np.uint8), labels), "values lie in"),
-        (protocol.augment_problem(changed, "one", small), None),
-        (protocol.augment_problem(changed, "one", small[:, 0]), None),
-        (protocol.augment_problem(changed, "one", small.astype(np.uint8)), "one: a batch is uint8"),
-        (protocol.augment_problem(changed, "one", small[:1]), "expected float32 of 2 samples"),
-        (protocol.augment_problem(changed, "one", small[..., 1:]), "expected 8×8"),
-        (protocol.augment_problem(changed, "one", small + np.nan), "not finite"),
+        *((protocol.augment_problem(changed, "one", one), words) for one, words in (
+            (small, None), (small[:, 0], None), (small.astype(np.uint8), "one: a batch is uint8"),
+            (small[:1], "expected float32 of 2 samples"), (small[..., 1:], "expected 8×8"),
+            (small + np.nan, "not finite"),
+        )),
         (protocol.table_problem(table, rows), None),
         (protocol.table_problem(table, rows.astype(float)), "float64"),
         (protocol.table_problem(table, rows[1:]), "(7, 64, 128)"),
         (protocol.volume_problem(volume, patch, patch), None),
         (protocol.volume_problem(volume, patch[:1], patch), "values of (1, 10, 20, 20)"),
         (protocol.volume_problem(volume, patch, patch[..., 1:]), "labels of (2, 10, 20, 19)"),
-    ]
+    ]  # fmt: skip
     for problem, words in found:
         assert problem is None if words is None else words in str(problem)
     for one in (changed, table, volume):
@@ -268,11 +258,10 @@ def test_a_peer_of_tables_works_and_says_what_it_cannot_read(peer: Peer, tmp_pat
 def test_a_peer_of_volumes_cuts_its_patches_and_no_others(
     peer: Peer, tmp_path: Path, child: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = Path(peers.__file__).with_name("child.py")
+    real = peers.CHILD
     scroll = made_scroll(Sizes((32, 64, 64), (16, 32, 32), (10, 20, 20)), tmp_path)
-    child(
-        "say(patches=[{'start': [0, 0, 0], 'digests': ['00', '00']}], versions={}, note='')\nsys.stdin.read()\n"
-    )
+    patches = "[{'start': [0, 0, 0], 'digests': ['00', '00']}]"
+    child(f"say(patches={patches}, versions={{}}, note='')\nsys.stdin.read()\n")
     with pytest.raises(ContenderError, match="1 of its first 1 patches are not those of the volume"):
         VolumePeerRow(peer, sys.executable, scroll, 2, 2)
     monkeypatch.setattr(peers, "CHILD", real)

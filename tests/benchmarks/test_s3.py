@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +39,9 @@ def photos(tree: Path) -> Photos:
 @pytest.fixture
 def server(s3: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The server of all tests, which the case uses."""
-    monkeypatch.setenv("FASTPIPE_S3_ENDPOINT", s3.endpoint)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.options["key"])
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.options["secret"])
+    for name, value in (("FASTPIPE_S3_ENDPOINT", s3.endpoint), ("AWS_ACCESS_KEY_ID", s3.options["key"]),
+                        ("AWS_SECRET_ACCESS_KEY", s3.options["secret"])):  # fmt: skip
+        monkeypatch.setenv(name, value)
     return s3
 
 
@@ -70,9 +72,8 @@ def test_the_check_sees_every_sample_of_the_bucket_and_the_local_folder(
 def test_without_a_server_the_case_says_what_to_do(photos: Photos, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FASTPIPE_S3_ENDPOINT", raising=False)
     monkeypatch.setattr("s3_server.missing_programs", lambda: "no radosgw: apt-get install radosgw")
-    needs = pytest.raises(OptionError, match="needs an S3 server: no radosgw: apt-get install")
-    with needs, s3_rows.Bucket(photos, 4, 1, 0):
-        pytest.fail("there is no server")
+    with pytest.raises(OptionError, match="needs an S3 server: no radosgw: apt-get install"):
+        s3_rows.Bucket(photos, 4, 1, 0).__enter__()
 
 
 @pytest.mark.slow
@@ -87,10 +88,8 @@ def test_rows_of_first_epochs_fetch_each_object_once_and_later_ones_nothing(
             s3_rows.InOrder("fetch-ahead", bucket, _BATCH),
             s3_rows.StageAll("fetch-stage", bucket, stages),
         ]
-        later = [
-            s3_rows.LaterEpochs("replaced", bucket, _BATCH, None),
-            s3_rows.LaterEpochs("s", bucket, _BATCH, tmp_path / "s"),
-        ]
+        stages_of = {"replaced": None, "s": tmp_path / "s"}
+        later = [s3_rows.LaterEpochs(key, bucket, _BATCH, stage) for key, stage in stages_of.items()]
         for row in (*first, *later):
             row.measure(_COUNT)
             before = bucket.proxy.counts().requests
@@ -108,11 +107,8 @@ def test_a_stall_is_the_share_of_the_epoch_that_is_waited(
     bucket: s3_rows.Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with s3_rows.EmptyStages() as stages:
-        loaders = [
-            fast_stall("first-stage", "with", bucket, _BATCH, stages),
-            fast_stall("first-ahead", "without", bucket, _BATCH, None),
-        ]
-        said: list[str] = []
+        kinds, said = (("first-stage", "with", stages), ("first-ahead", "without", None)), list[str]()
+        loaders = [fast_stall(key, label, bucket, _BATCH, kept) for key, label, kept in kinds]
         found = stalls(loaders, 2, rate=4000.0, say=said.append)
     assert [line.rpartition(" ")[2] for line in said] == ["with", "without"] * 2
     for row in found["rows"]:
@@ -165,16 +161,12 @@ def test_targets_are_judged_by_the_median_and_told_in_sentences() -> None:
 @pytest.mark.skipif(bench_peers.interpreter(BUCKET_PEERS[0]) is None, reason="needs boto3: pip install boto3")
 def test_a_peer_goes_through_the_bucket(bucket: s3_rows.Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(case, "WORKERS", 1)
-    python = bench_peers.interpreter(BUCKET_PEERS[0])
-    assert python is not None
-    row = BucketPeerRow(BUCKET_PEERS[0], python, bucket, _BATCH, "first")
-    try:
+    python = str(bench_peers.interpreter(BUCKET_PEERS[0]))
+    with closing(BucketPeerRow(BUCKET_PEERS[0], python, bucket, _BATCH, "first")) as row:
         assert row.chunk == _COUNT and "boto3" in (row.info.versions or {})
         before = bucket.proxy.counts().requests
         assert row.measure(_COUNT) > 0
         assert bucket.proxy.counts().requests - before >= _COUNT
-    finally:
-        row.close()
 
 
 @pytest.mark.slow
@@ -183,9 +175,7 @@ def test_a_quick_run_gives_table_and_json(
 ) -> None:
     monkeypatch.setattr(case, "WORKERS", 1)
     monkeypatch.setattr(case, "CONNECTIONS", (4,))
-    monkeypatch.setattr(
-        case, "MountRow", lambda key, folder, size: s3_rows.MountRow(key, folder, size, workers=1)
-    )
+    monkeypatch.setattr(case, "MountRow", partial(s3_rows.MountRow, workers=1))
     words = ["s3", "--data", str(tree), "--batch-size", "8", "--objects", "16", "--delay", "1", "--quick"]
     code = main([*words, "--rounds", "1", "--json", str(tmp_path / "r.json")])
     result = checked_result(Run(code, *capsys.readouterr(), tmp_path), tree)

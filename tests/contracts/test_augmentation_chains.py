@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import pickle
 import signal
 import threading
@@ -24,11 +25,9 @@ from fastpipe.core.native import native
 from fastpipe.core.types import Key
 
 OF_FLOATS = ("SpecAugment", "nnU-Net", "other volumes", "motion")
-PAIRS = [
-    pytest.param(case, dtype, id=f"{case}, {str(dtype)[6:]}")
-    for case in CHAINS
-    for dtype in DTYPES[case in OF_FLOATS :]
-]
+PAIRS = pytest.mark.parametrize(("case", "dtype"), [
+    pytest.param(case, dtype, id=f"{case}, {str(dtype)[6:]}") for case in CHAINS for dtype in DTYPES[case in OF_FLOATS :]
+])  # fmt: skip
 
 
 def others_of(chain: Any, batch: Tensor, numbers: Any) -> list[Tensor]:
@@ -81,11 +80,6 @@ def at_an_odd_address(batch: Tensor) -> Tensor:
     return found.view(batch.shape).copy_(batch)
 
 
-def in_inference(batch: Tensor) -> Tensor:
-    with torch.inference_mode():
-        return batch.clone()
-
-
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "last dimension first": lambda batch: batch.movedim(-1, 1).contiguous().movedim(1, -1),
     "second dimension last": lambda batch: batch.movedim(1, -1).contiguous().movedim(-1, 1),
@@ -93,7 +87,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "a part of more": part_of_more,
     "every second": lambda batch: batch.repeat_interleave(2, -1).repeat_interleave(2, 1)[:, ::2, ..., ::2],
     "an odd address": at_an_odd_address,
-    "inference": in_inference,
+    "inference": torch.inference_mode()(Tensor.clone),
     "recorded": lambda batch: batch.clone().requires_grad_(batch.is_floating_point()),
     "one sample for all": lambda batch: batch[:1].expand_as(batch),
     "one channel, or frame, for all": lambda batch: batch[:, :1].expand_as(batch),
@@ -103,10 +97,9 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.few(8)
-@pytest.mark.parametrize(("case", "dtype"), PAIRS)
+@PAIRS
 def test_memory_changes_no_bit(case: str, dtype: torch.dtype) -> None:
-    chain = CHAINS[case]
-    batch = batch_for(chain, dtype)
+    chain, batch = CHAINS[case], batch_for(CHAINS[case], dtype)
     for name, layout in LAYOUTS.items():
         with torch.no_grad():
             given = layout(batch)
@@ -123,12 +116,9 @@ def test_memory_changes_no_bit(case: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.few(10)
-@pytest.mark.parametrize(("case", "dtype"), PAIRS)
-def test_instruction_sets_threads_and_neighbours_change_no_bit(
-    case: str, dtype: torch.dtype, restored: None
-) -> None:
-    chain = CHAINS[case]
-    batch = batch_for(chain, dtype)
+@PAIRS
+def test_instruction_sets_threads_and_neighbours_change_no_bit(case: str, dtype: Any, restored: None) -> None:
+    chain, batch = CHAINS[case], batch_for(CHAINS[case], dtype)
     wanted, best = run(chain, batch), native.level()
     for level in range(best + 1):
         assert native.force_level(level)
@@ -144,19 +134,15 @@ def test_instruction_sets_threads_and_neighbours_change_no_bit(
 
 @pytest.mark.parametrize("case", [case for case in CHAINS if case != "nothing"])
 def test_keys_and_seeds_decide_the_result(case: str, same_generators: None) -> None:
-    chain = CHAINS[case]
-    batch = batch_for(chain)
-    numbers = np.arange(len(batch))
-    results = [
-        run(chain, batch, key=key) for key in (Key(3, 1, numbers), Key(3, 2, numbers), Key(4, 1, numbers))
-    ]
-    results += [run(chain, batch, generator=seeded(1)), run(chain, batch, generator=seeded(2))]
+    chain, batch = CHAINS[case], batch_for(CHAINS[case])
+    keys = [Key(seed, epoch, np.arange(len(batch))) for seed, epoch in ((3, 1), (3, 2), (4, 1))]
     torch.manual_seed(5)
     state = torch.get_rng_state()
     drawn = [run(chain, batch, generator=None) for _ in range(2)]  # torch's global one
-    results += drawn
-    for at, one in enumerate(results):
-        assert not any(torch.equal(one[0], other[0]) for other in results[:at])
+    results = [*drawn, *(run(chain, batch, key=key) for key in keys)]
+    results += [run(chain, batch, generator=seeded(1)), run(chain, batch, generator=seeded(2))]
+    for one, other in itertools.combinations(results, 2):
+        assert not torch.equal(one[0], other[0])
     torch.set_rng_state(state)
     assert all(same_bits(run(chain, batch, generator=None), one) for one in drawn)
     torch.set_rng_state(state)
@@ -171,8 +157,7 @@ def test_keys_and_seeds_decide_the_result(case: str, same_generators: None) -> N
 
 @pytest.mark.parametrize("case", CHAINS)
 def test_a_chain_is_its_operations_one_after_the_other_and_the_reference(case: str) -> None:
-    chain = CHAINS[case]
-    batch = batch_for(chain)[:12]
+    chain, batch = CHAINS[case], batch_for(CHAINS[case])[:12]
     parameters = chain.draw(batch.shape, generator=seeded(2))
     found, wanted = chain.apply(batch, parameters), chain.reference(batch, parameters)
 
@@ -193,12 +178,9 @@ def test_a_chain_is_its_operations_one_after_the_other_and_the_reference(case: s
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("case", ["SimCLR", "DeiT", "fused", "nnU-Net", "motion"])
-def test_a_compiled_chain_is_the_same(
-    case: str, same_generators: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "tqdm.tqdm.monitor_interval", 0
-    )  # torch's compiler counts with it, and its thread would stay
+def test_a_compiled_chain_is_the_same(case: str, same_generators: None, monkeypatch: Any) -> None:
+    # torch's compiler counts with it, and its thread would stay.
+    monkeypatch.setattr("tqdm.tqdm.monitor_interval", 0)
     chain = CHAINS[case]
     batch, is_images = batch_for(chain)[:6], case not in OF_FLOATS
     others = others_of(chain, batch, np.arange(len(batch)))
@@ -215,8 +197,7 @@ def test_a_compiled_chain_is_the_same(
 
 @pytest.mark.parametrize("case", ["SimCLR", "nnU-Net", "motion"])
 def test_a_loader_repeats_an_epoch_by_its_seed(case: str) -> None:
-    chain = CHAINS[case]
-    batch = batch_for(chain)[:6]
+    chain, batch = CHAINS[case], batch_for(CHAINS[case])[:6]
     others = others_of(chain, batch, np.arange(6))
     dataset = torch.utils.data.TensorDataset(batch, *others, torch.arange(6))
     loader: Any = FastLoader(dataset, batch_size=3, augment=chain, seed=4)
@@ -233,59 +214,44 @@ def test_many_calls_at_once_give_the_same() -> None:
     batches = {case: batch_for(CHAINS[case]) for case in cases}
     wanted = {case: run(CHAINS[case], batches[case]) for case in cases}
     with ThreadPoolExecutor(8) as pool:
-        assert all(
-            pool.map(lambda case: same_bits(run(CHAINS[case], batches[case]), wanted[case]), cases * 10)
-        )
+        found = list(pool.map(lambda case: run(CHAINS[case], batches[case]), cases * 10))
+    assert all(map(same_bits, found, [wanted[case] for case in cases * 10]))
 
 
 def test_a_process_that_is_forked_while_a_batch_is_made_goes_on(in_child: Any, restored: None) -> None:
     torch.set_num_threads(4)
-    chain, images, stop, begun = (
-        CHAINS["SimCLR"],
-        batch_for(CHAINS["SimCLR"]),
-        threading.Event(),
-        threading.Event(),
-    )
+    chain, stop, begun = CHAINS["SimCLR"], threading.Event(), threading.Event()
+    images = batch_for(chain)
     wanted = run(chain, images)
-    failed = []
 
     def go_on() -> None:
         while not stop.is_set():
-            if not same_bits(run(chain, images), wanted):
-                failed.append(1)
+            assert same_bits(run(chain, images), wanted)
             begun.set()
 
     def check() -> None:  # not by torch's operations, whose threads are not in a child
         assert np.array_equal(run(chain, images)[0].numpy().view(np.uint8), wanted[0].numpy().view(np.uint8))
 
-    thread = threading.Thread(target=go_on)
-    thread.start()
-    try:
-        assert begun.wait(60)
-        for _ in range(3):
-            in_child(check)
-    finally:
-        stop.set()
-        thread.join()
-    assert not failed
+    with ThreadPoolExecutor(1) as pool:
+        going = pool.submit(go_on)
+        try:
+            assert begun.wait(60)
+            for _ in range(3):
+                in_child(check)
+        finally:
+            stop.set()
+        going.result()
 
 
 def test_ctrl_c_between_batches_leaves_nothing_half_done() -> None:
     chain, images, begun = CHAINS["DeiT"], batch_for(CHAINS["DeiT"]), threading.Event()
-    wanted, main = run(chain, images), threading.main_thread().ident
-    assert main is not None
-
-    def interrupt() -> None:
-        assert begun.wait(60)
-        signal.pthread_kill(main, signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        while True:
-            run(chain, images)
-            begun.set()
-    thread.join()
+    wanted, main = run(chain, images), threading.get_ident()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(lambda: begun.wait(60) and signal.pthread_kill(main, signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            while True:
+                run(chain, images)
+                begun.set()
     assert same_bits(run(chain, images), wanted)
 
 

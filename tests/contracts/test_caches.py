@@ -30,14 +30,10 @@ from fastpipe.images.cache import ImageCache
 from fastpipe.options import Cache, Stage
 from fastpipe.stores.stage import StageFolder
 
-pytestmark = pytest.mark.skipif(
-    not open_file_locks_are_possible(), reason="run it on 64-bit Linux, which has OFD locks"
-)
+pytestmark = pytest.mark.skipif(not open_file_locks_are_possible(), reason="run it on 64-bit Linux")
 
 NBYTES, KEYS = 1024, 200
 BOUND = 64 * NBYTES
-Forked = Callable[[Callable[[], object]], int]
-InChild = Callable[[Callable[[], object]], None]
 
 
 def content(key: int, version: int) -> bytes:
@@ -71,8 +67,7 @@ class Images(User):
     inside = "fastpipe-decoded"
 
     def __init__(self, folder: Path) -> None:
-        on_disk = self.is_on_disk
-        self._option = Cache("disk" if on_disk else "ram", BOUND, dir=folder if on_disk else None)
+        self._option = Cache("disk", BOUND, dir=folder) if self.is_on_disk else Cache("ram", BOUND)
         self._store: Any = open_cache_store(self._option)
 
     def put(self, key: int, version: int = 0) -> None:
@@ -147,9 +142,8 @@ class Staged(User):
     inside, has_sums = "fastpipe-stage", False
 
     def __init__(self, folder: Path) -> None:
-        sizes = np.full(2 * KEYS, NBYTES, np.int64)
-        stage = StageFolder(Stage(folder, max_bytes=BOUND))
-        self._table = stage.open_table(bytes(16), sizes, lambda row: digest(row))
+        stage, sizes = StageFolder(Stage(folder, max_bytes=BOUND)), np.full(2 * KEYS, NBYTES, np.int64)
+        self._table = stage.open_table(bytes(16), sizes, digest)
 
     def put(self, key: int, version: int = 0) -> None:
         self._table.keep(2 * key + version, content(key, version))
@@ -192,6 +186,10 @@ class Index(User):
         return bytes.fromhex(bytes(found["a"].content.block).decode()) if found else None
 
 
+def files_in(folder: Path) -> set[Path]:
+    return {path for path in folder.rglob("*") if path.is_file()}
+
+
 CACHES: list[type[User]] = [Images, ImagesInMemory, Chunks, ChunksInMemory, Units, Staged, Arrays, Index]
 ON_DISK = [kind for kind in CACHES if kind.is_on_disk]
 every_cache = pytest.mark.parametrize("kind", CACHES)
@@ -210,9 +208,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 @every_cache
-def test_an_entry_is_found_by_all_users_and_no_other_key_or_version_is_given(
-    kind: type[User], folder: Path, in_child: InChild
-) -> None:
+def test_all_users_find_an_entry_and_no_other_is_given(kind: type[User], folder: Path, in_child: Any) -> None:
+    before = set(os.listdir("/proc/self/fd"))
     one, other = kind(folder), kind(folder)
     assert one.get(1) is None
     one.put(1)
@@ -231,8 +228,11 @@ def test_an_entry_is_found_by_all_users_and_no_other_key_or_version_is_given(
     other.put(1, version=1)
     assert one.get(1, version=1) == content(1, 1)
     assert one.get(1) in (None, content(1, 0))  # a file has one version at a time
-    for user in (one, other):
-        user.close()
+    one.close()
+    other.close()
+    del one, other, user
+    gc.collect()
+    assert set(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.parametrize("kind", [kind for kind in CACHES if kind.is_bounded])
@@ -247,18 +247,16 @@ def test_no_more_than_the_bound_is_kept(kind: type[User], folder: Path) -> None:
 
 
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
-    "empty": lambda data: b"",
-    "cut off": lambda data: data[: len(data) // 2],
-    "text": lambda data: b"text",
+    "empty": lambda data: b"", "cut off": lambda data: data[: len(data) // 2], "text": lambda data: b"text",
     "other bits": lambda data: bytes(byte ^ 0x10 for byte in data),
-}
+}  # fmt: skip
 
 
 @pytest.mark.few(6)
 @pytest.mark.parametrize("kind", ON_DISK)
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_entry_is_missing_and_can_be_put_again(
-    kind: type[User], folder: Path, damage: str, caplog: pytest.LogCaptureFixture
+    kind: type[User], folder: Path, damage: str, caplog: Any
 ) -> None:
     if damage == "other bits" and not kind.has_sums:
         pytest.skip("a stage looks at lengths: its folder is the user's alone")
@@ -266,7 +264,7 @@ def test_a_damaged_entry_is_missing_and_can_be_put_again(
     for key in range(3):
         user.put(key)
     user.close()
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    files = sorted(files_in(folder))
     assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
     assert (folder / kind.inside).stat().st_mode & 0o777 == 0o700
     again = kind(folder)
@@ -289,7 +287,9 @@ def test_a_damaged_entry_is_missing_and_can_be_put_again(
 
 @pytest.mark.few(4)
 @every_cache
-def test_threads_and_processes_share_it(kind: type[User], folder: Path, forked: Forked) -> None:
+def test_threads_and_processes_share_it(
+    kind: type[User], folder: Path, forked: Any, monkeypatch: Any
+) -> None:
     user = kind(folder)
 
     def work(seed: int) -> None:
@@ -301,16 +301,14 @@ def test_threads_and_processes_share_it(kind: type[User], folder: Path, forked: 
             own.close()
 
     def in_two_threads(seed: int) -> None:
-        locks._TRIES = 60_000  # another process may wait for a core with the lock
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(work, (seed, seed + 1)))
 
-    before = locks._TRIES
+    monkeypatch.setattr(locks, "_TRIES", 60_000)  # another process may wait for a core with the lock
     child = forked(lambda: in_two_threads(2))
     try:
         in_two_threads(4)
     finally:
-        locks._TRIES = before
         assert os.waitpid(child, 0)[1] == 0
     found = [user.get(key) for key in range(12)]
     assert all(data in (None, content(key, 0)) for key, data in enumerate(found))
@@ -322,11 +320,7 @@ def test_threads_and_processes_share_it(kind: type[User], folder: Path, forked: 
 @pytest.mark.parametrize("kind", ON_DISK)
 @pytest.mark.parametrize("how", ["another user's", "open to others", "a link", "a file", "below a file"])
 def test_a_folder_that_is_not_the_users_alone_is_refused(
-    kind: type[User],
-    folder: Path,
-    how: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    kind: type[User], folder: Path, how: str, monkeypatch: Any, caplog: Any
 ) -> None:
     user = kind(folder)
     user.put(1)
@@ -337,14 +331,12 @@ def test_a_folder_that_is_not_the_users_alone_is_refused(
     elif how == "open to others":
         private.chmod(0o755)
     else:
-        private.rename(folder.with_name("elsewhere"))
+        elsewhere = private.rename(folder.with_name("elsewhere"))
         if how == "a link":
-            private.symlink_to(folder.with_name("elsewhere"))
-        elif how == "a file":
-            private.touch()
+            private.symlink_to(elsewhere)
         else:
-            folder = (private / "below") if private != folder else folder / "below"
-            folder.parent.touch()
+            private.touch()
+            folder = private / "below" if how == "below a file" else folder
     for _ in range(3):
         try:
             user = kind(folder)
@@ -358,17 +350,17 @@ def test_a_folder_that_is_not_the_users_alone_is_refused(
 
 @pytest.mark.few(3)
 @pytest.mark.parametrize("kind", [kind for kind in CACHES if kind is not Units])
-def test_a_full_disk_or_memory_is_survived(kind: type[User], folder: Path, in_child: InChild) -> None:
+def test_a_full_disk_or_memory_is_survived(kind: type[User], folder: Path, in_child: Any) -> None:
     def child() -> None:
         user = kind(folder)
         user.put(0)
-        files = {path for path in folder.rglob("*") if path.is_file()}
+        files = files_in(folder)
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (512, limits[1]))  # the system's own error
         for key in range(5):
             user.put(key)
         assert [user.get(key) for key in range(5)] == [content(0, 0)] + [None] * 4
-        assert {path for path in folder.rglob("*") if path.is_file()} == files, "nothing half written is left"
+        assert files_in(folder) == files, "nothing half written is left"
         user.close()
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         user = kind(folder)
@@ -377,17 +369,3 @@ def test_a_full_disk_or_memory_is_survived(kind: type[User], folder: Path, in_ch
         user.close()
 
     in_child(child)
-
-
-@pytest.mark.few(3)
-@every_cache
-def test_closing_releases_descriptors(kind: type[User], folder: Path) -> None:
-    before = set(os.listdir("/proc/self/fd"))
-    for _ in range(2):
-        user = kind(folder)
-        user.put(1)
-        assert user.get(1) == content(1, 0)
-        user.close()
-        del user
-        gc.collect()
-        assert set(os.listdir("/proc/self/fd")) == before

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import pickle
 from collections import Counter
@@ -15,7 +14,10 @@ import numpy as np
 import pytest
 import torch
 import zarr
+from resuming import check_goes_on
+from streams import BY_PROCESSES
 from torch.utils.data import DataLoader, Subset
+from trainer_ranks import lightning_module, trainer_of
 
 from fastpipe import Cache, FastHDF5Dataset, FastLoader, FastPatchDataset, Shard, Shuffle, accelerate
 from fastpipe.errors import OptionError
@@ -23,7 +25,6 @@ from fastpipe.sampling import Uniform
 
 pytestmark = pytest.mark.usefixtures("same_generators")
 
-BY_PROCESSES = functools.partial(FastLoader, workers="processes")
 GROUPS = Shuffle(unit="group")
 ORDERS: dict[str, Any] = {
     "in order": False,
@@ -54,14 +55,8 @@ def make(request: pytest.FixtureRequest, folder: Path) -> Make:
         )
 
     def patches(seed: int | None = 3, **options: Any) -> Any:
-        options = {
-            "sampling": Uniform(COUNT),
-            "seed": seed,
-            "cache": Cache("ram", 20_000),
-            "threads": 2,
-            **options,
-        }
-        return FastPatchDataset(folder / "x.zarr", (3, 4, 5), **options)
+        options = {"sampling": Uniform(COUNT), "cache": Cache("ram", 20_000), "threads": 2, **options}
+        return FastPatchDataset(folder / "x.zarr", (3, 4, 5), seed=seed, **options)
 
     return {"rows": rows, "patches": patches}[request.param]
 
@@ -116,16 +111,13 @@ def test_every_loader_has_the_epochs_of_the_seed(make: Make, order: str) -> None
 @pytest.mark.parametrize("order", ["shuffled", "groups", "window"])
 def test_without_a_seed_torchs_generator_decides(make: Make, order: str) -> None:
     dataset, shuffle = make(None), ORDERS[order]
-    loaders = FastLoader(dataset, SIZE, shuffle=shuffle), DataLoader(
-        dataset, batch_sampler=dataset.batch_sampler(SIZE, shuffle=shuffle)
-    )  # fmt: skip
-    for loader in loaders:
+    stock = DataLoader(dataset, batch_sampler=dataset.batch_sampler(SIZE, shuffle=shuffle))
+    for loader in (FastLoader(dataset, SIZE, shuffle=shuffle), stock):
         streams = []
         for seed in (1, 1, 2):
             torch.manual_seed(seed)
             streams.append([samples(loader) for _ in range(2)])
-        assert streams[0] == streams[1] != streams[2]
-        assert streams[0][0] != streams[0][1]
+        assert streams[0] == streams[1] != streams[2] and streams[0][0] != streams[0][1]
     own = FastLoader(dataset, SIZE, shuffle=shuffle, generator=torch.Generator().manual_seed(3))
     before, first = torch.get_rng_state(), samples(own)
     assert isinstance(dataset, FastPatchDataset) or torch.equal(torch.get_rng_state(), before)
@@ -148,10 +140,9 @@ def test_ranks_share_an_epoch(make: Make, order: str, mode: Any) -> None:
             parts.append(batches(loader))
             assert batches(DataLoader(dataset, batch_sampler=stock)) == parts[-1]
             assert len(stock) == len(loader) == len(parts[-1])
-        found = Counter(sum((sum(part, []) for part in parts), []))
-        missing = found - every(make(), epoch)
-        assert not every(make(), epoch) - found
-        assert missing.total() == (0 if mode == "eval" else -COUNT % world)
+        found, wanted = Counter(sum(sum(parts, []), [])), every(make(), epoch)
+        assert not wanted - found
+        assert (found - wanted).total() == (0 if mode == "eval" else -COUNT % world)
 
 
 @pytest.mark.few(5)
@@ -160,7 +151,7 @@ def test_ranks_share_an_epoch(make: Make, order: str, mode: Any) -> None:
 @pytest.mark.parametrize("order", ["in order", "groups", "window"])
 def test_an_epoch_goes_on_at_every_batch(make: Make, order: str, seed: int | None, how: str) -> None:
     def begun(shuffle: Any = ORDERS[order]) -> FastLoader[Any]:
-        dataset = make(seed)
+        dataset: Any = make(seed)
         if how == "batch sampler":
             return FastLoader(dataset, batch_sampler=dataset.batch_sampler(SIZE, shuffle=shuffle))
         given = Subset(dataset, range(5, COUNT)) if how == "subset" else dataset
@@ -171,22 +162,11 @@ def test_an_epoch_goes_on_at_every_batch(make: Make, order: str, seed: int | Non
         return batches([np.asarray(batch)[None] if how == "no batches" else batch])[0]
 
     torch.manual_seed(7)
-    first = begun()
-    list(first)  # an epoch before
-    states, numbers = [], []
-    for batch in first:
-        numbers.append(seen(batch))
-        states.append(json.loads(json.dumps(first.state_dict())))
-    following = [seen(batch) for batch in first] if seed is not None else None
-    for cut in range(0, len(states), 30 if how == "no batches" else 3):
-        torch.manual_seed(99)
-        again = begun()
-        again.load_state_dict(states[cut])
-        assert [seen(batch) for batch in again] == numbers[cut + 1 :]
-        assert following is None or [seen(batch) for batch in again] == following
+    cuts = slice(None, None, 30 if how == "no batches" else 3)
+    state = check_goes_on(begun, seen, is_seeded=seed is not None, cuts=cuts)
     if order != "in order":
         with pytest.raises(OptionError, match="make the loader with the same shuffle="):
-            begun(Shuffle(4, "group")).load_state_dict(states[0])
+            begun(Shuffle(4, "group")).load_state_dict(state)
 
 
 @pytest.mark.parametrize("order", ["shuffled", "groups"])
@@ -207,11 +187,10 @@ def test_other_ranks_and_workers_go_on(make: Make) -> None:
     """Three ranks go on where two were."""
 
     def loaders(world: int, workers: int) -> list[FastLoader[Any]]:
-        options = {"shuffle": ORDERS["window"], "num_workers": workers}
         return [
-            BY_PROCESSES(make(), 12 // world, shard=Shard(rank, world, "eval"), **options)
+            BY_PROCESSES(make(), 12 // world, shuffle=ORDERS["window"], num_workers=workers, shard=Shard(rank, world, "eval"))
             for rank in range(world)
-        ]
+        ]  # fmt: skip
 
     whole = batches(loaders(1, 0)[0])
     (before, _), after = loaders(2, 0), loaders(3, 1)
@@ -244,12 +223,10 @@ def test_a_state_of_other_groups_is_refused(folder: Path, tmp_path: Path) -> Non
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file.create_dataset("n", data=np.arange(COUNT), chunks=(7,), compression="gzip")
     np.save(tmp_path / "x.npy", np.zeros((20, 20, 20), "i8"))
+    paths = (folder / "x.zarr", tmp_path / "x.npy")
     for one, other in (
         (FastHDF5Dataset(folder / "x.h5", "n"), FastHDF5Dataset(tmp_path / "x.h5", "n")),
-        tuple(
-            FastPatchDataset(path, (3, 4, 5), sampling=Uniform(9))
-            for path in (folder / "x.zarr", tmp_path / "x.npy")
-        ),
+        [FastPatchDataset(path, (3, 4, 5), sampling=Uniform(9)) for path in paths],
     ):
         state = FastLoader(one, 4, shuffle=ORDERS["window"], seed=1).state_dict()
         with pytest.raises(OptionError, match="this state was saved with"):
@@ -258,12 +235,10 @@ def test_a_state_of_other_groups_is_refused(folder: Path, tmp_path: Path) -> Non
 
 def test_batch_samplers_that_cannot_work_are_named(make: Make) -> None:
     dataset = make(None)
-    for size, shuffle, message in (
-        (0, True, "batch_size must be a number from 1, got 0"),
-        (4, "group", r"True, False or a fastpipe\.Shuffle, got 'group'"),
-    ):
-        with pytest.raises(OptionError, match=message):
-            dataset.batch_sampler(size, shuffle=shuffle)
+    with pytest.raises(OptionError, match="batch_size must be a number from 1, got 0"):
+        dataset.batch_sampler(0, shuffle=True)
+    with pytest.raises(OptionError, match=r"True, False or a fastpipe\.Shuffle, got 'group'"):
+        dataset.batch_sampler(4, shuffle="group")
     with pytest.raises(TypeError):
         dataset.batch_sampler(1.5, shuffle=True)
     for shuffle in (True, GROUPS):
@@ -280,32 +255,11 @@ def test_batch_samplers_that_cannot_work_are_named(make: Make) -> None:
     "ignore:.*does not have many workers", "ignore:.*LeafSpec.* is deprecated:FutureWarning"
 )
 def test_lightning_keeps_the_order(folder: Path, tmp_path: Path) -> None:
-    pl = pytest.importorskip("lightning.pytorch", reason="needs Lightning: pip install lightning")
-
-    class Module(pl.LightningModule):  # type: ignore[misc,name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight, self.seen = torch.nn.Parameter(torch.zeros(1)), []
-
-        def training_step(self, batch: Any, number: int) -> Any:
-            self.seen.append(batch.tolist())
-            return self.weight.sum()
-
-        def predict_step(self, batch: Any, number: int) -> Any:
-            return batch.tolist()
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), 0.1)
-
-    def trainer(**options: Any) -> Any:
-        off = dict.fromkeys(
-            ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
-        )
-        return pl.Trainer(accelerator="cpu", devices=1, default_root_dir=tmp_path, **off, **options)
-
+    pytest.importorskip("lightning.pytorch", reason="needs Lightning: pip install lightning")
     loaders = [FastLoader(FastHDF5Dataset(folder / "x.h5", "n", seed=3), SIZE, shuffle=GROUPS) for _ in "123"]
-    module = Module()
-    trainer(max_epochs=2).fit(module, loaders[0])
+    module, trainer = lightning_module(torch.Tensor.tolist), trainer_of(tmp_path)
+    trainer.fit(module, loaders[0])
     assert module.seen == [*batches(loaders[1]), *batches(loaders[1])]
     # For prediction Lightning makes the loader anew, from its attributes.
-    assert sorted(sum(trainer().predict(Module(), loaders[2]), [])) == list(range(COUNT))
+    found = trainer_of(tmp_path).predict(lightning_module(torch.Tensor.tolist), loaders[2])
+    assert sorted(sum(found, [])) == list(range(COUNT))

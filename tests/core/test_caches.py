@@ -7,15 +7,14 @@ import gc
 import hashlib
 import json
 import logging
-import multiprocessing
 import os
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from answering import Answering
 
 from fastpipe.core import caches, locks
 from fastpipe.core.cache_store import EntryStore
@@ -52,54 +51,24 @@ def _found(store: EntryStore) -> list[int]:
     return [number for number in range(20) if store.find(_digest(number))]
 
 
-class Other:
-    """Another process, which opens a cache and answers to ``put``, ``found`` and ``lock``."""
-
-    def __init__(self, *option: Any) -> None:
-        self._pipe, theirs = multiprocessing.Pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            try:
-                self._serve(theirs, Cache(*option))
-                gc.collect()
-            finally:
-                os._exit(0)
-        theirs.close()
-        assert self("found") is not None
-
-    def __call__(self, *asked: Any) -> Any:
-        self._pipe.send(asked)
-        return self._pipe.recv()
-
-    def _serve(self, pipe: Any, option: Cache) -> None:
-        store = _opened(option)
-        answers: dict[str, Callable[..., Any]] = {
-            "put": lambda number: _put(store, number),
-            "found": lambda: _found(store),
-            "lock": lambda path: locks.try_to_lock(os.open(path, os.O_RDWR) if path else store._log),
-            "unlock": lambda: locks.unlock(store._log),
-        }
-        while True:
-            name, *arguments = pipe.recv()
-            if name == "end":
-                return
-            pipe.send(answers[name](*arguments))
-
-    def end(self, kill: bool = False) -> None:
-        if self.pid:
-            os.kill(self.pid, signal.SIGKILL) if kill else self._pipe.send(["end"])
-            os.waitpid(self.pid, 0)
-            self._pipe.close()
-            self.pid = 0
+def _answers(option: Cache) -> dict[str, Callable[..., Any]]:
+    store = _opened(option)
+    return {
+        "put": lambda number: _put(_opened(option), number),
+        "found": lambda: _found(store),
+        "lock": lambda path: locks.try_to_lock(os.open(path, os.O_RDWR) if path else store._log),
+        "unlock": lambda: locks.unlock(store._log),
+    }
 
 
 @pytest.fixture
-def other() -> Iterator[Callable[..., Other]]:
-    """Begins other processes; before this one opens a cache, so that they have none of its stores."""
-    begun: list[Other] = []
+def other() -> Iterator[Callable[..., Answering]]:
+    """Begins other processes, which open a cache; before this one does, so that they have none of its stores."""
+    begun: list[Answering] = []
 
-    def begin(*option: Any) -> Other:
-        begun.append(Other(*option or ("ram", RAM)))
+    def begin(*option: Any) -> Answering:
+        begun.append(Answering(lambda: _answers(Cache(*option or ("ram", RAM)))))
+        assert begun[-1]("found") is not None
         return begun[-1]
 
     yield begin
@@ -123,9 +92,6 @@ def _own_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def warnings(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     caplog.set_level(logging.WARNING, "fastpipe.cache")
     return lambda: [record.getMessage() for record in caplog.records]
-
-
-# In memory.
 
 
 def test_the_cache_folder_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,9 +274,6 @@ def test_a_child_forked_while_another_thread_opens_a_cache_opens_one(in_child: A
         in_child(lambda: _opened(option))
 
 
-# On disk.
-
-
 def _files(folder: Path) -> list[str]:
     return sorted(os.listdir(folder / "fastpipe-decoded"))
 
@@ -361,39 +324,33 @@ def _full(tmp_path: Path, files: list[Path]) -> Cache:
     return option
 
 
-def test_a_full_cache_of_files_that_have_changed_is_replaced(tmp_path: Path, files: list[Path]) -> None:
-    full = _full(tmp_path, files)
-    old = _opened(full)
-    known = _found(old)
-    for path in files[:3]:
-        path.write_bytes(b"something else")
-    again = Cache("disk", 4097, dir=tmp_path)  # as a process does that starts later
-    new = _opened(again)
-    assert (len(new), new.allocated) == (0, 0)
-    assert _files(tmp_path) == ["000001.data", "000001.log", "lock"]
-    assert _put(new, 5)
-    # The user of the old files continues with them.
-    assert _found(old) == known
-    entry = old.find(_digest(known[-1]))
-    assert entry is not None
-    assert not old.read(entry, 0, 6).any()
-
-
 @pytest.mark.parametrize(
-    ("size", "changed", "is_kept"), [(4097, 1, True), (RAM, 4, True), (4097, 0, False)], ids=str
+    ("size", "changed", "is_kept"),
+    [(4097, 3, False), (4097, 1, True), (RAM, 4, True), (4097, 0, False)],
+    ids=["stale", "hardly stale", "larger now", "damaged"],
 )
 def test_a_cache_is_kept_unless_it_is_full_and_mostly_stale(
     tmp_path: Path, files: list[Path], size: int, changed: int, is_kept: bool
 ) -> None:
     full = _full(tmp_path, files)
-    known = _found(_opened(full))
-    for path in files[:changed]:
-        path.unlink()
+    old = _opened(full)
+    known = _found(old)
+    for number, path in enumerate(files[:changed]):
+        path.unlink() if number % 2 else path.write_bytes(b"something else")
     if not changed:
         os.truncate(tmp_path / "fastpipe-decoded" / "000000.data", 10)
-    again = Cache("disk", size, dir=tmp_path)
-    assert _found(_opened(again)) == (known if is_kept else [])
-    assert ("000001.log" in _files(tmp_path)) is not is_kept
+    again = Cache("disk", size, dir=tmp_path)  # as a process does that starts later
+    new = _opened(again)
+    if is_kept:
+        assert _found(new) == known
+        assert _files(tmp_path) == FILES
+        return
+    assert (len(new), new.allocated, _found(new)) == (0, 0, [])
+    assert _files(tmp_path) == ["000001.data", "000001.log", "lock"]
+    assert _put(new, 5)
+    if changed:  # the user of the old files continues with them
+        assert _found(old) == known
+        assert not old.read(old.find(_digest(known[-1])), 0, 6).any()  # type: ignore[arg-type]
 
 
 def test_files_with_a_damaged_log_are_left_to_their_users(tmp_path: Path) -> None:
@@ -411,6 +368,5 @@ def test_files_with_a_damaged_log_are_left_to_their_users(tmp_path: Path) -> Non
         assert _put(new, number)
     assert _files(tmp_path) == ["000001.data", "000001.log", "lock"]
     assert _found(old) == [1]
-    entry = old.find(_digest(1))
-    assert entry is not None
+    entry: Any = old.find(_digest(1))
     assert (old.read(entry, 0, 2) == 1).all(), "nothing is written over what is in use"

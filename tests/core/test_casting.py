@@ -16,9 +16,9 @@ from fastpipe.core.casting import unheld
 _WHOLE = ["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"]
 _FLOATS = ["f2", "f4", "f8"]
 _EDGES = [
-    one
+    edge
     for bits in (1, 7, 8, 11, 15, 16, 24, 31, 32, 53, 63, 64)
-    for one in (2**bits, 2**bits - 1, -(2**bits))
+    for edge in (2**bits, 2**bits - 1, -(2**bits))
 ]
 
 

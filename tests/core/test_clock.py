@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import pickle
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from scripts import ran
 
 from fastpipe.core import clock as module
 from fastpipe.core.clock import StageClock
@@ -24,17 +24,14 @@ from fastpipe.core.files import read_file
 def test_a_clock_adds_up_in_all_threads_until_it_is_reset() -> None:
     clock, start = StageClock(), threading.Barrier(8)
 
-    def work() -> None:
+    def work(number: int) -> None:
         start.wait()
         for _ in range(1000):
             clock.add("decode", 1_000)
             clock.add("read", 2_000)
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
     clock.add("read", 1_000_000_000)
     assert clock.totals() == pytest.approx({"decode": 0.008, "read": 1.016})
     assert StageClock().totals() == {}
@@ -55,7 +52,9 @@ def pop_range(domain=None):
     calls.append((threading.get_ident(), None))
 """
 _SCRIPT = """
-import json, sys
+import json, os, sys
+sys.path.insert(0, sys.argv[2])
+os.environ["FASTPIPE_NVTX"] = "1"
 import torch
 from torchvision import transforms
 import fastpipe, nvtx
@@ -80,11 +79,7 @@ def fresh() -> Iterator[None]:
 @pytest.mark.slow
 def test_every_range_of_a_loader_ends_in_the_thread_that_began_it(photo_tree: Path, tmp_path: Path) -> None:
     (tmp_path / "nvtx.py").write_text(_FAKE)
-    path = os.pathsep.join([str(tmp_path), *sys.path])
-    done = subprocess.run(
-        [sys.executable, "-c", _SCRIPT, str(photo_tree)],
-        capture_output=True, text=True, env={**os.environ, "FASTPIPE_NVTX": "1", "PYTHONPATH": path}, check=False,
-    )  # fmt: skip
+    done = ran("-c", _SCRIPT, photo_tree, tmp_path)
     assert done.returncode == 0, done.stderr
     for backend, calls in zip(("auto", "pillow"), done.stdout.splitlines(), strict=True):
         stacks: dict[int, list[str]] = {}
@@ -156,9 +151,7 @@ def test_torch_makes_ranges_where_it_has_a_gpu_and_the_package_otherwise(
     assert not (of_package if has_gpu else of_torch)
 
 
-def test_a_missing_package_is_warned_about_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_nvtx_warns_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("FASTPIPE_NVTX", "1")
     for name in ("torch", "nvtx"):
         monkeypatch.setitem(sys.modules, name, None)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import namedtuple
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,12 +14,7 @@ import torch
 from fastpipe.core.epoch_times import EpochTimes, WaitLimits, epoch_times, samples_of
 from fastpipe.errors import OptionError
 
-
-class Pair(NamedTuple):
-    image: Any
-    label: Any
-
-
+Pair = namedtuple("Pair", "image label")
 OWN_LIST: list[Any] = []
 OWN_LIST.append(OWN_LIST)
 BATCHES: list[tuple[Any, float]] = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,14 @@ from fastpipe.core import file_identity
 from fastpipe.core.file_identity import FileSystems, identify, is_stale
 
 TAG = b"t" * 32
+
+
+def _status(file: Path, **other: int) -> Any:
+    """A file's status, but for some fields."""
+    real = os.stat(file)
+    return SimpleNamespace(
+        **{name: getattr(real, name) for name in dir(real) if name.startswith("st_")} | other
+    )
 
 
 @pytest.fixture
@@ -72,16 +81,8 @@ def test_a_change_shows_in_the_digest_and_in_the_note(file: Path, name: str) -> 
 
 @pytest.mark.parametrize("field", ["st_dev", "st_ino", "st_size", "st_mtime_ns", "st_ctime_ns"])
 def test_each_part_of_the_state_counts(file: Path, field: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, before = os.stat, identify(str(file), TAG)
-
-    class Changed:
-        def __init__(self, status: os.stat_result) -> None:
-            self._status = status
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._status, name) + (name == field)
-
-    monkeypatch.setattr(file_identity.os, "stat", lambda path: Changed(real(path)))
+    before, changed = identify(str(file), TAG), _status(file, **{field: getattr(os.stat(file), field) + 1})
+    monkeypatch.setattr(file_identity.os, "stat", lambda path: changed)
     assert identify(str(file), TAG).digest != before.digest
     assert is_stale(before.note())
 
@@ -95,20 +96,14 @@ def test_the_tag_counts(file: Path) -> None:
 def test_a_missing_file_is_the_usual_error_and_stale(file: Path) -> None:
     note = identify(str(file), TAG).note()
     file.unlink()
-    assert is_stale(note)
+    for one in (note, b"", b"short", bytes(40), bytes(40) + b"a\0b", bytes(40) + b"\xff\xfe"):
+        assert is_stale(one)
     with pytest.raises(FileNotFoundError) as raised:
         identify(str(file), TAG)
     assert raised.value.filename == str(file)
 
 
-@pytest.mark.parametrize("note", [b"", b"short", bytes(40), bytes(40) + b"a\0b", bytes(40) + b"\xff\xfe"])
-def test_a_note_that_names_no_file_is_stale(note: bytes) -> None:
-    assert is_stale(note)
-
-
-def test_any_name_and_time_has_a_note_that_is_read_from_anywhere(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_name_and_time_has_a_note_read_from_anywhere(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     odd = file.with_name(os.fsdecode(b"\xff\xfe \xc3\xa4"))
     file.rename(odd)
     os.utime(odd, ns=(-5_000_000_000, -5_000_000_000))  # before 1970, where a file system keeps such times
@@ -136,13 +131,8 @@ def test_any_name_and_time_has_a_note_that_is_read_from_anywhere(
 def test_a_file_that_changed_just_now_may_change_again_unseen(
     file: Path, changed: int, later: int, is_settled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = os.stat(file)
-
-    class Changed:
-        def __getattr__(self, name: str) -> Any:
-            return changed if name == "st_ctime_ns" else getattr(real, name)
-
-    monkeypatch.setattr(file_identity.os, "stat", lambda path: Changed())
+    status = _status(file, st_ctime_ns=changed)
+    monkeypatch.setattr(file_identity.os, "stat", lambda path: status)
     monkeypatch.setattr(file_identity.time, "time_ns", lambda: changed + later)
     assert identify(str(file), TAG).is_settled is is_settled
 
@@ -188,9 +178,7 @@ def test_a_link_is_followed_to_its_file_system(tmp_path: Path) -> None:
     assert systems.kind(OTHER, str(tmp_path / "link")) == "nfs"
 
 
-def test_an_unknown_file_system_is_neither_local_nor_remote(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_unknown_system_is_not_local_nor_remote(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     if os.path.exists("/proc/self/mountinfo"):
         assert FileSystems().kind(os.stat("/proc").st_dev, "/proc") == "proc"
         assert FileSystems().is_remote(os.stat("/proc").st_dev, "/proc")

@@ -16,31 +16,24 @@ import numpy.ma  # NumPy imports it late, which takes a descriptor
 import pytest
 import tifffile
 import torch
-from odd_images import write_fifo
 from PIL import Image
 from torch.utils.data import DataLoader
 
 from fastpipe import FastHDF5Dataset, FastImageFolder, FastLoader, FastPatchDataset
 from fastpipe.core import files
-from fastpipe.core.files import open_file, read_file, regular_status
-from fastpipe.core.reads import ChunkError, read_bytes, read_fully
+from fastpipe.core.files import read_file
 from fastpipe.sampling import Grid
 
 COUNT = 60  # files of each kind
 InChild = Callable[[Callable[[], object]], None]
 
 
-@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 1_000_003])
-def test_all_of_a_file_is_read(tmp_path: Path, size: int) -> None:
-    content = os.urandom(size)
-    (tmp_path / "x.jpg").write_bytes(content)
-    assert read_file(str(tmp_path / "x.jpg")) == content
-
-
-def test_short_reads_and_a_file_that_grows_are_continued(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "x.jpg").write_bytes(b"0123456789" * 3)
+def test_short_reads_and_growing_files_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, content = tmp_path / "x.jpg", b"0123456789" * 3
+    for size in (0, 1, 4095, 4096, 1_000_003, 30):
+        whole = (content * (size // 30 + 1))[:size]
+        path.write_bytes(whole)
+        assert read_file(str(path)) == whole
     real = os.read, os.fstat
 
     def smaller(descriptor: int) -> os.stat_result:
@@ -50,64 +43,9 @@ def test_short_reads_and_a_file_that_grows_are_continued(
 
     for most in (1, 7):
         monkeypatch.setattr(files.os, "read", lambda descriptor, count: real[0](descriptor, min(count, most)))
-        assert read_file(str(tmp_path / "x.jpg")) == b"0123456789" * 3
+        assert read_file(str(path)) == content
     monkeypatch.setattr(files.os, "fstat", smaller)
-    assert read_file(str(tmp_path / "x.jpg")) == b"0123456789" * 3
-
-
-@pytest.mark.hang_after(20)
-def test_anything_but_a_regular_file_is_an_error_that_names_it(tmp_path: Path) -> None:
-    (tmp_path / "folder.jpg").mkdir()
-    fifo = str(write_fifo(tmp_path))
-    for path, kind, message in (
-        (str(tmp_path / "folder.jpg"), IsADirectoryError, "directory"),
-        (fifo, OSError, "Not a regular file"),
-        (os.devnull, OSError, "Not a regular file"),
-        (str(tmp_path / "no.jpg"), FileNotFoundError, "No such file"),
-    ):
-        with pytest.raises(kind, match=message) as raised:
-            read_file(path)
-        assert raised.value.filename == path
-        with pytest.raises(kind, match=message):
-            regular_status(path)
-        with pytest.raises(kind, match=message), open(path, "rb", opener=open_file):
-            pass
-    (tmp_path / "x").write_bytes(b"123")
-    assert regular_status(str(tmp_path / "x")).st_size == 3
-
-
-def test_an_error_of_the_system_keeps_its_name_and_leaves_no_descriptor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = str(tmp_path / "x.jpg")
-    Path(path).write_bytes(b"x")
-    before = set(os.listdir("/proc/self/fd"))
-    for name, number, given in (("open", errno.EACCES, path), ("read", errno.EIO, None)):
-
-        def fail(*_: object, number: int = number, given: Any = given, **__: object) -> Any:
-            raise OSError(number, os.strerror(number), given)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(files.os, name, fail)
-            with pytest.raises(OSError, match=os.strerror(number)) as raised:
-                read_file(path)
-        assert given is None or raised.value.filename == path
-        assert set(os.listdir("/proc/self/fd")) == before
-
-
-def test_a_file_that_ends_within_a_part_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "x").write_bytes(b"abcdef")
-    with open(tmp_path / "x", "rb") as file:
-        out = np.empty(4, np.uint8)
-        read_fully(file.fileno(), out, 1)
-        assert out.tobytes() == b"bcde" == read_bytes(file.fileno(), 1, 4)
-        with pytest.raises(ChunkError, match="ends within"):
-            read_fully(file.fileno(), out, 3)
-        with pytest.raises(ChunkError, match="ends within"):
-            read_bytes(file.fileno(), 3, 1 << 60)
-
-
-# Datasets of more files than the process may have open.
+    assert read_file(str(path)) == content
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +87,6 @@ MADE: dict[str, Callable[[Path], Any]] = {
     "patches of TIFF": lambda folder: _patches(folder, "{}.tif"),
     "images": lambda folder: FastImageFolder(folder / "images", _as_tensor, bad_samples="skip"),
 }
-few_kinds = pytest.mark.parametrize("name", ["rows", "patches of NumPy", "images"])
 
 
 @contextmanager
@@ -198,7 +135,7 @@ def test_more_files_than_may_be_open(folder: Path, in_child: InChild, name: str)
     in_child(with_few)
 
 
-@few_kinds
+@pytest.mark.parametrize("name", ["rows", "patches of NumPy", "images"])
 def test_workers_with_few_descriptors(folder: Path, in_child: InChild, name: str) -> None:
     def with_few() -> None:
         dataset = MADE[name](folder)

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 InChild = Callable[[Callable[[], object]], None]
+Forked = Callable[[Callable[[], object]], int]
 
 
 def opened(folder: Path) -> LockFile:
@@ -82,9 +83,7 @@ def test_a_child_renews_all_files_though_one_fails(tmp_path: Path, in_child: InC
     files[4]._descriptor = -1  # nothing is left to close
 
 
-def test_locks_of_a_killed_parent_end_while_its_child_lives(
-    tmp_path: Path, forked: Callable[[Callable[[], object]], int]
-) -> None:
+def test_locks_of_a_killed_parent_end_while_its_child_lives(tmp_path: Path, forked: Forked) -> None:
     said, say = os.pipe()
     wait, end = os.pipe()
 

@@ -22,9 +22,6 @@ def _tree(root: Path, *parts: dict[str, Any]) -> Path:
     return root
 
 
-# Cores.
-
-
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="run it on Linux, which has CPU affinity")
 def test_affinity_counts() -> None:
     before = os.sched_getaffinity(0)
@@ -121,8 +118,6 @@ def test_a_quota_of_either_version(tmp_path: Path, quota: str, period: str, core
     assert ControlGroups(_tree(tmp_path / "1", one)).cores() == cores
 
 
-# Memory.
-
 MEMINFO = {"proc/meminfo": "MemTotal:  900 kB\nMemFree:  10 kB\nMemAvailable:  700 kB\n"}
 
 
@@ -150,9 +145,7 @@ def _v1(limit: Any, used: int, cached: int = 0, group: str = "") -> dict[str, An
     ],
     ids=["cached files do not count", "the machine has less", "more than the limit is used", "no limit"],
 )  # fmt: skip
-def test_free_memory_in_a_group(
-    tmp_path: Path, make: Any, limit: Any, used: int, cached: int, free: int
-) -> None:
+def test_memory_in_a_group(tmp_path: Path, make: Any, limit: Any, used: int, cached: int, free: int) -> None:
     assert free_memory(_tree(tmp_path, MEMINFO, make(limit, used, cached))) == free
 
 

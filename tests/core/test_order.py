@@ -18,10 +18,7 @@ MASK = 2**64 - 1
 
 
 def philox_words(count: int, key: tuple[int, int], counter: int) -> list[int]:
-    """Philox4x64-10 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, 2011).
-
-    NumPy counts up before each block of four words.
-    """
+    """Philox4x64-10 (Salmon et al., 2011); NumPy counts up before each block of four words."""
     words: list[int] = []
     while len(words) < count:
         counter = (counter + 1) % 2**256
@@ -127,9 +124,7 @@ def test_evaluation_takes_each_sample_once(count: int, size: int, world: int, st
 
 
 @given(count=COUNT, size=SIZE, world=WORLD, mode=st.sampled_from(["train", "eval"]), drop_last=st.booleans())
-def test_an_epoch_can_be_cut_at_any_step(
-    count: int, size: int, world: int, mode: str, drop_last: bool
-) -> None:
+def test_an_epoch_is_cut_at_any_step(count: int, size: int, world: int, mode: str, drop_last: bool) -> None:
     try:
         whole = ShardedBatches(count, size, Shard(0, world, mode), drop_last=drop_last)
     except OptionError:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import linecache
-import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
+from scripts import ran
 
 from fastpipe.core import pool as pool_module
 from fastpipe.core.pool import Job, ThreadPool
@@ -21,21 +20,11 @@ from fastpipe.errors import ClosedError
 
 InChild = Callable[[Callable[[], object]], None]
 WAIT_S = 60.0
-needs_fork = pytest.mark.skipif(
-    not hasattr(os, "fork"), reason="run it on Linux or macOS, where processes fork"
-)
 
 
 @pytest.fixture
 def one() -> Iterator[ThreadPool]:
     pool = ThreadPool(1, "test")
-    yield pool
-    pool.close()
-
-
-@pytest.fixture
-def two() -> Iterator[ThreadPool]:
-    pool = ThreadPool(2, "test")
     yield pool
     pool.close()
 
@@ -66,38 +55,6 @@ def _stopped(pool: ThreadPool, count: int = 1) -> tuple[Gate, Job]:
     return gate, job
 
 
-def test_threads_start_with_the_first_job_and_are_prepared_before_its_tasks() -> None:
-    prepared: list[str] = []
-    unprepared: list[str] = []
-    meet = threading.Barrier(2, timeout=WAIT_S)
-
-    def task(number: int) -> None:
-        unprepared.extend({threading.current_thread().name} - set(prepared))
-        meet.wait()  # so that both threads have a task
-
-    before = set(threading.enumerate())
-    pool = ThreadPool(2, "named", lambda: prepared.append(threading.current_thread().name))
-    assert set(threading.enumerate()) == before
-    for _ in range(2):
-        pool.submit(task, 2).wait()
-        started = set(threading.enumerate()) - before
-        assert sorted(thread.name for thread in started) == sorted(prepared) == ["named-0", "named-1"]
-        assert all(thread.daemon for thread in started)
-    pool.close()
-    assert not unprepared
-
-
-@pytest.mark.parametrize("threads", [1, 2, 5])
-@pytest.mark.parametrize("count", [1, 7, 100])
-def test_each_task_runs_exactly_once(threads: int, count: int) -> None:
-    pool, ran = ThreadPool(threads), []
-    job = pool.submit(ran.append, count)
-    job.wait()
-    assert job.done()
-    assert sorted(ran) == list(range(count))
-    pool.close()
-
-
 def test_tasks_start_in_the_order_of_the_jobs(one: ThreadPool) -> None:
     gate, first = _stopped(one)
     ran: list[tuple[str, int]] = []
@@ -112,9 +69,7 @@ def test_tasks_start_in_the_order_of_the_jobs(one: ThreadPool) -> None:
 
 
 @pytest.mark.parametrize("error", [KeyError("k"), SystemExit(3), KeyboardInterrupt()])
-def test_wait_raises_the_error_of_a_task_after_which_none_starts(
-    one: ThreadPool, error: BaseException
-) -> None:
+def test_wait_raises_a_tasks_error_after_which_none_starts(one: ThreadPool, error: BaseException) -> None:
     ran: list[int] = []
 
     def fail(number: int) -> None:
@@ -132,22 +87,14 @@ def test_wait_raises_the_error_of_a_task_after_which_none_starts(
 @pytest.mark.parametrize("own", [None, LookupError("cancelled by me")])
 def test_cancel_ends_waiting_and_keeps_tasks_from_starting(one: ThreadPool, own: LookupError | None) -> None:
     gate, job = _stopped(one, 4)
-    behind, caught = one.submit(_nothing, 2), list[BaseException]()
-
-    def wait() -> None:
-        try:
-            job.wait()
-        except (ClosedError, LookupError) as error:
-            caught.append(error)
-
-    waiting = threading.Thread(target=wait)
-    waiting.start()
-    job.cancel(own)
-    job.cancel(KeyError("later"))
-    waiting.join(WAIT_S)
+    behind = one.submit(_nothing, 2)
+    with ThreadPoolExecutor(1) as script:
+        waiting = script.submit(job.wait)
+        job.cancel(own)
+        job.cancel(KeyError("later"))
+        with pytest.raises(LookupError if own else ClosedError, match="cancelled"):
+            waiting.result(WAIT_S)
     assert job.done()
-    assert [type(error) for error in caught] == [LookupError if own else ClosedError]
-    assert "cancelled" in str(caught[0])
     gate.opened.set()
     behind.wait()
     behind.cancel()  # changes nothing
@@ -176,6 +123,7 @@ def test_close_ends_the_threads_after_the_running_task() -> None:
 
 def test_a_closed_pool_takes_no_job() -> None:
     unused, used, by_task = ThreadPool(2), ThreadPool(2), ThreadPool(1)
+    assert not unused._running, "threads start with the first job"
     used.submit(_nothing, 2).wait()
     with pytest.raises(ClosedError):
         by_task.submit(lambda number: by_task.close(), 2).wait()
@@ -220,7 +168,6 @@ def test_a_finalizer_may_cancel_a_job_inside_any_of_its_methods() -> None:
     assert line > 20
 
 
-@needs_fork
 def test_a_forked_child_has_threads_of_its_own(one: ThreadPool, in_child: InChild) -> None:
     gate, job = _stopped(one, 2)
     closed = ThreadPool(1)
@@ -274,10 +221,6 @@ begun.wait()
 """
 
 
-def test_a_thread_that_continues_with_a_job_when_the_interpreter_ends_gets_an_error() -> None:
-    assert _output_of(_GOES_ON) == "this thread pool has been closed"
-
-
 _DAEMON = """
 import os, threading
 from fastpipe.core import pool
@@ -300,37 +243,21 @@ def enter():
 threading.Thread(target=leave, daemon=True).start()
 inside.wait()
 """
-_ENDINGS = {
-    "sys.exit": "import sys\nsys.exit(0)",
-    "another thread enters": "pool._close_all()\nthreading.Thread(target=enter, daemon=True).start()",
+_PROGRAMS = {
+    "continues with a job": (_GOES_ON, "this thread pool has been closed"),
+    "leaves a block": (_DAEMON + "import sys\nsys.exit(0)\n", "done, "),
+    "enters a block": (
+        _DAEMON + "pool._close_all()\nthreading.Thread(target=enter, daemon=True).start()\n",
+        "done, ",
+    ),
 }
 
 
-@pytest.mark.parametrize("ending", _ENDINGS.values(), ids=_ENDINGS)
-def test_a_daemon_thread_is_stopped_where_it_leaves_or_enters_the_block(ending: str) -> None:
-    assert _output_of(_DAEMON + ending + "\n") == "done, "
-
-
-def _output_of(code: str) -> str:
-    """What a program prints that ends well and writes nothing to stderr."""
-    root = Path(pool_module.__file__).parents[2]
-    ended = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "PYTHONPATH": str(root)},
-    )  # fmt: skip
-    assert (ended.returncode, ended.stderr) == (0, "")
-    return ended.stdout
-
-
-def test_waiting_for_either_ends_when_the_last_job_has_nothing_left_to_begin(two: ThreadPool) -> None:
-    gate, slow = _stopped(two)
-    last = two.submit(_nothing, 20)
-    assert not slow.wait_for_either(last), "the slow one still runs"
-    assert not slow.wait_for_either(slow), "all is begun, one is not done"
-    gate.opened.set()
-    slow.wait()
-    assert slow.wait_for_either(last)
-    assert slow.wait_for_either(slow)
+@pytest.mark.parametrize("name", _PROGRAMS)
+def test_a_thread_is_stopped_or_gets_an_error_when_the_interpreter_ends(name: str) -> None:
+    code, printed = _PROGRAMS[name]
+    ended = ran("-W", "error", "-c", code)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, printed, "")
 
 
 def _reached(moment: int, act: Callable[[], object], interrupt: Callable[[], object]) -> bool:

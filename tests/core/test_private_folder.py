@@ -5,29 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fastpipe.core.private_folder import PrivateFolder, user_cache_folder
+from fastpipe.core.private_folder import PrivateFolder
 from fastpipe.errors import CacheError
-
-
-def test_a_folder_and_its_files_are_their_owner_s_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with PrivateFolder(tmp_path / "a" / "b") as folder:
-        folder.write("x", lambda file: file.write(b"content"))
-        assert folder.read("x") == b"content"
-        assert folder.names() == ["x"]
-        assert folder.read("nothing") is None
-        folder.remove("nothing")
-    assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
-    assert (tmp_path / "a" / "b" / "x").stat().st_mode & 0o777 == 0o600
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert user_cache_folder() == tmp_path / "fastpipe"
 
 
 def test_a_refusal_says_why_and_what_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,9 +32,7 @@ def test_a_refusal_says_why_and_what_helps(tmp_path: Path, monkeypatch: pytest.M
         PrivateFolder(tmp_path / "a")
 
 
-def test_a_failed_or_killed_write_leaves_the_old_file(
-    tmp_path: Path, forked: Callable[[Callable[[], object]], int]
-) -> None:
+def test_a_failed_or_killed_write_leaves_the_old_file(tmp_path: Path, forked: Any) -> None:
     def fail(file: object) -> None:
         raise OSError(28, "No space left on device")
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-import gc
 import pickle
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -50,28 +49,39 @@ def outcome(function: Callable[[], Any]) -> Any:
     return list(result) if isinstance(result, (SampleTable, TargetTable)) else result
 
 
-CHANGES: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
-    "set an item": lambda x, index, value, values: x.__setitem__(index, value),
-    "insert": lambda x, index, value, values: x.insert(index, value),
-    "append": lambda x, index, value, values: x.append(value),
-    "extend": lambda x, index, value, values: x.extend(values),
-    "extend lazily": lambda x, index, value, values: x.extend(iter(values)),
-    "add": lambda x, index, value, values: x.__iadd__(values),
-    "halve": lambda x, index, value, values: x.__delitem__(slice(4, None)),
-    "extend with itself": lambda x, index, value, values: x.extend(x[:4]) or x.extend(x),
-    "multiply": lambda x, index, value, values: x.__delitem__(slice(4, None)) or x.__imul__(index % 4 - 1),
-    "delete": lambda x, index, value, values: x.__delitem__(index),
-    "pop": lambda x, index, value, values: x.pop(index),
-    "pop the last": lambda x, index, value, values: x.pop(),
-    "remove": lambda x, index, value, values: x.remove(value),
-    "clear": lambda x, index, value, values: x.clear(),
-    "reverse": lambda x, index, value, values: x.reverse(),
-    "sort": lambda x, index, value, values: x.sort(key=[None, str, repr][index % 3], reverse=index > 0),
-    "search": lambda x, index, value, values: x.index(value),
-    "search a part": lambda x, index, value, values: x.index(value, index, 5),
-    "count": lambda x, index, value, values: (x.count(value), value in x),
-    "item": lambda x, index, value, values: (x[index], x[np.int32(index)]),
-    "concatenate": lambda x, index, value, values: [x + values, values + x, x + x, x * 2, 2 * x],
+class Given(NamedTuple):
+    index: int
+    value: Any
+    values: list[Any]
+    where: slice
+
+
+CHANGES: dict[str, Callable[[Any, Given], Any]] = {
+    "set an item": lambda x, g: x.__setitem__(g.index, g.value),
+    "insert": lambda x, g: x.insert(g.index, g.value),
+    "append": lambda x, g: x.append(g.value),
+    "extend": lambda x, g: x.extend(g.values),
+    "extend lazily": lambda x, g: x.extend(iter(g.values)),
+    "add": lambda x, g: x.__iadd__(g.values),
+    "halve": lambda x, g: x.__delitem__(slice(4, None)),
+    "extend with itself": lambda x, g: x.extend(x[:4]) or x.extend(x),
+    "multiply": lambda x, g: x.__delitem__(slice(4, None)) or x.__imul__(g.index % 4 - 1),
+    "delete": lambda x, g: x.__delitem__(g.index),
+    "pop": lambda x, g: x.pop(g.index),
+    "pop the last": lambda x, g: x.pop(),
+    "remove": lambda x, g: x.remove(g.value),
+    "clear": lambda x, g: x.clear(),
+    "reverse": lambda x, g: x.reverse(),
+    "sort": lambda x, g: x.sort(key=[None, str, repr][g.index % 3], reverse=g.index > 0),
+    "search": lambda x, g: x.index(g.value),
+    "search a part": lambda x, g: x.index(g.value, g.index, 5),
+    "count": lambda x, g: (x.count(g.value), g.value in x),
+    "item": lambda x, g: (x[g.index], x[np.int32(g.index)]),
+    "concatenate": lambda x, g: [x + g.values, g.values + x, x + x, x * 2, 2 * x],
+    "set a slice": lambda x, g: x.__setitem__(g.where, g.values),
+    "set a slice to itself": lambda x, g: x.__setitem__(g.where, x),
+    "delete a slice": lambda x, g: x.__delitem__(g.where),
+    "read a slice": lambda x, g: [x[g.where]],
 }
 
 
@@ -87,28 +97,14 @@ class Machine(RuleBasedStateMachine):
         self.table: Any = self.kind(self.list)
         assert is_frozen(self.table)
 
-    @rule(data=st.data(), name=st.sampled_from(sorted(CHANGES)), index=indices)
-    def change(self, data: st.DataObject, name: str, index: int) -> None:
+    @rule(data=st.data(), name=st.sampled_from(sorted(CHANGES)), index=indices, where=slices)
+    def change(self, data: st.DataObject, name: str, index: int, where: slice) -> None:
         value = data.draw(self.one if not self.list else st.sampled_from(self.list) | self.one)
-        values = data.draw(st.lists(self.one, max_size=5))
-        change = CHANGES[name]
-        made = outcome(lambda: change(self.table, index, value, values))
-        assert made == outcome(lambda: change(self.list, index, value, values))
-        if name == "concatenate":
+        given, change = Given(index, value, data.draw(st.lists(self.one, max_size=5)), where), CHANGES[name]
+        made = outcome(lambda: change(self.table, given))
+        assert made == outcome(lambda: change(self.list, given))
+        if name in ("concatenate", "read a slice"):
             assert all(type(one) is list for one in made)
-
-    @rule(data=st.data(), where=slices, kind=st.sampled_from(["set", "set to itself", "delete", "read"]))
-    def slice(self, data: st.DataObject, where: slice, kind: str) -> None:
-        values = data.draw(st.lists(self.one, max_size=5))
-        acts: dict[str, Callable[[Any], Any]] = {
-            "set": lambda x: x.__setitem__(where, values),
-            "set to itself": lambda x: x.__setitem__(where, x),
-            "delete": lambda x: x.__delitem__(where),
-            "read": lambda x: x[where],
-        }
-        made = outcome(lambda: acts[kind](self.table))
-        assert made == outcome(lambda: acts[kind](self.list))
-        assert kind != "read" or type(made) is list
 
     @rule()
     def freeze(self) -> None:
@@ -177,20 +173,16 @@ def table(request: pytest.FixtureRequest) -> SampleTable:
 def test_errors_name_the_index_or_the_value(table: SampleTable) -> None:
     for index in (4, -5, 2**70, np.int64(9)):
         for access in (table.__getitem__, table.path, table.target, table.__delitem__, table.pop):
-            with pytest.raises(
-                IndexError, match=rf"SampleTable index {index} is out of range: its length is 4"
-            ):
+            with pytest.raises(IndexError, match=rf"SampleTable index {index} is out of range: .* is 4"):
                 access(index)
-    bad: Any
     for bad in (1.0, "1", None, (0, 1)):
         for access in (table.__getitem__, table.path, table.target):
             with pytest.raises(TypeError, match=r"indices must be integers or slices, got .* of type"):
                 access(bad)
-    missing = ("new", 7)
     for one in (table, SampleTable([*table, ("odd", "target")])):  # type: ignore[list-item]
         for search in (one.index, one.remove):
             with pytest.raises(ValueError, match=r"\('new', 7\) is not in this SampleTable"):
-                search(missing)
+                search(("new", 7))
 
 
 def test_iteration_sees_changes_as_a_list_s_does() -> None:
@@ -214,31 +206,11 @@ def test_iteration_sees_changes_as_a_list_s_does() -> None:
             assert plain == made
 
 
-def reachable(thing: object) -> int:
-    """How many objects hang on this one, types and modules left out."""
-    seen: dict[int, object] = {}
-    pending = [thing]
-    while pending:
-        item = pending.pop()
-        if id(item) in seen or isinstance(item, (type, type(gc), type(reachable))):
-            continue
-        seen[id(item)] = item
-        pending += gc.get_referents(item)
-    return len(seen)
-
-
-def test_frozen_tables_take_little_memory_and_no_objects() -> None:
-    # So a forked worker that reads them has no reference counts to write next to the data.
-    few, many = ([(f"folder/{i:06}.jpg", i % 10) for i in range(n)] for n in (3, 5000))
-    for kind in (SampleTable, lambda plain: TargetTable([target for _, target in plain])):
-        assert reachable(kind(few)) == reachable(kind(many))
+def test_frozen_tables_take_little_memory() -> None:
     # 17 bytes of path, 8 of offset, 8 of target for each sample, and a little around them.
-    assert len(pickle.dumps(SampleTable(many))) < 5000 * 33 + 1000
-    assert len(pickle.dumps(TargetTable(SampleTable(many).targets_array()))) < 5000 * 8 + 1000
-    short, long = (SampleTableBuilder(root) for root in ("r/", "r" * 1000 + "/"))
-    for builder in (short, long):
-        builder.add("cat/", [f"{number}.jpg" for number in range(3000)], 1)
-    assert len(pickle.dumps(long.build())) - len(pickle.dumps(short.build())) < 1100, "the root is kept once"
+    many = SampleTable([(f"folder/{i:06}.jpg", i % 10) for i in range(5000)])
+    assert len(pickle.dumps(many)) < 5000 * 33 + 1000
+    assert len(pickle.dumps(TargetTable(many.targets_array()))) < 5000 * 8 + 1000
 
 
 @given(st.lists(st.tuples(paths, st.lists(paths, max_size=4), targets), max_size=5), paths)
@@ -253,27 +225,23 @@ def test_a_builder_adds_names_to_prefixes(groups: list[tuple[str, list[str], int
     assert is_frozen(builder.build())
 
 
-def built(prefix: str) -> SampleTable:
-    builder = SampleTableBuilder(prefix)
-    builder.add("cat/", ["1.jpg", "é\udcff.jpg"], 0)
-    builder.add("dog/", [f"{number}.jpg" for number in range(3000)], 1)
-    return builder.build()
-
-
 @pytest.mark.parametrize("prefix", ["", "é\udcff/", "r" * 1000 + "/"])
 def test_a_scan_s_table_is_like_any_other_and_keeps_the_root_once(prefix: str) -> None:
+    def built(root: str) -> SampleTable:
+        builder = SampleTableBuilder(root)
+        builder.add("cat/", ["1.jpg", "é\udcff.jpg"], 0)
+        builder.add("dog/", [f"{number}.jpg" for number in range(3000)], 1)
+        return builder.build()
+
     made = built(prefix)
     assert len(pickle.dumps(made)) - len(pickle.dumps(built("r/"))) < 1100
     plain = [(f"{prefix}cat/1.jpg", 0), (f"{prefix}cat/é\udcff.jpg", 0)]
     plain += [(f"{prefix}dog/{number}.jpg", 1) for number in range(3000)]
-    assert is_frozen(made)
-    assert made == plain
     assert [made.path(position) for position in range(-3002, 3002)] == [path for path, _ in plain] * 2
     assert (made[1], made[-1], made[1:3], made.index(plain[7])) == (plain[1], plain[-1], plain[1:3], 7)
     for other in (pickle.loads(pickle.dumps(made)), copy.deepcopy(made), made.copy(), SampleTable(plain)):
         assert is_frozen(other)
-        assert other == made == other
-        assert list(other) == plain
+        assert other == made == other == plain
     for change in (("x", 1), (plain[0][0], 7)):
         assert made != SampleTable([change, *plain[1:]])
         assert SampleTable([change, *plain[1:]]) != made
@@ -284,12 +252,10 @@ def test_a_scan_s_table_is_like_any_other_and_keeps_the_root_once(prefix: str) -
 @pytest.mark.parametrize(
     ("block", "lengths", "message"),
     [
-        (b"ab", [1], "2 bytes does not hold texts of 1"),
-        (b"ab", [2, -1, 1], "texts of 2"),
-        (b"a\xff", [2], "can't decode"),
-        ("aé".encode(), [2, 1], "middle of a character"),
+        (b"ab", [1], "2 bytes does not hold texts of 1"), (b"ab", [2, -1, 1], "texts of 2"),
+        (b"a\xff", [2], "can't decode"), ("aé".encode(), [2, 1], "middle of a character"),
     ],
-)
+)  # fmt: skip
 def test_a_bad_block_of_texts_is_refused(block: bytes, lengths: list[int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         checked_offsets(block, np.array(lengths))

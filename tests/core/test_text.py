@@ -28,26 +28,11 @@ from fastpipe.generation.schedule import Report
 from fastpipe.sampling import Grid
 from fastpipe.tools.epochs import Bars
 
-BAD = [
-    *map(chr, [*range(32), *range(127, 160)]),
-    *"\xad\u061c\u200b\u200c\u200d\u200e\u200f\u2028\u2029\u202a\u202b",
-]
-BAD += [*"\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\ufeff\ud800\udcff\udfff\U000e0041"]
-GOOD = [
-    "a b",
-    " x ",
-    "Müller",
-    "Mu\u0308ller",
-    "猫 犬",
-    "日本\u3000語",
-    "🚀",
-    "👩‍🚀",
-    "🏳️‍🌈",
-    "❤️",
-    "שלום",
-    "مرحبا",
-]
-GOOD += ["a\xa0b", "[x]{y}%s\\n<&>$"]
+BAD = list(map(chr, [*range(32), *range(127, 160)]))
+BAD += "\xad\u061c\u200b\u200c\u200d\u200e\u200f\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2060"
+BAD += "\u2066\u2067\u2068\u2069\ufeff\ud800\udcff\udfff\U000e0041"
+GOOD = ["a b", " x ", "Müller", "Mu\u0308ller", "猫 犬", "日本\u3000語", "🚀", "👩‍🚀", "🏳️‍🌈", "❤️"]
+GOOD += ["שלום", "مرحبا", "a\xa0b", "[x]{y}%s\\n<&>$"]
 NASTY = "x\x1b]0;title\x07\x1b[31m\x9b1m\u202e\udcff\nfastpipe: all is well[/red][bold]"
 KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,7 @@ from PIL import Image
 from fastpipe.bench.synthetic import photo_tree
 from fastpipe.torch import split as splitting
 
-
-@pytest.fixture(scope="module")
-def scripts(example: Any) -> Iterator[dict[str, Any]]:
-    with example("imagefolder_resnet") as found:
-        yield found
+EXAMPLE = "imagefolder_resnet"
 
 
 @pytest.mark.slow
@@ -26,7 +21,7 @@ def test_both_train_from_one_seed_to_an_accuracy(
     monkeypatch.setattr(splitting, "measured", lambda *given: splitting.Costs(2.0, 1.0))
     scripts["make_data"].main(str(tmp_path), 5)
     images = sorted(tmp_path.rglob("*.jpg"))
-    assert len(images) == 5 * (5 + 2) and {_size(path) for path in images} == {(160, 160)}
+    assert len(images) == 5 * (5 + 2) and set(map(_size, images)) == {(160, 160)}
     loader = scripts["after"].training_data(str(tmp_path / "train"), 32)
     assert "ColorJitter" in str(loader.plan) and "the transform is split" in str(loader.plan)
     found = scripts["compare"].main(str(tmp_path), 1, 1)
@@ -46,5 +41,4 @@ def test_both_scripts_learn_the_same(scripts: Any, steps: int, photos: Path, tmp
     # Few photographs, as nearly all the time goes into the model.
     folder = photos if steps > 2 else photo_tree(tmp_path, classes=2, per_class=4)
     before, after = (scripts[name].main(str(folder), steps, plain=True) for name in ("before", "after"))
-    assert len(before) == steps
-    assert after == pytest.approx(before, abs=1e-5)
+    assert len(before) == steps and after == pytest.approx(before, abs=1e-5)

@@ -9,9 +9,7 @@ import importlib.util
 import json
 import logging
 import os
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +21,10 @@ _FOLDER = Path(__file__).resolve().parents[2] / "examples" / "keras_multimodal"
 _ROWS, _BATCH = 18, 6
 _MODALITIES = ("depth_rgb", "depth_map", "thermal_rgb", "thermal_map")
 
+_NEEDED = {"tensorflow": "tensorflow-cpu", "pandas": "pandas", "sklearn": "scikit-learn"}
 pytestmark = [
-    pytest.mark.skipif(
-        importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow: pip install tensorflow-cpu"
-    ),
-    pytest.mark.skipif(importlib.util.find_spec("pandas") is None, reason="needs pandas: pip install pandas"),
-    pytest.mark.skipif(
-        importlib.util.find_spec("sklearn") is None, reason="needs scikit-learn: pip install scikit-learn"
-    ),
+    pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=f"needs {name}: pip install {package}")
+    for name, package in _NEEDED.items()
 ]
 
 
@@ -51,14 +45,10 @@ def data(tmp_path_factory: pytest.TempPathFactory, settled: Any) -> str:
 
 def _beside(*calls: tuple[Any, ...]) -> list[Any]:
     """What functions of this file print as JSON, each in a process of its own, at the same time."""
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    running = [
-        subprocess.Popen(
-            [sys.executable, __file__, function.__name__, *map(str, given)], stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True, env=environment,
-        )
-        for function, *given in calls
-    ]  # fmt: skip
+    from scripts import started  # here: those processes do not find it
+
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    running = [started(__file__, function.__name__, *given, env=env) for function, *given in calls]
     try:
         said = [process.communicate(timeout=150) for process in running]
     finally:
@@ -79,13 +69,12 @@ def _scripts() -> tuple[Any, Any]:
 def _table(script: Any, data: str) -> Any:
     """With numbers where the forests' probabilities will be."""
     table = script.read_table(data)
-    return table.assign(
-        **{name: np.linspace(0, place, len(table)) for place, name in enumerate(script.FORESTS)}
-    )
+    made = {name: np.linspace(0, place, len(table)) for place, name in enumerate(script.FORESTS)}
+    return table.assign(**made)
 
 
 def compare_batches(data: str) -> Any:
-    """Which batches of both scripts are not the same, bit for bit; and how many were compared."""
+    """Which tensors of both scripts' batches are not the same, bit for bit; and how many were compared."""
     import tensorflow as tf
 
     before, after = _scripts()
@@ -96,21 +85,17 @@ def compare_batches(data: str) -> Any:
             for number, pair in enumerate(zip(*found, strict=True)):
                 tf.nest.assert_same_structure(*pair)
                 assert sorted(pair[0][0]) == sorted((*_MODALITIES, "tabular"))
-                flat = [tf.nest.flatten(one) for one in pair]
-                count += len(flat[0])
-                different += [
-                    [fold, number, place]
-                    for place, (one, other) in enumerate(zip(*flat, strict=True))
-                    if one.dtype != other.dtype or not np.array_equal(one, other)
-                ]
+                for one, other in zip(*map(tf.nest.flatten, pair), strict=True):
+                    count += 1
+                    if one.dtype != other.dtype or not np.array_equal(one, other):
+                        different.append([fold, number, count])
     return different, count
 
 
 @pytest.mark.slow
 def test_batches_are_the_same_bit_for_bit(data: str) -> None:
-    [(different, count)] = _beside((compare_batches, data))
-    assert different == []
-    assert count == 3 * (2 + 1) * 6  # batches of three folds, of four images, numbers and labels
+    # Batches of three folds, of four images, numbers and labels.
+    assert _beside((compare_batches, data)) == [[[], 3 * (2 + 1) * 6]]
 
 
 def train(name: str, data: str) -> Any:
@@ -131,14 +116,12 @@ def test_losses_are_the_same(data: str) -> None:
     assert before[0] == after[0] == 2
     assert len(before[2]) == len(set(before[2])) == 3 * 2  # three stages of two steps
     assert after[2] == pytest.approx(before[2], rel=1e-3)
-    assert after[1] == before[1]
-    assert before[3] == []
+    assert after[1] == before[1] and before[3] == []
     assert [message.split(": ", 1)[1] for message in after[3]] == ["computed: no entry yet"] * 2
     [again] = _beside((train, "after", data))
     assert [message.split(": ", 1)[1].split()[0] for message in again[3]] == ["loaded"] * 2
     assert again[2][:2] == after[2][:2], "those of pre-training are loaded"
-    assert again[2] == pytest.approx(after[2], rel=1e-3)
-    assert again[1] == after[1]
+    assert again[2] == pytest.approx(after[2], rel=1e-3) and again[1] == after[1]
 
 
 def decode_in_stages(data: str) -> Any:
@@ -154,9 +137,8 @@ def decode_in_stages(data: str) -> Any:
 
 @pytest.mark.slow
 def test_each_image_is_decoded_once(data: str) -> None:
-    [seconds] = _beside((decode_in_stages, data))
-    assert seconds[0] > 0
-    assert seconds[1:] == [0, 0]
+    [(first, *others)] = _beside((decode_in_stages, data))
+    assert first > 0 and others == [0, 0]
 
 
 def change(data: str) -> Any:
@@ -176,8 +158,8 @@ def change(data: str) -> Any:
         if script is after and seed is not None:
             batches = [augment(batch, training=True) for batch in batches]
         images = np.concatenate(batches)
-        of_each = images.mean((1, 2, 3))
-        found.append([float(value) for value in (images.mean(), images.min(), images.max(), of_each.std())])
+        values = (images.mean(), images.min(), images.max(), images.mean((1, 2, 3)).std())
+        found.append(list(map(float, values)))
     return found
 
 
@@ -204,13 +186,10 @@ def test_boxes_are_a_part_of_their_images(photos: Path, tmp_path: Path) -> None:
         for file, (left, top, right, bottom) in zip(table[name], boxes, strict=True):
             with Image.open(tmp_path / name / file) as image:
                 width, height = image.size
-            assert (width, height) == make_data.CAMERAS[camera]
+            assert image.size == make_data.CAMERAS[camera]
             assert 0 <= left < right <= width and 0 <= top < bottom <= height
             assert 0.29 < (right - left) * (bottom - top) / (width * height) <= 0.6
 
 
 if __name__ == "__main__":
-    called: dict[str, Callable[..., Any]] = {
-        one.__name__: one for one in (change, compare_batches, decode_in_stages, train)
-    }
-    print(json.dumps(called[sys.argv[1]](*sys.argv[2:])))
+    print(json.dumps(globals()[sys.argv[1]](*sys.argv[2:])))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,7 @@ from fastpipe.generation.rows import row_generators
 _FEW = 40  # frames, where 250 of them show no more
 
 
-@pytest.fixture(scope="module")
-def scripts(example: Any) -> Iterator[dict[str, Any]]:
-    with example("motion_generation") as found:
-        yield found
+EXAMPLE = "motion_generation"
 
 
 @pytest.fixture
@@ -33,10 +29,6 @@ def short(scripts: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     for name in ("actor", "before", "after"):
         monkeypatch.setattr(scripts[name], "FRAMES", _FEW)
     return scripts  # type: ignore[no-any-return]
-
-
-def _single(script: Any, seed: int, index: int) -> dict[str, Any]:
-    return script.sample(index, np.random.default_rng([seed, index]))  # type: ignore[no-any-return]
 
 
 def test_all_frames_at_once_are_those_of_one_after_the_other(scripts: Any) -> None:
@@ -50,7 +42,6 @@ def test_all_frames_at_once_are_those_of_one_after_the_other(scripts: Any) -> No
         player = actor.Actor(actor.Scene(**{name: value[row] for name, value in vars(scenes).items()}))
         poses = np.array([player.get_pose(frame * 0.04) for frame in range(250)], np.float32)
         assert np.isfinite(poses).all() and np.ptp(poses, axis=0).max() > 0.01  # it moves
-        assert np.allclose(found[row], poses, rtol=0, atol=1e-6)
         assert np.array_equal(found[row], poses)  # as the operations are the same
 
 
@@ -63,7 +54,7 @@ def test_a_batch_has_the_rows_that_are_made_one_by_one(scripts: Any, seed: int, 
         found = scripts["after"].sample.batch(np.array(indices), row_generators(seed, indices))
         for script in (scripts["before"], scripts["after"]):
             for row, index in enumerate(indices):
-                alone = _single(script, seed, index)
+                alone = script.sample(index, np.random.default_rng([seed, index]))
                 assert np.array_equal(found["motion"][row], alone["motion"])
                 assert found["theme"][row] == alone["theme"]
     assert found["motion"].dtype == np.float32 and found["motion"].shape == (len(indices), 8, 25, 3)
@@ -78,14 +69,6 @@ def test_both_scripts_have_the_same_scenes(short: Any, tmp_path: Path) -> None:
         assert np.array_equal(before["motion"][::5], after["motion"][:])
         assert np.array_equal(before["theme"][::5], after["theme"][:])
         assert np.array_equal(before["theme"], np.repeat(after["theme"][:], 5))
-
-
-def test_without_batch_the_file_is_the_same(short: Any, tmp_path: Path) -> None:
-    for name in ("before", "after"):
-        fastpipe.generate(short[name].sample, 5, tmp_path / f"{name}.h5", seed=0, progress=False)
-    with h5py.File(tmp_path / "before.h5") as one, h5py.File(tmp_path / "after.h5") as other:
-        assert set(one) == set(other) == {"motion", "theme"}
-        assert np.array_equal(one["motion"][:], other["motion"][:])
 
 
 class _Told:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import threading
 import urllib.error
 import urllib.request
@@ -16,27 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scripts import started
 
 from fastpipe import augment
 from fastpipe.core.types import Key
 
-_FOLDER = Path(__file__).resolve().parents[2] / "examples" / "volume_patches"
 _TEST = (48, 96, 100)  # along the last dimension, patches at their stride do not come to the end
 
 
-@pytest.fixture(scope="module")
-def scripts(example: Any) -> Iterator[dict[str, Any]]:
-    with example("volume_patches") as found:
-        yield found
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """torch's threads wait for each other, which takes long where other work has the cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+EXAMPLE = "volume_patches"
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +44,8 @@ def test_both_train_and_label(
         assert prediction.shape == (3, *_TEST) and prediction.dtype == np.float32
         np.testing.assert_allclose(prediction.sum(axis=0), 1, atol=1e-5)
         printed = capsys.readouterr().out
-        assert printed.count("loss") == 6
-        assert "s a step, " in printed and f"prediction_{name}.npy" in printed
+        assert printed.count("loss") == 6 and "s a step, " in printed
+        assert f"prediction_{name}.npy" in printed
 
 
 def test_with_the_same_weights_predictions_are_equal(
@@ -66,8 +53,7 @@ def test_with_the_same_weights_predictions_are_equal(
 ) -> None:
     assert scripts["compare"].main(data, 2)
     printed = capsys.readouterr().out
-    assert "\nequal predictions" in printed
-    assert "the swap: 61 lines go, 19 lines come" in printed
+    assert "\nequal predictions" in printed and "the swap: 61 lines go, 19 lines come" in printed
 
 
 def test_both_bend_a_patch_alike(
@@ -95,8 +81,7 @@ def test_the_data_can_be_made_of_nifti_files(
 ) -> None:
     import nibabel
 
-    rng = np.random.default_rng(0)
-    shape = (96, 64, 70)
+    rng, shape = np.random.default_rng(0), (96, 64, 70)
     image, grey = (rng.integers(0, 256, shape).astype(np.uint8) for _ in range(2))
     white = (rng.random(shape) * (255 - grey)).astype(np.uint8)
     grey[0, 0, 0], white[0, 0, 1], grey[0, 0, 1] = 255, 255, 0
@@ -113,8 +98,7 @@ def test_the_data_can_be_made_of_nifti_files(
     assert np.array_equal(np.concatenate([made, test]), image.astype(np.uint16) * 257)
     other = 255 - grey.astype(int) - white
     assert np.array_equal(labels, np.argmax([other, grey, white], axis=0)[:64])
-    losses, _ = scripts["after"].main(str(tmp_path / "made"), 1)
-    assert len(losses) == 1
+    assert len(scripts["after"].main(str(tmp_path / "made"), 1)[0]) == 1
 
 
 @pytest.mark.slow
@@ -129,8 +113,7 @@ def test_from_a_server_patches_are_the_same(
             of_folder, of_url = (np.load(scripts[name].predict(model, place)) for place in (data, server.url))
             assert np.array_equal(of_folder, of_url)
             assert (tmp_path / f"prediction_{name}.npy").exists()
-        losses, _ = scripts["after"].main(server.url, 2)
-        assert len(losses) == 2
+        assert len(scripts["after"].main(server.url, 2)[0]) == 2
         assert len(scripts["before"].train(model, server.url, 1)) == 1
 
 
@@ -152,8 +135,8 @@ def test_the_server_waits_before_each_reply_and_is_closed(
 
 
 def test_the_server_ends_with_ctrl_c(data: str) -> None:
-    command = [sys.executable, str(_FOLDER / "serve.py"), data, "--delay-ms", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    script = Path(__file__).resolve().parents[2] / "examples" / "volume_patches" / "serve.py"
+    with started(script, data, "--delay-ms", "0") as process:
         assert process.stdout is not None
         url = process.stdout.readline().strip()
         with urllib.request.urlopen(f"{url}/test.zarr/image/zarr.json") as reply:

@@ -8,7 +8,6 @@ import logging
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -17,43 +16,38 @@ from typing import Any
 
 import numpy as np
 import pytest
-from generated import (
-    content,
-    contents,
-    environment,
-    failing,
-    folder_of,
-    made,
-    noted_rows,
-    plain,
-    ragged,
-)
-from scripts import Started, children, parent, wait_until_ended
+from generated import content, contents, failing, folder_of, made, noted_rows, plain, ragged
+from scripts import parent, ran, started, wait_until, wait_until_ended
 
 from fastpipe.errors import GenerationError
 from fastpipe.generation import schedule, workers
 
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux", reason="run it on Linux, which has SIGKILL and /proc"
-)
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="run it on Linux, which has /proc")
 
 N = 60
 RAGGED = {"columns": {"r": ("int64", (None,))}}
 SKIP = {**RAGGED, "max_bytes": 300, "bad_samples": "skip"}
 
 
-def with_batch(fn: Callable[..., Any], before: Callable[[int], object]) -> Callable[..., Any]:
-    """A function with a batch of the same rows; calls something before each of them."""
+def before(call: Callable[[int], object], fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, with a call before each row."""
 
     def sample(index: int, rng: np.random.Generator) -> dict[str, Any]:
-        before(index)
+        call(index)
         return fn(index, rng)  # type: ignore[no-any-return]
+
+    return sample
+
+
+def with_batch(call: Callable[[int], object]) -> Callable[..., Any]:
+    """The function ``plain`` and its batch, with a call before each row."""
 
     def batch(indices: np.ndarray, rng: Any) -> dict[str, Any]:
         for index in indices.tolist():
-            before(index)
+            call(index)
         return {"x": rng.normal(size=3), "index": indices}
 
+    sample = before(call, plain)
     sample.batch = batch  # type: ignore[attr-defined]
     return sample
 
@@ -80,14 +74,10 @@ def test_rows_behind_a_gap_are_kept_when_a_file_is_extended(tmp_path: Path, is_b
                 threading.Event().wait(0.001)
             raise KeyError("scene")
 
-    def sample(index: int, rng: np.random.Generator) -> dict[str, Any]:
-        fail(index)
-        return ragged(index, rng)
-
-    fn, options = (with_batch(plain, fail), {}) if is_batch else (sample, {**RAGGED, "max_bytes": 300})
+    out, options = tmp_path / "x" / "x.h5", {} if is_batch else {**RAGGED, "max_bytes": 300}
+    fn = with_batch(fail) if is_batch else before(fail, ragged)
     (tmp_path / "whole").mkdir()
     (tmp_path / "x").mkdir()
-    out = tmp_path / "x" / "x.h5"
     made(fn, out, rows, **options)
     with pytest.raises(GenerationError, match=f"row {rows + 1} failed"):
         made(fn, out, N, workers=2, executor="threads", **options)
@@ -109,18 +99,9 @@ class Disk:
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
         """Call ``at_call`` in the middle of each write, and before each call that changes something."""
+        names = ("open", "write", "pwrite", "fsync", "replace", "unlink", "ftruncate", "mkdir", "rmdir")
         with pytest.MonkeyPatch.context() as patch:
-            for name in (
-                "open",
-                "write",
-                "pwrite",
-                "fsync",
-                "replace",
-                "unlink",
-                "ftruncate",
-                "mkdir",
-                "rmdir",
-            ):
+            for name in names:
                 patch.setattr(os, name, self._instead(name, getattr(os, name)))
             yield
 
@@ -174,7 +155,7 @@ class Disk:
     [
         (plain, 0, {}), (ragged, 0, RAGGED), (failing, 0, SKIP), (failing, 25, SKIP), (plain, 0, {"workers": 2}),
         (ragged, 0, {**RAGGED, "max_bytes": 300, "workers": 2}), (ragged, 0, {**RAGGED, "workers": 2, "executor": "threads"}),
-        (with_batch(plain, lambda index: None), 25, {}),
+        (with_batch(lambda index: None), 25, {}),
     ],
 )  # fmt: skip
 def test_a_machine_that_fails_loses_nothing(
@@ -188,12 +169,8 @@ def test_a_machine_that_fails_loses_nothing(
         if rows_before:
             made(fn, tmp_path / name / "x.h5", rows_before, **alone)
     made(fn, tmp_path / "whole" / "x.h5", N, **alone)
-    undisturbed, out, rng, failures = (
-        content(tmp_path / "whole"),
-        tmp_path / "x" / "x.h5",
-        random.Random(1),
-        [],
-    )
+    undisturbed, out = content(tmp_path / "whole"), tmp_path / "x" / "x.h5"
+    rng, failures = random.Random(1), list[Path]()
 
     def fail() -> None:
         if folder_of(out).exists() and rng.random() < (0.5 if "workers" in options else 0.1):
@@ -213,16 +190,20 @@ def test_a_machine_that_fails_loses_nothing(
         assert content(folder) == undisturbed, folder
 
 
-_SCRIPT = """
 # No guard: workers do not run it again.
-import sys
+_SCRIPT = """
+import os, sys
 import numpy as np
 from fastpipe.generation import generate, schedule
 
 schedule._COMMIT_S, schedule._BLOCK_S = 0.0, 0.02
-kind, rows = sys.argv[1], int(sys.argv[2])
+kind = sys.argv[1]
 
 def sample(index, rng):
+    if index >= 100 and not os.path.exists("go"):
+        os.write(1, f"{os.getpid()}\\n".encode())  # in one piece, unlike print() without a buffer
+        while True:
+            pass
     x = rng.normal(size=(24, 24)).astype("f4")
     for _ in range(400):
         x = np.tanh(x @ x.T / 5)
@@ -235,77 +216,32 @@ options = {} if kind == "plain" else {"columns": {"r": ("int64", (None,))}, "bad
 if kind == "files":
     options["max_bytes"] = 12000
 print("running", flush=True)
-generate(sample, rows, "x.h5", seed=1, workers=2, progress=False, **options)
+generate(sample, 300, "x.h5", seed=1, workers=2, progress=False, **options)
 """
 
 
-def started(folder: Path, kind: str, rows: int) -> Started:
-    return Started(
-        [sys.executable, "-c", _SCRIPT, kind, str(rows)], cwd=folder,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(),
-    )  # fmt: skip
-
-
-def finish(folder: Path, kind: str, rows: int) -> dict[str, bytes]:
-    """Run the script to its end; its files."""
-    with started(folder, kind, rows) as process:
-        shown, errors = process.communicate()
-    assert (process.returncode, shown) == (0, "running\n"), errors
-    assert all(path.name.startswith("x") and path.suffix == ".h5" for path in folder.iterdir())
-    return content(folder)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "kills", "is_extended"),
-    [("files", 2, False),
-     *(pytest.param(kind, 20, is_extended, marks=pytest.mark.slow)
-       for kind in ("plain", "ragged", "files") for is_extended in (False, True))],
-)  # fmt: skip
-def test_a_script_that_is_killed_goes_on_and_its_workers_end(
-    tmp_path: Path, kind: str, kills: int, is_extended: bool
+@pytest.mark.few(2)
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("kind", ["plain", "ragged", "files"])
+def test_a_script_that_is_killed_goes_on_and_its_workers_end_even_in_a_row_without_end(
+    tmp_path: Path, kind: str, how: signal.Signals
 ) -> None:
-    rows, rng, folder, whole = 120 * kills, random.Random(kills), tmp_path / "x", tmp_path / "whole"
+    folder, whole = tmp_path / "x", tmp_path / "whole"
     folder.mkdir()
     whole.mkdir()
-    if is_extended:
-        finish(folder, kind, rows // 4)
-    for _ in range(kills):
-        wanted = noted_rows(folder / "x.h5") + rng.randrange(1, rows // (2 * kills))
-        with started(folder, kind, rows) as process:
-            while process.poll() is None and noted_rows(folder / "x.h5") < wanted:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(0.001)
-            workers_then = children(process.pid)
-            process.kill()
-            assert process.wait() in (0, -signal.SIGKILL), process.stderr and process.stderr.read()
-            wait_until_ended(workers_then)
-        assert noted_rows(folder / "x.h5") >= wanted
-    assert finish(folder, kind, rows) == finish(whole, kind, rows)
-    assert (len(content(whole)) > 2) == (kind == "files")
-
-
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_workers_end_with_their_parent_even_in_a_row_without_end(tmp_path: Path, how: signal.Signals) -> None:
-    script = (
-        "import os\nfrom fastpipe.generation import generate\n"
-        "def sample(index, rng):\n"
-        "    if index and os.getpid() != parent:\n"
-        "        os.write(1, f'{os.getpid()}\\n'.encode())  # in one piece, unlike print() without a buffer\n"
-        "        while True:\n"
-        "            pass\n"
-        "    return {'x': index}\n"
-        "parent = os.getpid()\n"
-        "generate(sample, 100, 'x.h5', seed=0, workers=2)\n"
-    )
-    command = [sys.executable, "-c", script]
-    with Started(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=environment()) as process:
-        assert process.stdout is not None
+    with started("-c", _SCRIPT, kind, cwd=folder, stderr=None) as process:
+        assert process.stdout is not None and process.stdout.readline() == "running\n"
         pids = {int(process.stdout.readline()) for _ in range(2)}
         assert [parent(worker) for worker in pids] == [process.pid] * 2
+        wait_until(lambda: noted_rows(folder / "x.h5") > 0, process)
         process.send_signal(how)
         assert process.wait() == -how
         wait_until_ended(pids)
+    for place in (folder, whole):
+        (place / "go").touch()
+        done = ran("-c", _SCRIPT, kind, cwd=place)
+        assert (done.returncode, done.stdout) == (0, "running\n"), done.stderr
+    assert content(folder) == content(whole) and (len(content(whole)) > 3) == (kind == "files")
 
 
 @pytest.mark.parametrize("is_batch", [False, True])
@@ -318,11 +254,7 @@ def test_workers_that_die_once_in_some_rows_change_nothing(tmp_path: Path, is_ba
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def sample(index: int, rng: np.random.Generator) -> dict[str, Any]:
-        die_once(index)
-        return failing(index, rng)
-
-    fn, options = (with_batch(plain, die_once), {}) if is_batch else (sample, SKIP)
+    fn, options = (with_batch(die_once), {}) if is_batch else (before(die_once, failing), SKIP)
     alone = made(fn, tmp_path / "alone.h5", N, **options)
     assert not list(tmp_path.glob("*over"))
     found = made(fn, tmp_path / "x.h5", N, workers=2, **options)
@@ -348,12 +280,7 @@ def test_the_row_that_ends_its_worker_is_found(tmp_path: Path, how: str) -> None
         if index == 43 and not (tmp_path / "mended").exists():
             end()
 
-    def sample(index: int, rng: np.random.Generator) -> dict[str, Any]:
-        end_once(index)
-        return plain(index, rng)
-
-    if first == 40:
-        sample = with_batch(plain, end_once)
+    sample = with_batch(end_once) if first == 40 else before(end_once, plain)
     with pytest.raises(GenerationError, match=f"{words} while it made rows {first} to 43") as caught:
         made(sample, tmp_path / "x.h5", N, workers=2)
     kept = noted_rows(tmp_path / "x.h5")
@@ -390,7 +317,7 @@ def test_a_worker_that_cannot_be_started_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_begun: bool
 ) -> None:
     """Those that were started before end, and the function is not blamed."""
-    real, number = subprocess.Popen, itertools.count()
+    real, number = workers.subprocess.Popen, itertools.count()
 
     def popen(*arguments: Any, **options: Any) -> Any:
         if next(number) >= 2:
@@ -407,5 +334,4 @@ def test_a_worker_that_cannot_be_started_is_an_error(
     with pytest.raises((GenerationError, OSError), match=words):
         made(sample, tmp_path / "x.h5", N, workers=2 if is_begun else 4)
     monkeypatch.undo()
-    if not is_begun:
-        assert made(sample, tmp_path / "x.h5", N, workers=2).made == N
+    assert is_begun or made(sample, tmp_path / "x.h5", N, workers=2).made == N

@@ -1,125 +1,59 @@
-"""Nothing grows: not memory, not objects, not threads, not descriptors."""
+"""Memory does not grow."""
 
 from __future__ import annotations
 
 import gc
 import json
 import os
-import subprocess
-import sys
-import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import zarr
-from generated import environment
+from scripts import ran
 from torch.utils.data import DataLoader, Subset
 from torchvision import transforms as v1
 from zarr.codecs import BloscCodec, ZstdCodec
 
 from fastpipe import FastImageFolder, FastLoader
-from fastpipe.bench.synthetic import photo_tree
 from fastpipe.core.processes import memory_of_processes
 
 CROP = v1.Compose([v1.RandomResizedCrop(16), v1.RandomHorizontalFlip(), v1.ToTensor()])
-linux = pytest.mark.skipif(
-    not os.path.exists("/proc/self/smaps_rollup"), reason="run it on Linux, which tells PSS"
+linux = pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="run it on Linux")
+
+
+LARGE = v1.Compose(
+    [v1.RandomResizedCrop(224), v1.RandomHorizontalFlip(), v1.ToTensor(), v1.Normalize([0.5] * 3, [0.2] * 3)]
 )
-
-
-@pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return photo_tree(tmp_path_factory.mktemp("tree"), classes=2, per_class=8, sizes=(20, 24))
-
-
-@pytest.fixture(scope="module")
-def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = photo_tree(tmp_path_factory.mktemp("broken"), classes=2, per_class=8, sizes=(20, 24))
-    for number in (0, 3):
-        (root / f"class_000/{number:04d}.jpg").write_bytes(b"no picture")
-    return root
-
-
-def bad(policy: Any) -> Callable[[Path, Path], Any]:
-    return lambda tree, broken: FastLoader(FastImageFolder(broken, CROP, bad_samples=policy), 3)
-
-
-LOADERS: dict[str, Callable[[Path, Path], Any]] = {
-    "threads, shuffled": lambda tree, _: FastLoader(FastImageFolder(tree, CROP), 3, shuffle=True, seed=1),
-    "through Subset": lambda tree, _: FastLoader(Subset(FastImageFolder(tree, CROP), range(12)), 5),
-    "stock loader": lambda tree, _: DataLoader(FastImageFolder(tree, CROP), 3),
-    "serial transform": lambda tree, _: FastLoader(FastImageFolder(tree, v1.Compose([CROP, lambda x: x])), 3, seed=1),
-    "PIL images": lambda tree, _: FastLoader(FastImageFolder(tree), 3, collate_fn=lambda samples: samples[0][1]),
-    "no batches": lambda tree, _: FastLoader(FastImageFolder(tree, CROP), None),
-    **{f"bad samples, {policy}": bad(policy) for policy in ("raise", "skip", "replace")},
-}  # fmt: skip
-
-
-@pytest.mark.few(3)
-@pytest.mark.parametrize("name", LOADERS)
-def test_epochs_leave_no_objects(tree: Path, broken: Path, grown_in_epochs: Any, name: str) -> None:
-    assert grown_in_epochs(LOADERS[name](tree, broken)) == {}
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_iterators_that_are_broken_off_leave_nothing(tree: Path, workers: int) -> None:
-    loader = FastLoader(FastImageFolder(tree, CROP, threads=2), 2, num_workers=workers, workers="processes")
-    next(iter(loader))
-    for _ in range(0 if workers else 3):
-        list(loader)  # until Python's threads have something to keep, and are there
-    threads, descriptors = set(threading.enumerate()), len(os.listdir("/proc/self/fd"))
-    for _ in range(3 if workers else 50):
-        next(iter(loader))
-    for _ in range(0 if workers else 20):  # also with the dataset
-        next(iter(FastLoader(FastImageFolder(tree, CROP, threads=3), 2)))
-    gc.collect()
-    for thread in set(threading.enumerate()) - threads:
-        thread.join(60)  # a worker's, which ends; a pool's would not
-        assert not thread.is_alive()
-    assert len(os.listdir("/proc/self/fd")) <= descriptors + 2
-
-
-def _bytes() -> int:
-    gc.collect()
-    taken = memory_of_processes()
-    assert taken is not None
-    return taken
+WORKERS: Any = {"num_workers": 2, "workers": "processes", "persistent_workers": True}
 
 
 @pytest.mark.slow
 @linux
-@pytest.mark.parametrize("kind", [FastLoader, DataLoader])
-def test_twenty_thousand_batches_take_no_more_memory_than_a_thousand(tree: Path, kind: Any) -> None:
-    loader = kind(FastImageFolder(tree, CROP), 4, sampler=list(range(16)) * 5)
+@pytest.mark.parametrize(
+    ("make", "count", "most"),
+    [
+        (lambda small, _: FastLoader(small, 4), 1000, 4 * 2**20), (lambda small, _: DataLoader(small, 4), 1000, 4 * 2**20),
+        (lambda _, large: FastLoader(large, 32, shuffle=True, seed=1), 70, 0.02),
+        (lambda _, large: FastLoader(large, 32, shuffle=True, seed=1, **WORKERS), 70, 0.02),
+    ],
+    ids=["fast", "stock", "fast, large", "fast, large, 2 workers"],
+)  # fmt: skip
+def test_many_batches_take_no_more_memory_than_some(
+    tree: Path, photos: Path, make: Any, count: int, most: float
+) -> None:
+    small, large = FastImageFolder(tree, CROP), FastImageFolder(photos, LARGE)
+    loader = make(Subset(small, list(range(16)) * 5), Subset(large, (list(range(len(large))) * 200)[:200]))
     sizes, batches = [], 0
-    for count in (1_000, 20_000):
-        while batches < count:
-            batches += sum(1 for batch in loader if batch[0].shape == (4, 3, 16, 16))
-        sizes.append(_bytes())
-    assert sizes[1] - sizes[0] < 4 * 2**20
-
-
-@pytest.mark.slow
-@linux
-@pytest.mark.parametrize("workers", [0, 2])
-def test_two_hundred_epochs_take_no_more_memory_than_twenty(photos: Path, workers: int) -> None:
-    normalize = v1.Normalize([0.5] * 3, [0.2] * 3)
-    transform = v1.Compose([v1.RandomResizedCrop(224), v1.RandomHorizontalFlip(), v1.ToTensor(), normalize])
-    dataset = FastImageFolder(photos, transform)
-    some = Subset(dataset, (list(range(len(dataset))) * 200)[:200])
-    loader = FastLoader(
-        some, 32, shuffle=True, seed=1, num_workers=workers, workers="processes", persistent_workers=workers > 0
-    )  # fmt: skip
-    sizes = {}
-    for epoch in range(1, 201):
-        assert sum(len(labels) for _, labels in loader) == 200
-        if epoch in (20, 200):
-            sizes[epoch] = _bytes()
-    assert sizes[200] == pytest.approx(sizes[20], rel=0.02)
-    loader = None  # type: ignore[assignment]  # and with it the workers
+    for end in (count, 20 * count):
+        while batches < end:
+            batches += sum(1 for _ in loader)
+        gc.collect()
+        taken = memory_of_processes()
+        assert taken is not None
+        sizes.append(taken)
+    assert sizes[1] - sizes[0] < (most if most > 1 else most * sizes[0])
 
 
 # In a process of its own: what pytest and torch keep would be copied as well.
@@ -156,8 +90,8 @@ _INDEX = """if True:
 
 @linux
 def test_a_forked_worker_reads_every_path_without_copying_memory() -> None:
-    command = [sys.executable, "-c", _INDEX]
-    done = subprocess.run(command, stdout=subprocess.PIPE, env=environment(), check=True)
+    done = ran("-c", _INDEX)
+    assert done.returncode == 0, done.stderr
     (table, table_read), (plain, plain_read) = json.loads(done.stdout)
     assert table_read == plain_read
     assert plain > 16 * 2**20  # a list of tuples is copied as its reference counts are written
@@ -183,9 +117,8 @@ class NoOp:
 if __name__ == "__main__":
     path, budget, threads, workers, order = sys.argv[1], *map(int, sys.argv[2:5]), sys.argv[5]
     context = {"num_workers": workers, **({"multiprocessing_context": "spawn"} if workers else {})}
-    if path == "none":
-        loader = DataLoader(NoOp(), 4, **context)
-    else:
+    loader = DataLoader(NoOp(), 4, **context)
+    if path != "none":
         dataset = FastPatchDataset(path, (96, 96, 96), sampling=Uniform(240), seed=1, cache=Cache("ram", budget), threads=threads)
         loader = FastLoader(dataset, 4, shuffle=Shuffle(unit="group") if order == "tour" else True, **context)
     most = count = 0
@@ -220,11 +153,7 @@ def test_patches_take_their_budget_and_little_more(
 ) -> None:
     found = []
     for path in ("none", str(volumes / name)):
-        arguments = [path, str(BUDGET), str(threads), str(workers), order]
-        done = subprocess.run(
-            [sys.executable, str(volumes / "script.py"), *arguments], capture_output=True, text=True,
-            env=environment(), timeout=900, check=True,
-        )  # fmt: skip
+        done = ran(volumes / "script.py", path, BUDGET, threads, workers, order, timeout=900)
         count, most = json.loads(done.stdout.splitlines()[-1])
         assert count == 240
         found.append(most)

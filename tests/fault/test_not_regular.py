@@ -12,14 +12,16 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from generated import made, plain
 from PIL import Image
+from torchvision.datasets import ImageFolder
 from torchvision.transforms import PILToTensor
+from volume_files import write_zarr
 
-import fastpipe
 from fastpipe import BadSamples, FastHDF5Dataset, FastImageFolder, FastLoader, FastPatchDataset
 from fastpipe.cli import main
 from fastpipe.core.files import open_output, remove_tree, write_whole
-from fastpipe.errors import FastpipeError, HDF5Error, StageError, VolumeError
+from fastpipe.errors import BadSampleError, FastpipeError, HDF5Error, StageError, VolumeError
 from fastpipe.hdf5.repack import unfinished_path
 from fastpipe.sampling import Grid
 from fastpipe.volumes import tensorstore
@@ -47,16 +49,10 @@ def put(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Put:
     return put
 
 
-@pytest.fixture
-def fifo(tmp_path: Path) -> Callable[[str], Path]:
-    """Makes a fifo."""
-
-    def fifo(name: str) -> Path:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        os.mkfifo(tmp_path / name)
-        return tmp_path / name
-
-    return fifo
+def fifo(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(path)
+    return path
 
 
 def photo(root: Path) -> Path:
@@ -71,8 +67,13 @@ def test_an_image_that_is_no_file_is_a_bad_sample(put: Put, tmp_path: Path, stag
     put(tmp_path / "data" / "a" / "x.jpg")
     stage = tmp_path / "stage" if staged else None
     dataset = FastImageFolder(photo(tmp_path / "data"), PILToTensor(), stage=stage, bad_samples="skip")
+    assert list(dataset.samples) == ImageFolder(tmp_path / "data").samples
     assert sum(len(batch[1]) for batch in FastLoader(dataset, batch_size=2)) == 1
     dataset.close()
+    if len(dataset) == 2:  # a folder is none of its samples
+        with pytest.raises(BadSampleError, match=r"Not a regular file|No such device") as raised:
+            FastImageFolder(tmp_path / "data", stage=stage)[0]
+        assert raised.value.path == str(tmp_path / "data" / "a" / "x.jpg")
     with pytest.raises(OSError, match=r"x\.h5"):
         put(tmp_path / "x.h5")
         FastHDF5Dataset(tmp_path / "x.h5", "data", stage=stage)
@@ -84,13 +85,10 @@ def test_a_link_of_an_hdf5_file_to_no_file_is_an_error(put: Put, tmp_path: Path,
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["direct"] = file["group/direct"] = h5py.ExternalLink("other.h5", "x")
         file["soft"] = h5py.SoftLink("group/direct")
-    makes: list[Callable[[], object]] = [
-        lambda: FastHDF5Dataset(tmp_path / "x.h5", name),
-        lambda: FastPatchDataset(tmp_path / "x.h5" / name, (2, 2), sampling=Grid()),
-    ]
-    for make in makes:
-        with pytest.raises(HDF5Error, match=r"is a link into .*other\.h5, which is not a file"):
-            make()
+    with pytest.raises(HDF5Error, match=r"is a link into .*other\.h5, which is not a file"):
+        FastHDF5Dataset(tmp_path / "x.h5", name)
+    with pytest.raises(HDF5Error, match=r"is a link into .*other\.h5, which is not a file"):
+        FastPatchDataset(tmp_path / "x.h5" / name, (2, 2), sampling=Grid())
 
 
 @pytest.mark.parametrize(
@@ -103,30 +101,23 @@ def test_a_volume_that_is_no_file_is_an_error(put: Put, tmp_path: Path, name: st
         FastPatchDataset(tmp_path / name.partition("/")[0], (4, 4, 4), sampling=Grid())
 
 
-ZARR = {
-    "zarr_format": 2, "shape": [4, 4, 4], "chunks": [4, 4, 4], "dtype": "<u2", "compressor": None,
-    "fill_value": 0, "order": "C", "filters": None,
-}  # fmt: skip
-N5 = {
-    "dimensions": [4, 4, 4], "blockSize": [4, 4, 4], "dataType": "uint16", "compression": {"type": "raw"},
-}  # fmt: skip
+N5 = {"dimensions": [4, 4, 4], "blockSize": [4, 4, 4], "dataType": "uint16", "compression": {"type": "raw"}}
 
 
 def test_a_chunk_that_is_no_file_is_an_error(put: Put, tmp_path: Path) -> None:
+    write_zarr(tmp_path / "x.zarr", np.ones((4, 4, 4), "u2"), (4, 4, 4), version=2)
+    (tmp_path / "x.zarr" / "0.0.0").unlink()
     put(tmp_path / "x.zarr" / "0.0.0")
-    (tmp_path / "x.zarr" / ".zarray").write_text(json.dumps(ZARR))
     dataset = FastPatchDataset(tmp_path / "x.zarr", (4, 4, 4), sampling=Grid())
     with pytest.raises(OSError, match=r"0\.0\.0"):
         dataset[0]
 
 
 @pytest.mark.parametrize("name", ["attributes.json", "0/0/0"])
-def test_tensorstore_waits_for_no_fifo(
-    fifo: Callable[[str], Path], tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tensorstore_waits_for_no_fifo(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("tensorstore", reason="pip install 'fastpipe[volume]'")
     monkeypatch.setattr(tensorstore, "_PATIENCE_S", 0.1)
-    fifo(f"x.n5/{name}")
+    fifo(tmp_path / "x.n5" / name)
     if name != "attributes.json":
         (tmp_path / "x.n5" / "attributes.json").write_text(json.dumps(N5))
     with pytest.raises(VolumeError, match=f"{name} is a fifo, not a file: remove it"):
@@ -135,22 +126,16 @@ def test_tensorstore_waits_for_no_fifo(
 
 @pytest.mark.parametrize("command", ["inspect", "scan", "verify", "repack"])
 @pytest.mark.parametrize("name", ["x.h5", "x.npy", "x.tif", "x.nii.gz"])
-def test_commands_refuse_a_fifo(fifo: Callable[[str], Path], command: str, name: str) -> None:
-    path = str(fifo(name))
+def test_commands_refuse_a_fifo(tmp_path: Path, command: str, name: str) -> None:
+    path = str(fifo(tmp_path / name))
     assert main([command, path, *([f"{path}.out"] if command == "repack" else [])]) == 2
 
 
 @pytest.mark.parametrize("command", ["scan", "verify"])
-def test_commands_name_an_image_that_is_a_fifo(
-    fifo: Callable[[str], Path], tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fifo("data/a/x.jpg")
+def test_commands_name_an_image_that_is_a_fifo(tmp_path: Path, command: str, capsys: Any) -> None:
+    fifo(tmp_path / "data" / "a" / "x.jpg")
     assert main([command, str(photo(tmp_path / "data"))]) == {"scan": 1, "verify": 0}[command]
     assert "x.jpg" in capsys.readouterr().out
-
-
-def zeros(index: int, rng: np.random.Generator) -> dict[str, Any]:
-    return {"x": np.zeros(3)}
 
 
 @pytest.mark.parametrize(
@@ -159,7 +144,7 @@ def zeros(index: int, rng: np.random.Generator) -> dict[str, Any]:
 def test_generate_uses_no_file_that_is_none(put: Put, tmp_path: Path, name: str) -> None:
     put(tmp_path / f"x.h5{name}")
     try:
-        fastpipe.generate(zeros, 5, tmp_path / "x.h5", seed=0, workers=0)
+        made(plain, tmp_path / "x.h5", 5)
     except FastpipeError as error:
         assert any(words in str(error) for words in ("move it away", "name another file", "name a file"))
     else:  # an empty folder is one that a job has made
@@ -188,8 +173,8 @@ def test_a_stage_uses_no_file_that_is_none(put: Put, tmp_path: Path, name: str) 
         dataset.close()
 
 
-def test_a_report_is_written_to_a_fifo_that_has_a_reader(fifo: Callable[[str], Path], tmp_path: Path) -> None:
-    path, command = fifo("report.html"), ["scan", str(photo(tmp_path / "data")), "--json"]
+def test_a_report_is_written_to_a_fifo_that_has_a_reader(tmp_path: Path) -> None:
+    path, command = fifo(tmp_path / "report.html"), ["scan", str(photo(tmp_path / "data")), "--json"]
     assert main([*command, str(path)]) == 2
     with pytest.raises(OSError, match="fifo or socket that nobody reads"):
         open_output(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from generated import made, plain
 from PIL import Image
 from torchvision.transforms import PILToTensor
 
@@ -35,9 +37,7 @@ from fastpipe.tools.quarantine import LIST
 from fastpipe.torch import stitching
 from fastpipe.torch.transport import remove_names_of
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(os, "geteuid") or os.geteuid() != 0, reason="run as root, to be two users"
-)
+pytestmark = pytest.mark.skipif(getattr(os, "geteuid", int)() != 0, reason="run as root, to be two users")
 
 VICTIM, OTHER, THIRD = 0, 20001, 20002
 
@@ -77,10 +77,6 @@ def owned_by_other(folder: Path) -> Path:
     return folder
 
 
-def said(capsys: pytest.CaptureFixture[str]) -> str:
-    return capsys.readouterr().err
-
-
 def images(folder: Path) -> Path:
     (folder / "net" / "a").mkdir(parents=True)
     for number in range(3):
@@ -101,10 +97,9 @@ def put_another_there(stage: Path, content: Callable[[bytes], bytes]) -> None:
 
 
 def white(_: bytes) -> bytes:
-    with tempfile.TemporaryFile(dir="/tmp") as file:
-        Image.new("RGB", (16, 16), (255, 255, 255)).save(file, "BMP")
-        file.seek(0)
-        return file.read()
+    file = io.BytesIO()
+    Image.new("RGB", (16, 16), (255, 255, 255)).save(file, "BMP")
+    return file.getvalue()
 
 
 def sums(dataset: Any) -> list[int]:
@@ -119,9 +114,8 @@ def test_images_of_a_stage_that_another_user_replaces(shared: Path) -> None:
         before = sums(dataset)
     put_another_there(stage, white)
     with user(VICTIM):
-        assert sums(dataset) == before
         batch = next(iter(fastpipe.FastLoader(dataset, batch_size=3)))[0]
-        assert batch.sum((1, 2, 3)).tolist() == before
+        assert batch.sum((1, 2, 3)).tolist() == sums(dataset) == before
         dataset.close()
         with pytest.raises(StageError, match=rf"belongs to user {OTHER}.*(Name|Choose) a folder of your own"):
             FastImageFolder(root, PILToTensor(), stage=Stage(stage))
@@ -146,15 +140,13 @@ def test_a_staged_file_that_another_user_replaces(shared: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["--status", "--clear"])
-def test_a_stage_of_another_user_is_not_looked_into(
-    shared: Path, command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stage_of_another_user_is_not_looked_into(shared: Path, command: str, capsys: Any) -> None:
+    path = shared / "fastpipe-stage" / "objects" / "ab" / "x"
     with user(OTHER):
-        (shared / "fastpipe-stage" / "objects" / "ab").mkdir(parents=True)
-        (shared / "fastpipe-stage" / "objects" / "ab" / "x").write_text("mine")
+        path.parent.mkdir(parents=True)
+        path.write_text("mine")
     assert main(["stage", command, str(shared)]) == 2
-    assert f"belongs to user {OTHER}" in said(capsys)
-    assert (shared / "fastpipe-stage" / "objects" / "ab" / "x").exists()
+    assert f"belongs to user {OTHER}" in capsys.readouterr().err and path.exists()
 
 
 def test_folders_that_are_made_are_no_others_whatever_the_umask(shared: Path) -> None:
@@ -170,11 +162,11 @@ def test_a_copy_in_a_cache_that_another_user_replaces(shared: Path) -> None:
     with user(VICTIM):
         dataset = FastPatchDataset(shared / "x.nii.gz", (4, 4, 4), sampling=Grid())
     (copy,) = (cache / "fastpipe" / "converted").glob("*.raw")
-    forged = bytes([2]) * copy.stat().st_size
+    size = copy.stat().st_size
     with user(OTHER):
         os.rename(cache / "fastpipe", cache / "was")
         copy.parent.mkdir(parents=True)
-        copy.write_bytes(forged)
+        copy.write_bytes(bytes([2]) * size)
         os.utime(copy, ns=(0, (cache / "was").stat().st_mtime_ns))
     with user(VICTIM), pytest.raises(VolumeError, match="changed"):
         dataset[0]
@@ -194,11 +186,9 @@ def test_folders_of_profiles_of_another_user_stay(shared: Path, kind: str, runs_
     with user(OTHER):
         folder.mkdir(0o777)
         lock = folder / ".lock"
-        {"fifo": lambda: os.mkfifo(lock), "folder": lock.mkdir, "link": lambda: lock.symlink_to("/dev/zero"),
-         "file": lock.touch}.get(kind, lambda: None)()  # fmt: skip
-        if kind == "socket":
-            with socket.socket(socket.AF_UNIX) as opened:
-                opened.bind(str(lock))
+        with socket.socket(socket.AF_UNIX) as opened:
+            {"fifo": lambda: os.mkfifo(lock), "folder": lock.mkdir, "link": lambda: lock.symlink_to("/dev/zero"),
+             "file": lock.touch, "socket": lambda: opened.bind(str(lock)), "none": lambda: None}[kind]()  # fmt: skip
         if kind != "none":
             os.utime(lock, (1, 1), follow_symlinks=False)
     with user(runs_as):
@@ -216,14 +206,6 @@ def test_a_folder_of_this_users_profile_that_was_killed_goes(shared: Path) -> No
     assert os.listdir(shared) == []
 
 
-def zeros(index: int, rng: np.random.Generator) -> dict[str, Any]:
-    return {"x": np.zeros(3)}
-
-
-def made_by_generate(folder: Path) -> None:
-    fastpipe.generate(zeros, 5, folder / "out.h5", seed=0, workers=0)
-
-
 def made_by_repack(folder: Path) -> None:
     with h5py.File(folder / "in.h5", "w") as file:
         file.create_dataset("x", data=np.arange(10))
@@ -238,8 +220,8 @@ def made_by_stitch(folder: Path) -> None:
 
 # What makes a file, its name, the name of the copy while it grows, and what is said where that is odd.
 ODD = "is a link, or not a folder: move it away"
-WAYS: dict[str, tuple[Callable[[Path], None], str, str, str]] = {
-    "generate": (made_by_generate, "out.h5", "out.h5.partial", ODD),
+WAYS: dict[str, tuple[Callable[[Path], object], str, str, str]] = {
+    "generate": (lambda folder: made(plain, folder / "out.h5", 5), "out.h5", "out.h5.partial", ODD),
     "stitch": (made_by_stitch, "out.npy", "out.npy.partial", ODD),
     "repack": (made_by_repack, "out.h5", repack.unfinished_path(Path("out.h5")).name, "is not an unfinished copy"),
 }  # fmt: skip
@@ -248,7 +230,7 @@ WAYS: dict[str, tuple[Callable[[Path], None], str, str, str]] = {
 @pytest.mark.parametrize("kind", ["another user's", "open to others", "a link", "a fifo", "the other kind"])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_copy_does_not_grow_in_a_place_that_others_may_write(
-    shared: Path, way: str, kind: str, capsys: pytest.CaptureFixture[str]
+    shared: Path, way: str, kind: str, capsys: Any
 ) -> None:
     make, name, growing_name, odd = WAYS[way]
     copy, precious, is_file = shared / growing_name, shared / "precious", way == "repack"
@@ -266,14 +248,14 @@ def test_a_copy_does_not_grow_in_a_place_that_others_may_write(
     words = {"another user's": f"belongs to user {OTHER}", "open to others": "lets others write"}
     with pytest.raises(OptionError) as raised:
         make(shared)
-    assert words.get(kind, odd) in f"{raised.value} {said(capsys)}"
+    assert words.get(kind, odd) in f"{raised.value} {capsys.readouterr().err}"
     assert len(list(precious.iterdir())) == 6 and (precious / "data.h5").read_text() == "{}"
     assert not (shared / name).exists()
 
 
 @pytest.mark.parametrize("way", ["generate", "stitch"])
 def test_a_copy_that_another_user_replaces_does_not_get_its_name(
-    shared: Path, way: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    shared: Path, way: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     """Who owns the folder above moves it away just before the copy gets its name."""
     make, name, growing_name, _ = WAYS[way]
@@ -295,7 +277,7 @@ def test_a_copy_that_another_user_replaces_does_not_get_its_name(
         monkeypatch.setattr(module, "opened_folder", opened_folder)
     with pytest.raises(OptionError) as raised:
         make(place)
-    assert f"belongs to user {OTHER}" in f"{raised.value} {said(capsys)}"
+    assert f"belongs to user {OTHER}" in f"{raised.value} {capsys.readouterr().err}"
     assert not (place / name).exists() and (place / "was" / "lock").exists()
     assert len(list((place / growing_name).iterdir())) == 5
 
@@ -315,12 +297,8 @@ def test_no_other_user_may_write_a_copy_that_grows_whatever_the_umask(
 
         return looking
 
-    for owner, function in (
-        (os, "open"),
-        (os, "replace"),
-        (repack, "check_structure"),
-        (repack, "rename_anew"),
-    ):
+    calls: Any = [(os, "open"), (os, "replace"), (repack, "check_structure"), (repack, "rename_anew")]
+    for owner, function in calls:
         monkeypatch.setattr(owner, function, look(getattr(owner, function)))
     make(shared)
     assert seen == ({0o600} if way == "repack" else {0o700})
@@ -328,13 +306,12 @@ def test_no_other_user_may_write_a_copy_that_grows_whatever_the_umask(
 
 
 def test_memory_of_another_user_with_the_number_of_a_process_of_ours(shared: Path) -> None:
-    pid = os.getpid()
-    names = [Path(f"/dev/shm/torch_{pid}_{number}_0") for number in (THIRD, OTHER)]
+    names = [Path(f"/dev/shm/torch_{os.getpid()}_{number}_0") for number in (0, OTHER)]
     try:
         for name, owner in zip(names, (0, OTHER), strict=True):
             with user(owner):
                 name.touch()
-        remove_names_of([pid])
+        remove_names_of([os.getpid()])
         assert [name.exists() for name in names] == [False, True]
     finally:
         for name in names:
@@ -355,21 +332,17 @@ def test_a_link_of_another_user_is_not_written_through(shared: Path) -> None:
 
 
 def test_who_else_may_write(shared: Path) -> None:
-    folders = {"own": (THIRD, 0o755), "roots": (0, 0o755), "open": (THIRD, 0o775), "others": (OTHER, 0o755)}
-    for name, (owner, mode) in folders.items():
+    for name, owner, mode, found in (
+        ("own", THIRD, 0o755, ""), ("roots", 0, 0o755, ""), ("open", THIRD, 0o775, "lets others write (mode 0775)"),
+        ("others", OTHER, 0o755, f"belongs to user {OTHER}, not to user {THIRD}, who runs this"),
+    ):  # fmt: skip
         (shared / name).mkdir()
         os.chown(shared / name, owner, owner)
         (shared / name).chmod(mode)
-    found = {}
-    with user(THIRD):
-        for name in folders:
+        with user(THIRD):
             descriptor = os.open(shared / name, os.O_RDONLY)
-            found[name] = who_else_may_write(descriptor, os.fstat(descriptor), root_may=name == "roots")
+            assert who_else_may_write(descriptor, os.fstat(descriptor), root_may=name == "roots") == found
             os.close(descriptor)
-    assert found == {
-        "own": "", "roots": "", "open": "lets others write (mode 0775)",
-        "others": f"belongs to user {OTHER}, not to user {THIRD}, who runs this",
-    }  # fmt: skip
 
 
 def scanned(shared: Path) -> tuple[Path, Path]:
@@ -384,12 +357,11 @@ def scanned(shared: Path) -> tuple[Path, Path]:
 @pytest.mark.parametrize("place", ["folder", "list"])
 @pytest.mark.parametrize("change", ["owner", "mode", "fifo"])
 def test_a_quarantine_to_which_others_may_write_is_refused(
-    shared: Path, place: str, change: str, capsys: pytest.CaptureFixture[str]
+    shared: Path, place: str, change: str, capsys: Any
 ) -> None:
     root, quarantine = scanned(shared)
     path = quarantine / LIST if place == "list" else quarantine
-    assert quarantine.stat().st_mode & 0o777 == 0o755
-    assert (quarantine / LIST).stat().st_mode & 0o777 == 0o644
+    assert [one.stat().st_mode & 0o777 for one in (quarantine, quarantine / LIST)] == [0o755, 0o644]
     if change == "owner":
         os.chown(path, OTHER, OTHER)
     elif change == "mode":
@@ -399,7 +371,7 @@ def test_a_quarantine_to_which_others_may_write_is_refused(
         os.mkfifo(quarantine / LIST)
     assert main(["scan", "--restore", str(quarantine)]) == 2
     words = {"owner": f"belongs to user {OTHER}", "mode": "lets others write", "fifo": "it has no"}
-    assert words[change] in said(capsys)
+    assert words[change] in capsys.readouterr().err
     (root / "a" / "more.bmp").write_bytes(b"no image")
     assert main(["scan", str(root), "--quarantine", str(quarantine)]) == 2
     assert (quarantine / "a" / "bad.bmp").exists() and (root / "a" / "more.bmp").exists()
@@ -419,9 +391,7 @@ def test_root_may_keep_a_quarantine(shared: Path) -> None:
     assert unfinished.exists(), "another user's"
 
 
-@pytest.mark.parametrize(
-    "where", ["in the quarantine", "in the folder", "the folder itself", "above the folder"]
-)
+@pytest.mark.parametrize("where", ["in the quarantine", "in the folder", "the folder", "above the folder"])
 def test_files_go_back_by_way_of_no_link(shared: Path, where: str) -> None:
     root, quarantine = scanned(shared)
     private = shared / "private"
@@ -437,17 +407,17 @@ def test_files_go_back_by_way_of_no_link(shared: Path, where: str) -> None:
     else:
         record = json.loads((quarantine / LIST).read_text())
         (shared / "moved" / "a").mkdir(parents=True)
-        (shared / "link").symlink_to(shared / "moved" if where == "the folder itself" else shared)
-        record["root"] = str(shared / "link" / ("" if where == "the folder itself" else "moved")).rstrip("/")
+        (shared / "link").symlink_to(shared / "moved" if where == "the folder" else shared)
+        record["root"] = str(shared / "link" / ("" if where == "the folder" else "moved")).rstrip("/")
         (quarantine / LIST).write_text(json.dumps(record) + "\n")
     assert main(["scan", "--restore", str(quarantine)]) == 1
-    assert [path.name for path in private.iterdir()] == ["bad.bmp"][: where != "in the folder"]
+    assert os.listdir(private) == ["bad.bmp"][: where != "in the folder"]
     assert (quarantine / LIST).exists() and not list(shared.glob("moved/a/*"))
 
 
 def test_lines_of_a_list_that_lead_elsewhere_are_skipped(shared: Path) -> None:
     root, quarantine = scanned(shared)
-    (shared / "precious").write_text("mine")
+    (precious := shared / "precious").write_text("mine")
     paths: list[Any] = ["../precious", "a/../../precious", "/etc/passwd", LIST, "a/bad.bmp\0", "", ".", 3]
     lines = [{"path": path, "root": str(root)} for path in paths]
     lines += [{"path": "a/bad.bmp", "root": folder} for folder in ("relative", "/a/../b", "", None, "/a\0")]
@@ -455,11 +425,11 @@ def test_lines_of_a_list_that_lead_elsewhere_are_skipped(shared: Path) -> None:
         (quarantine / LIST).write_text(json.dumps(line) + "\n")
         (quarantine / LIST).chmod(0o644)
         assert main(["scan", "--restore", str(quarantine)]) == 0
-        assert (shared / "precious").read_text() == "mine" and (quarantine / "a" / "bad.bmp").exists()
-        assert not (root / "a" / "bad.bmp").exists()
+        assert precious.read_text() == "mine" and not (root / "a" / "bad.bmp").exists()
+        assert (quarantine / "a" / "bad.bmp").exists()
 
 
-def test_a_folder_that_is_gone_is_not_made_anew(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_is_gone_is_not_made_anew(shared: Path, capsys: Any) -> None:
     root, quarantine = scanned(shared)
     root.rename(shared / "moved")
     assert main(["scan", "--restore", str(quarantine)]) == 1

@@ -7,7 +7,6 @@ import gc
 import itertools
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -18,6 +17,7 @@ from typing import Any
 
 import pytest
 from generated import environment
+from scripts import started, wait_until
 from torch.utils.data import DataLoader, Dataset
 
 import fastpipe
@@ -67,9 +67,6 @@ class Interruption:
     def __init__(self, at: int) -> None:
         self.left = at
 
-    def begin(self) -> None:
-        sys.settrace(self.see)
-
     def see(self, frame: FrameType, event: str, _: object) -> Any:
         if "/fastpipe/" not in frame.f_code.co_filename:
             return None
@@ -93,21 +90,16 @@ def test_an_exception_of_a_signals_handler_while_a_profile_ends_leaves_nothing()
     begin, finders = DataLoader.__iter__, list(sys.meta_path)
     for at in itertools.count(1):
         interruption = Interruption(at)
-        try:
-            profile_of_a_loader(interruption.begin)
-        except RuntimeError:
-            pass
-        finally:
-            sys.settrace(None)
+        with contextlib.suppress(RuntimeError):
+            profile_of_a_loader(lambda: sys.settrace(interruption.see))
+        sys.settrace(None)
         assert DataLoader.__iter__ is begin and sys.meta_path == finders and not left()
         if interruption.left:
             break
     assert at > 30
 
 
-def test_an_exception_of_a_handler_is_no_error_of_a_folder_that_is_removed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_exception_of_a_handler_is_no_error_of_a_folder_that_is_removed(monkeypatch: Any) -> None:
     """By the standard library, which ignores errors on request."""
     lstat, killed = os.lstat, iter([True])
 
@@ -127,16 +119,11 @@ def test_ctrl_c_ends_the_command_and_leaves_nothing(tmp_path: Path) -> None:
         "for number, batch in enumerate(DataLoader(range(10**7), batch_size=1, num_workers=1)):\n"
         "    if number == 5:\n        open('begun', 'w').close()\n"
     )
-    command = [sys.executable, "-m", "fastpipe", "profile", "--seconds", "100", "--limit", "100", "train.py"]
-    own = tempfile.TemporaryDirectory(prefix="o-")  # in a short folder: names of sockets are in it
-    process = subprocess.Popen(
-        command, cwd=tmp_path, env={**environment(), "TMPDIR": own.name}, stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    with own, process:
-        while not (tmp_path / "begun").exists():
-            assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate()
+    command = ["-m", "fastpipe", "profile", "--seconds", "100", "--limit", "100", "train.py"]
+    with tempfile.TemporaryDirectory(prefix="o-") as own:  # in a short folder: names of sockets are in it
+        with started(*command, cwd=tmp_path, env={**environment(), "TMPDIR": own}) as process:
+            wait_until((tmp_path / "begun").exists, process)
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate()
         assert process.returncode == 130 and "fastpipe profile: interrupted" in errors
-        assert not list(Path(own.name).glob("fastpipe-profile-*"))
+        assert not list(Path(own).glob("fastpipe-profile-*"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -21,9 +22,7 @@ from torchvision import transforms as v1
 from fastpipe import FastImageFolder, FastLoader
 from fastpipe.bench.synthetic import photo_tree
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(os, "fork"), reason="run it on Linux or macOS, where processes fork"
-)
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="run it where processes fork")
 
 CROP = v1.Compose([v1.RandomResizedCrop(16), v1.RandomHorizontalFlip(), v1.ToTensor()])
 EPOCHS, BATCHES = 3, 6  # 17 samples, by threes
@@ -47,16 +46,16 @@ class Noisy:
         return torch.rand(3) + index, index
 
 
-def _generator() -> torch.Generator:
+def generator() -> torch.Generator:
     return torch.Generator().manual_seed(11)
 
 
 OPTIONS: dict[str, Callable[[], dict[str, Any]]] = {
     "seed": lambda: {"shuffle": True, "seed": 4},
     "seed, own dataset": lambda: {"shuffle": True, "seed": 4},
-    "generator": lambda: {"shuffle": True, "generator": _generator()},
+    "generator": lambda: {"shuffle": True, "generator": generator()},
     "weighted": lambda: {
-        "sampler": WeightedRandomSampler(range(1, 18), 17, generator=_generator()),
+        "sampler": WeightedRandomSampler(range(1, 18), 17, generator=generator()),
         "seed": 4,
     },
 }
@@ -122,51 +121,27 @@ def _noted(log: Path) -> tuple[list[str], Any]:
     return [json.loads(line)["hash"] for line in lines], json.loads(lines[-1])["state"] if lines else None
 
 
+# Also with as many workers as there are cores to be had today.
+CASES = [*itertools.product(OPTIONS, [(0,), (2,)]), ("seed", (2, 0, 1))]
+
+
 @pytest.mark.few(1)
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("name", OPTIONS)
-def test_a_run_that_is_killed_goes_on_with_the_same_stream(
-    tree: Path, tmp_path: Path, run: Run, name: str, workers: int
+@pytest.mark.parametrize(("name", "workers"), CASES)
+def test_a_run_that_is_killed_again_and_again_goes_on_with_the_same_stream(
+    tree: Path, tmp_path: Path, run: Run, name: str, workers: tuple[int, ...]
 ) -> None:
-    this, whole = partial(make, name, tree, workers), tmp_path / "whole"
-    assert run(this, None, whole, None) == 0
+    made = itertools.cycle([partial(make, name, tree, count) for count in workers])
+    whole, log = tmp_path / "whole", tmp_path / "killed"
+    assert run(next(made), None, whole, None) == 0
     expected, _ = _noted(whole)
     assert len(expected) == len(set(expected)) == BATCHES * EPOCHS
-    for point in random.Random(f"{name} {workers}").sample(range(1, 3 * BATCHES * EPOCHS), 3):
-        log = tmp_path / f"killed at {point}"
-        assert run(this, None, log, point) == -signal.SIGKILL
-        hashes, state = _noted(log)
-        assert len(hashes) >= point // 3 - EPOCHS and hashes == expected[: len(hashes)]
-        assert run(this, state, log, None) == 0
-        assert _noted(log)[0] == expected, f"killed at {point}"
-
-
-@pytest.mark.slow
-def test_a_run_may_be_killed_several_times(tree: Path, tmp_path: Path, run: Run) -> None:
-    log, code, starts = tmp_path / "killed", -signal.SIGKILL, 0
-    assert run(partial(make, "seed", tree, 0), None, tmp_path / "whole", None) == 0
-    while code == -signal.SIGKILL:
-        hashes, state = _noted(log)
-        workers = len(hashes) % 3  # as many as there are cores to be had today
-        kill_at = 8 + starts % 3 if len(hashes) < 16 else None
-        code, starts = run(partial(make, "seed", tree, workers), state, log, kill_at), starts + 1
-    assert code == 0 and starts > 4
-    assert _noted(log)[0] == _noted(tmp_path / "whole")[0]
-
-
-def test_the_rest_of_an_epoch_is_the_same_without_any_seed(tree: Path, tmp_path: Path, run: Run) -> None:
-    """What comes after it depends on torch's global generator, whose state is the script's to save."""
-
-    def unseeded(seed: int) -> FastLoader[Any]:
-        torch.manual_seed(seed)
-        dataset = FastImageFolder(tree, CROP, threads=2)
-        return FastLoader(dataset, 3, shuffle=True, num_workers=1, workers="processes")
-
-    whole, log = tmp_path / "whole", tmp_path / "killed"
-    assert run(partial(unseeded, 5), None, whole, None) == 0
-    expected = _noted(whole)[0][:BATCHES]
-    assert run(partial(unseeded, 5), None, log, 10) == -signal.SIGKILL
-    hashes, state = _noted(log)
-    assert hashes == expected[: len(hashes)] and 3 <= len(hashes) < BATCHES
-    assert run(partial(unseeded, 99), state, log, None) == 0
-    assert _noted(log)[0][:BATCHES] == expected
+    rng, kills = random.Random(f"{name} {workers}"), 0
+    while (left := BATCHES * EPOCHS - len(_noted(log)[0])) > 2:
+        (done, state), point = _noted(log), rng.randrange(1, min(20, 3 * left))
+        assert run(next(made), state, log, point) == -signal.SIGKILL
+        hashes, _ = _noted(log)
+        assert len(hashes) >= len(done) + point // 3 - EPOCHS and hashes == expected[: len(hashes)]
+        kills += 1
+    assert kills > 1
+    assert run(next(made), _noted(log)[1], log, None) == 0
+    assert _noted(log)[0] == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ import torch
 from delay_proxy import Faults
 from torchvision import transforms as v1
 
-from fastpipe import FastImageFolder, FastLoader, Stage
+from fastpipe import FastImageFolder, FastLoader
 from fastpipe.errors import BadSampleError
 
 SMALL = v1.Compose([v1.Resize(20), v1.CenterCrop(16), v1.ToTensor()])
@@ -51,28 +52,22 @@ def expected(s3: Any, bucket: str, photo_tree: Path) -> dict[str, torch.Tensor]:
 @pytest.fixture(params=["ahead", "staged"])
 def near(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
     """Options of a dataset: without a stage, and with one."""
-    return {"stage": Stage(tmp_path / "stage")} if request.param == "staged" else {}
+    return {"stage": tmp_path / "stage"} if request.param == "staged" else {}
 
 
 def _dataset(bucket: str, options: dict[str, Any], **more: Any) -> FastImageFolder:
     return FastImageFolder(f"s3://{bucket}/train", SMALL, storage_options=options, seed=3, **more)
 
 
-def _check_epoch(
-    dataset: FastImageFolder,
-    expected: dict[str, torch.Tensor],
-    during: Callable[[int], Any] = lambda step: None,
-) -> None:
+def _check_epoch(dataset: Any, expected: Any, during: Callable[[int], Any] = lambda step: None) -> None:
     """Load an epoch, and compare each sample with its source; ``during`` is called before each batch."""
     loader = FastLoader(dataset, 8, shuffle=True)
-    batches = loader._order.ours().indices(loader._order.next_epoch)  # type: ignore[union-attr]
-    order, at = [index for indices, _ in batches for index in indices], 0
+    batches: Any = loader._order.ours().indices(loader._order.next_epoch)  # type: ignore[union-attr]
+    wanted = [[dataset.samples[index][0] for index in indices] for indices, _ in batches]
     for step, (images, _) in enumerate(loader):
         during(step)
-        for image in images:
-            assert torch.equal(image, expected[dataset.samples[order[at]][0]])
-            at += 1
-    assert at == len(dataset) == len(expected)
+        assert torch.equal(images, torch.stack([expected[path] for path in wanted[step]]))
+    assert step + 1 == len(wanted) and sum(map(len, wanted)) == len(dataset) == len(expected)
 
 
 @pytest.mark.few(2)
@@ -93,13 +88,12 @@ def test_an_epoch_is_whole_where_a_store_fails_now_and_then(
 def test_an_epoch_is_whole_where_a_gateway_is_killed_and_comes_back(
     s3: Any, bucket: str, expected: Any, near: Any
 ) -> None:
-    dataset = _dataset(bucket, s3.options, **near)
-
     def during(step: int) -> None:
         if step == 2:
             s3.stop_gateway(kill=True)
             s3.start_gateway()  # by this thread, with whose end it would end; requests fail meanwhile
 
+    dataset = _dataset(bucket, s3.options, **near)
     _check_epoch(dataset, expected, during)
     dataset.close()
 
@@ -108,13 +102,11 @@ def test_a_stage_that_takes_nothing_more_costs_only_downloads(
     s3: Any, bucket: str, expected: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     dataset = _dataset(bucket, s3.options, stage=tmp_path / "stage")
-    write, written = os.write, []
+    write, number = os.write, itertools.count()
 
     def full(descriptor: int, data: Any) -> int:
-        if "/writing/" in os.readlink(f"/proc/self/fd/{descriptor}"):
-            written.append(len(data))
-            if len(written) > 20:
-                raise OSError(28, "No space left on device")
+        if "/writing/" in os.readlink(f"/proc/self/fd/{descriptor}") and next(number) >= 20:
+            raise OSError(28, "No space left on device")
         return write(descriptor, data)
 
     monkeypatch.setattr(os, "write", full)
@@ -137,8 +129,7 @@ def test_a_stage_that_vanishes_costs_only_downloads(
 def test_an_object_that_is_deleted_meanwhile_is_a_bad_sample(s3: Any, photo_tree: Path) -> None:
     name = _put_tree(s3, photo_tree, 1)
     dataset = _dataset(name, s3.options, bad_samples="skip")
-    key = dataset.samples[3][0].removeprefix(f"s3://{name}/")
-    s3.delete(name, key)
+    s3.delete(name, key := dataset.samples[3][0].removeprefix(f"s3://{name}/"))
     assert sum(len(labels) for _, labels in FastLoader(dataset, 5)) == len(dataset) - 1
     dataset.bad_samples = type(dataset.bad_samples)("raise")
     with pytest.raises(BadSampleError, match=key):

@@ -8,8 +8,10 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,12 +19,9 @@ from shared_units import CONTENTS, NBYTES, obtained, put, take
 
 from fastpipe.core.shared_chunks import UnitFile
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(os, "memfd_create"), reason="run it on Linux, which has files in memory without names"
-)
+pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="run it on Linux")
 
 KEYS, SLOTS = 16, 3
-Forked = Callable[[Callable[[], object]], int]
 
 
 def check_all_can_be_had(memory: UnitFile) -> None:
@@ -43,7 +42,7 @@ def memory() -> Iterator[UnitFile]:
 class Writer:
     """A child that has written half of unit 9 and is stopped."""
 
-    def __init__(self, memory: UnitFile, forked: Forked) -> None:
+    def __init__(self, memory: UnitFile, forked: Any) -> None:
         self._memory = memory
         self.pid = forked(self._work)
         assert os.WIFSTOPPED(os.waitpid(self.pid, os.WUNTRACED)[1])
@@ -65,13 +64,11 @@ class Writer:
 
 
 @pytest.mark.parametrize("want", ["the same unit", "other units", "a unit that was found before"])
-def test_a_slot_of_a_killed_process_is_free(memory: UnitFile, forked: Forked, want: str) -> None:
+def test_a_slot_of_a_killed_process_is_free(memory: UnitFile, forked: Any, want: str) -> None:
     slots = memory.opened()
-    found = []
     if want == "a unit that was found before":
-        for key in range(SLOTS):
-            assert put(slots, key)
-        found = [slots.find(key) for key in range(SLOTS)]
+        assert all(put(slots, key) for key in range(SLOTS))
+        found: list[Any] = [slots.find(key) for key in range(SLOTS)]
     writer = Writer(memory, forked)
     if want == "the same unit":
         assert put(slots, 1)
@@ -81,46 +78,37 @@ def test_a_slot_of_a_killed_process_is_free(memory: UnitFile, forked: Forked, wa
         assert slots.is_coming(9), "no process has noticed so far"
         slots.wait(9)  # not for what will never come
         assert put(slots, 9) and take(slots, 9) and take(slots, 1)
-    elif found:
-        assert sum(one.release() for one in found) == SLOTS - 1, "a reader notices that its unit is gone"
-    else:
-        assert [put(slots, key) for key in range(SLOTS)] == [True] * SLOTS
-        assert all(take(slots, key) for key in range(SLOTS))
+    elif want == "other units":
+        assert all(put(slots, key) for key in range(SLOTS)) and all(take(slots, key) for key in range(SLOTS))
         assert not take(slots, 9) and not slots.is_coming(9)
+    else:
+        assert sum(one.release() for one in found) == SLOTS - 1, "a reader notices that its unit is gone"
     check_all_can_be_had(memory)
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, None])
-def test_no_process_waits_for_ever_for_another(
-    memory: UnitFile, forked: Forked, end: signal.Signals | None
-) -> None:
+def test_no_process_waits_for_ever_for_another(memory: UnitFile, forked: Any, end: Any) -> None:
     """For one that is killed or stopped meanwhile."""
-    writer, slots = Writer(memory, forked), memory.opened()
-    refused, found = threading.Event(), list[bool]()
+    writer, slots, refused = Writer(memory, forked), memory.opened(), threading.Event()
 
-    def want() -> None:
+    def want() -> bool | None:
         assert not put(slots, 9)
         refused.set()
-        if end is None:
-            slots.wait(9)
-        else:
-            found.append(obtained(slots, 9))
+        return obtained(slots, 9) if end else slots.wait(9)
 
-    thread = threading.Thread(target=want)
-    thread.start()
-    refused.wait()
-    if end is not None:
-        writer.end(end)
-    thread.join(60.0)
-    assert not thread.is_alive()
-    if end is None:
+    with ThreadPoolExecutor(1) as pool:
+        wanted = pool.submit(want)
+        refused.wait(60)
+        if end:
+            writer.end(end)
+        found = wanted.result(60)
+    if not end:
         writer.end(signal.SIGCONT)
-    assert take(slots, 9) and found == ([] if end is None else [True])
+    assert take(slots, 9) and (found or not end)
 
 
-def test_processes_that_are_killed_again_and_again_disturb_no_readers(forked: Forked) -> None:
+def test_processes_that_are_killed_again_and_again_disturb_no_readers(memory: UnitFile, forked: Any) -> None:
     """More units than slots; each victim ends in the middle of a unit, at a different place each time."""
-    memory = UnitFile(KEYS, SLOTS, NBYTES)
 
     def read(seed: int) -> None:
         random, slots = np.random.default_rng(seed), memory.opened()
@@ -132,8 +120,7 @@ def test_processes_that_are_killed_again_and_again_disturb_no_readers(forked: Fo
         left = int(random.integers(1, 40))
         while True:
             key = int(random.integers(KEYS))
-            slot = None if take(slots, key) else slots.claim(key)
-            if slot is None:
+            if take(slots, key) or (slot := slots.claim(key)) is None:
                 continue
             left -= 1
             slot.memory[:] = 99
@@ -147,10 +134,9 @@ def test_processes_that_are_killed_again_and_again_disturb_no_readers(forked: Fo
         assert os.waitpid(forked(partial(die, seed)), 0)[1] == signal.SIGKILL
     assert [os.waitpid(pid, 0)[1] for pid in readers] == [0, 0]
     check_all_can_be_had(memory)
-    memory.close()
 
 
-def test_a_stopped_writer_keeps_its_slot_and_no_others(memory: UnitFile, forked: Forked) -> None:
+def test_a_stopped_writer_keeps_its_slot_and_no_others(memory: UnitFile, forked: Any) -> None:
     writer, slots = Writer(memory, forked), memory.opened()
     others = [key for key in range(KEYS) if key != 9]
     for key in [*others * 3, *others[: SLOTS - 1]]:
@@ -162,7 +148,7 @@ def test_a_stopped_writer_keeps_its_slot_and_no_others(memory: UnitFile, forked:
     check_all_can_be_had(memory)
 
 
-def test_a_stopped_reader_notices_that_its_unit_has_gone(memory: UnitFile, forked: Forked) -> None:
+def test_a_stopped_reader_notices_that_its_unit_has_gone(memory: UnitFile, forked: Any) -> None:
     slots = memory.opened()
     assert put(slots, 1) and put(slots, 2)
 

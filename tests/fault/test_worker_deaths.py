@@ -14,20 +14,17 @@ import multiprocessing.queues
 import multiprocessing.resource_sharer
 import os
 import resource
-import select
 import signal
-import subprocess
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from generated import environment
 from PIL import Image
+from scripts import ran, wait_until_ended
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torchvision import transforms as v1
 
@@ -37,10 +34,7 @@ from fastpipe.core.native import native
 from fastpipe.errors import WorkerError
 from fastpipe.torch import transport
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(os, "pidfd_open"),
-    reason="run it on Linux, where a process can be watched without being its parent",
-)
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="run it on Linux, which has /proc")
 
 AT, LATER = 7, 15  # a sample of the second worker's, of a dataset and of a stream
 SIZE = (47, 31)  # of its image
@@ -217,6 +211,11 @@ def images(tree: Path) -> Callable[[Once], FastImageFolder]:
     return lambda once: FastImageFolder(tree, AtSize(once), thread_safe=True, threads=2)
 
 
+@pytest.fixture(params=["own", "images"])
+def kind(request: pytest.FixtureRequest, tree: Path) -> Any:
+    return Numbers if request.param == "own" else images(tree)
+
+
 def make(once: Once, kind: Any = Numbers, **options: Any) -> FastLoader[Any]:
     options = {"batch_size": 2, "num_workers": 2, "multiprocessing_context": "fork", **options}
     return FastLoader(kind(once), worker_init_fn=once, workers="processes", **options)
@@ -235,19 +234,18 @@ def error_of(batches: Any) -> WorkerError:
 
 def check(error: WorkerError, words: str, *more: str) -> None:
     assert isinstance(error, RuntimeError)
-    assert f"Worker {error.worker} (pid {error.pid}) {words}" in str(error)
-    for expected in more:
+    for expected in (f"Worker {error.worker} (pid {error.pid}) {words}", *more):
         assert expected in str(error)
 
 
 def check_again(loader: Any) -> None:
     """It can be iterated again, and nothing is left."""
     batches = list(loader)
-    if batches[0] is not None and not isinstance(batches[0], list | tuple):
+    if isinstance(batches[0], list | tuple):
+        assert sum(len(batch[1]) for batch in batches) == COUNT
+    else:
         values = sorted(int(value) for batch in batches for value in batch.reshape(-1, 3 * 60 * 60)[:, 0])
         assert values == list(range(COUNT))
-    else:
-        assert sum(len(batch[1]) for batch in batches) == COUNT
     del batches
     gc.collect()
 
@@ -276,7 +274,7 @@ def test_a_worker_that_is_killed_at_any_point_is_named(
 # A fork server's children are not the script's: no signal says that one has ended.
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_a_started_worker_that_is_killed_at_any_point_is_named(
     tmp_path: Path, moment: str, method: str
 ) -> None:
@@ -299,15 +297,15 @@ ENDS: dict[str, tuple[Callable[[], Any], list[str]]] = {
 
 @pytest.mark.few(4)
 @pytest.mark.parametrize(
-    ("end", "kind"),
-    [*((end, "own") for end in ENDS), ("SIGKILL", "images"), ("segmentation fault", "images")],
-)
-def test_the_error_says_how_a_worker_ended(tree: Path, tmp_path: Path, end: str, kind: str) -> None:
+    ("end", "kind"), [*((end, "own") for end in ENDS), ("SIGKILL", "images"), ("segmentation fault", "images")],
+    indirect=["kind"],
+)  # fmt: skip
+def test_the_error_says_how_a_worker_ended(tree: Path, tmp_path: Path, end: str, kind: Any) -> None:
     (act, words), timeout = ENDS[end], 2 if end in ("sys.exit", "without an error") else 0
-    loader = make(Once(tmp_path, act), Numbers if kind == "own" else images(tree), timeout=timeout)
+    loader = make(Once(tmp_path, act), kind, timeout=timeout)
     iterator = iter(loader)
     error = error_of(iterator)
-    sample = f"{AT}." if kind == "own" else str(tree / f"class_000/{AT:04d}.jpg")
+    sample = f"{AT}." if kind is Numbers else str(tree / f"class_000/{AT:04d}.jpg")
     assert sample in str(error)[str(error).index("Its last sample: ") :]
     check(error, *words)
     assert "Extension modules" not in str(error)
@@ -332,9 +330,8 @@ def test_an_accelerated_loader_names_the_worker_too(tmp_path: Path, moment: str)
 
 
 def test_persistent_workers_that_end_or_hang_between_epochs_are_named(tmp_path: Path) -> None:
-    loader = make(
-        Once(tmp_path, killed, "none"), multiprocessing_context="forkserver", persistent_workers=True
-    )
+    once = Once(tmp_path, killed, "none")
+    loader = make(once, multiprocessing_context="forkserver", persistent_workers=True)
     check_again(loader)
     worker = loader._iterator._workers[1]  # type: ignore[union-attr]
     os.kill(worker.pid, signal.SIGKILL)
@@ -355,16 +352,11 @@ def test_persistent_workers_that_end_or_hang_between_epochs_are_named(tmp_path: 
     check_again(loader)
 
 
-def native_decoding(number: int) -> None:
-    """As a worker's initialisation: files are read, and then decoding never ends."""
-    native.simulate_decoding(3600 * 10**9)
-
-
 def test_a_worker_that_is_killed_while_the_core_decodes_names_its_samples(tree: Path) -> None:
     crop = v1.Compose([v1.RandomResizedCrop(16), v1.ToTensor()])
-    dataset = FastImageFolder(tree, crop, threads=2)
-    loader = FastLoader(dataset, 2, num_workers=1, workers="processes", worker_init_fn=native_decoding)
-    iterator = iter(loader)
+    dataset, hour = FastImageFolder(tree, crop, threads=2), 3600 * 10**9
+    options: Any = {"workers": "processes", "worker_init_fn": lambda number: native.simulate_decoding(hour)}
+    iterator = iter(FastLoader(dataset, 2, num_workers=1, **options))
     lane, worker = iterator._lanes[0], iterator._workers[0]  # type: ignore[attr-defined]
     while len(lane.notes()) < 2:
         threading.Event().wait(0.001)
@@ -374,71 +366,54 @@ def test_a_worker_that_is_killed_while_the_core_decodes_names_its_samples(tree: 
         assert str(tree / f"class_000/{number:04d}.jpg") in str(error).partition("Its last sample: ")[2]
 
 
-def error_while_the_script_does_something_else(pid: int) -> WorkerError:
-    try:
-        os.kill(pid, signal.SIGKILL)
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # its signal has been sent by now
-        threading.Event().wait(60)
-    except WorkerError as error:  # which this frame, in its traceback, does not keep: workers end with it
-        return error
-    raise AssertionError("no error")
-
-
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("method", "persistent"),
     [("fork", False), ("fork", True), pytest.param("spawn", True, marks=pytest.mark.slow)],
 )
-@pytest.mark.parametrize("kind", ["own", "images"])
 def test_a_worker_that_ends_while_the_script_does_something_else_is_named(
-    tree: Path, tmp_path: Path, kind: str, method: str, persistent: bool
+    tmp_path: Path, kind: Any, method: str, persistent: bool
 ) -> None:
     """And not one of another loader."""
     meet = Meet(tmp_path, stuck_in_python)
     options = {"multiprocessing_context": method, "persistent_workers": persistent}
-    loader = make(Once(tmp_path, meet), Numbers if kind == "own" else images(tree), **options)
+    loader = make(Once(tmp_path, meet), kind, **options)
     others = tmp_path / "other"
     others.mkdir()
     other = iter(make(Once(others, killed, "none"), persistent_workers=True))
     iterator = iter(loader)
     next(iterator), next(iterator)
     pid = meet.pid()
-    error = error_while_the_script_does_something_else(pid)
+    with pytest.raises(WorkerError) as caught:
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # its signal has been sent by now
+        threading.Event().wait(60)
+    error = caught.value.with_traceback(None)
     check(error, "was killed with SIGKILL")
     assert (error.worker, error.pid, str(error).count("\nWorker ")) == (1, pid, 1)
-    del iterator, error, other
+    del iterator, error, other, caught
     check_again(loader)
 
 
-def wait_until_gone(watched: list[int]) -> None:
-    for descriptor in watched:
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
-        assert poll.poll(60_000), "a worker lives on"
-        os.close(descriptor)
-
-
 STUCK = {
-    stuck_in_python: "it is waiting", stuck_in_c: "it is waiting", stopped: "it has been stopped (SIGSTOP)",
-}  # fmt: skip
+    stuck_in_python: "it is waiting",
+    stuck_in_c: "it is waiting",
+    stopped: "it has been stopped (SIGSTOP)",
+}
 
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("act", STUCK)
-@pytest.mark.parametrize("kind", ["own", "images"])
-def test_a_worker_that_hangs_is_named_with_its_stack_and_ends(
-    tree: Path, tmp_path: Path, kind: str, act: Callable[[], None]
-) -> None:
-    loader = make(Once(tmp_path, act), Numbers if kind == "own" else images(tree), timeout=2)
+def test_a_worker_that_hangs_is_named_with_its_stack_and_ends(tmp_path: Path, kind: Any, act: Any) -> None:
+    loader = make(Once(tmp_path, act), kind, timeout=2)
     iterator = iter(loader)
     pids = [worker.pid for worker in iterator._workers]  # type: ignore[attr-defined]
-    watched = [os.pidfd_open(pid) for pid in pids]
     # Another may be named before it, which waits for the lock of their queue that this one has.
     about = str(error_of(iterator)).partition(f"Worker 1 (pid {pids[1]}) ")[2]
     assert STUCK[act] in about and f"in {act.__name__}\n" in about and "Its last sample: " in about
     del iterator
     gc.collect()
-    wait_until_gone(watched)
+    wait_until_ended(pids)
     check_again(loader)
 
 
@@ -575,11 +550,9 @@ def test_a_script_ends_with_what_it_needs_to_know(
     tmp_path: Path, script: str, lines: list[str], words: str
 ) -> None:
     (tmp_path / "train.py").write_text(script)
-    ran = subprocess.run(
-        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, env=environment(), check=False
-    )  # fmt: skip
-    assert ran.stdout.splitlines() == lines, ran.stderr
-    assert words in ran.stderr
+    done = ran("train.py", cwd=tmp_path)
+    assert done.stdout.splitlines() == lines, done.stderr
+    assert words in done.stderr
 
 
 def test_a_forked_copy_of_the_iterator_ends_no_workers(tree: Path, tmp_path: Path, in_child: Any) -> None:
@@ -594,13 +567,12 @@ def test_a_forked_copy_of_the_iterator_ends_no_workers(tree: Path, tmp_path: Pat
     assert len(list(iterators[0])) == COUNT // 2 - 1
 
 
-def leave_a_name() -> None:
-    """As torch does in a worker that is killed while it makes shared memory."""
-    Path(f"/dev/shm/torch_{os.getpid()}_0_0").touch()
-    killed()
-
-
 def test_names_that_a_killed_worker_leaves_in_shared_memory_are_removed(tmp_path: Path) -> None:
+    def leave_a_name() -> None:
+        """As torch does in a worker that is killed while it makes shared memory."""
+        Path(f"/dev/shm/torch_{os.getpid()}_0_0").touch()
+        killed()
+
     pid = error_of(make(Once(tmp_path, leave_a_name))).pid
     gc.collect()
     assert not list(Path("/dev/shm").glob(f"torch_{pid}_*"))
@@ -659,11 +631,16 @@ def work_in_a_thread(loader: FastLoader[Any]) -> None:
     ],
 )  # fmt: skip
 def test_workers_end_with_a_parent_that_is_killed_and_leave_no_names(
-    tree: Path, tmp_path: Path, method: str, run: Callable[[Any], None], act: Callable[[], None]
+    tree: Path, tmp_path: Path, forked: Any, method: str, run: Callable[[Any], None], act: Callable[[], None]
 ) -> None:
     meet = Meet(tmp_path, act)
 
     def train() -> None:
+        # A fork server of the test process is not this process's child, and its tracker removes the
+        # names of semaphores when the test process ends; one of its own does so at this one's end.
+        multiprocessing.forkserver._forkserver._forkserver_pid = None  # type: ignore[attr-defined]
+        tracker: Any = multiprocessing.resource_tracker._resource_tracker
+        tracker._fd = tracker._pid = None
         options = {"num_workers": 1, "multiprocessing_context": method}
         if act is until_parent_has_ended:
             once = Once(tmp_path, act, "none")
@@ -673,22 +650,15 @@ def test_workers_end_with_a_parent_that_is_killed_and_leave_no_names(
             # which is in no danger of being ended (`outliving_parent`).
             run(make(Once(tmp_path, meet), Numbers if act is stopped else images(tree), **options))
 
-    parent = os.fork()
-    if parent == 0:
+    def train_or_give_up() -> None:
         try:
-            # A fork server of the test process is not this process's child, and its tracker removes the
-            # names of semaphores when the test process ends; one of its own does so at this one's end.
-            multiprocessing.forkserver._forkserver._forkserver_pid = None  # type: ignore[attr-defined]
-            tracker: Any = multiprocessing.resource_tracker._resource_tracker
-            tracker._fd = tracker._pid = None
             train()
         finally:
-            traceback.print_exc()
             meet.give_up()
-            os._exit(1)
+
+    parent = forked(train_or_give_up)
     pid = meet.pid()
-    worker = os.pidfd_open(pid)
     os.kill(parent, signal.SIGKILL)
     os.waitpid(parent, 0)
-    wait_until_gone([worker])
+    wait_until_ended([pid])
     assert not list(Path("/dev/shm").glob(f"torch_{pid}_*"))

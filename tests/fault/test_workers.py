@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from same import same
 from torch.utils.data import default_collate
 from torchvision import transforms as v1
 
 from fastpipe import FastImageFolder, FastLoader
-from fastpipe.bench.synthetic import photo_tree
 from fastpipe.errors import WorkerError
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="run it on Linux")
@@ -26,44 +26,31 @@ pytestmark = pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="run it on
 CROP = v1.Compose([v1.RandomResizedCrop(16), v1.ToTensor()])
 
 
-@pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return photo_tree(tmp_path_factory.mktemp("tree"), classes=2, per_class=8, sizes=(20, 24))
-
-
 def seeded(tree: Path, workers: int, **options: Any) -> FastLoader[Any]:
     dataset = FastImageFolder(tree, CROP, threads=2)
     return FastLoader(dataset, 2, seed=3, num_workers=workers, workers="processes", **options)
-
-
-def same(batches: Any, expected: Any) -> bool:
-    pairs = zip(batches, expected, strict=True)
-    return all(torch.equal(x[0], y[0]) and torch.equal(x[1], y[1]) for x, y in pairs)
 
 
 @pytest.fixture(scope="module")
 def epochs(tree: Path) -> list[list[Any]]:
     """Three epochs that are made without workers."""
     loader = seeded(tree, 0)
-    return [[[part.clone() for part in batch] for batch in loader] for _ in range(3)]
+    return [list(loader) for _ in range(3)]
 
 
 class Files:
     """A dataset of files, as torchvision's are, one of which cannot be read."""
 
     def __init__(self, error: type[Exception]) -> None:
-        self.samples = [(f"/data/{index}.bin", 0) for index in range(16)]
-        self._error = error
+        self.samples, self._error = [(f"/data/{index}.bin", 0) for index in range(16)], error
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def __getitem__(self, index: int) -> int:
-        if index == 7:
-            self._read()
-        return index
+        return self._read() if index == 7 else index
 
-    def _read(self) -> None:
+    def _read(self) -> int:
         raise self._error("the disk's own words")
 
 
@@ -85,27 +72,6 @@ def test_an_error_of_the_dataset_keeps_its_type_and_says_where(kind: type[Except
         assert not hasattr(Exception, "add_note") or "while loading sample 7 from '/data/7.bin'" in error
 
 
-@pytest.mark.few(2)
-@pytest.mark.parametrize(
-    ("workers", "options"),
-    [(1, {}), (2, {"persistent_workers": True, "prefetch_factor": 1}),
-     (1, {"persistent_workers": True, "multiprocessing_context": "forkserver"}),
-     pytest.param(1, {"persistent_workers": True, "multiprocessing_context": "spawn"}, marks=pytest.mark.slow)],
-)  # fmt: skip
-def test_batches_that_are_kept_do_not_change(
-    tree: Path, epochs: Any, workers: int, options: dict[str, Any]
-) -> None:
-    loader = seeded(tree, workers, **options)
-    kept = [list(loader) for _ in range(3)]
-    assert all(map(same, kept, epochs)) and is_unnamed(kept[0][0][0])
-    del loader
-    gc.collect()
-    assert all(map(same, kept, epochs))
-    for batch in kept[0]:  # the script's own: it may write to them
-        batch[0].fill_(1)
-    assert same(kept[1], epochs[1])
-
-
 def is_unnamed(tensor: torch.Tensor) -> bool:
     """Whether a tensor is in a lane's memory."""
     for line in Path("/proc/self/maps").read_text().splitlines():
@@ -115,53 +81,46 @@ def is_unnamed(tensor: torch.Tensor) -> bool:
     return False
 
 
-def test_batches_come_in_unnamed_memory_that_is_used_again(tree: Path) -> None:
-    loader, seen = seeded(tree, 2, persistent_workers=True), set()
+@pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
+def test_batches_come_in_unnamed_memory_that_is_used_again(tree: Path, epochs: Any, method: str) -> None:
+    loader, seen = seeded(tree, 2, persistent_workers=True, multiprocessing_context=method), set()
     for _ in range(4):
         for batch in loader:
             assert is_unnamed(batch[0])
             seen.add(batch[0].data_ptr())
             del batch
     assert len(seen) <= 2 * 4  # of 8 × 4 batches
-
-
-def as_dict(samples: Any) -> Any:
-    images, targets = default_collate(samples)
-    return {"images": images, "targets": targets, "name": "a batch", "samples": samples}
-
-
-def as_views(samples: Any) -> Any:
-    images, targets = default_collate(samples)
-    return images[:, :1], images.flatten(1)[:, ::3], images.permute(0, 2, 3, 1), targets[:1]
-
-
-def one_twice(samples: Any) -> Any:
-    images, _ = default_collate(samples)
-    return images, images, images.view(-1)
-
-
-def as_arrays(samples: Any) -> Any:
-    images, targets = default_collate(samples)
-    return images.numpy().copy(), targets.numpy(), np.float32(2)
-
-
-def as_other_types(samples: Any) -> Any:
-    images, targets = default_collate(samples)
-    return (
-        images.to_sparse(), images > 0.5, images.half(), torch.view_as_complex(images.reshape(-1, 2)),
-        torch.empty(0, 3), targets.double(), images.clone().requires_grad_(), torch.tensor(3.0).expand(4, 4),
-    )  # fmt: skip
+    loader.set_epoch(0)
+    assert same([list(loader) for _ in range(3)], epochs), "but not that of those that are kept"
 
 
 _last: list[Any] = []
 
 
-def with_the_one_before(samples: Any) -> Any:
+def with_the_one_before(images: Any, *_: Any) -> Any:
     """As some kinds of mixing do: a batch is sent once more, with the next one."""
-    images, _ = default_collate(samples)
     before = _last[-1] if _last else images
     _last[:] = [images]
     return images, before
+
+
+# What a collate function makes of images, targets and samples.
+MAKES: dict[str, Callable[..., Any]] = {
+    "dict": lambda images, targets, samples: {"images": images, "targets": targets, "name": "a batch", "samples": samples},
+    "views": lambda images, targets, _: (images[:, :1], images.flatten(1)[:, ::3], images.permute(0, 2, 3, 1), targets[:1]),
+    "one twice": lambda images, *_: (images, images, images.view(-1)),
+    "arrays": lambda images, targets, _: (images.numpy().copy(), targets.numpy(), np.float32(2)),
+    "other types": lambda images, targets, _: (
+        images.to_sparse(), images > 0.5, images.half(), torch.view_as_complex(images.reshape(-1, 2)),
+        torch.empty(0, 3), targets.double(), images.clone().requires_grad_(), torch.tensor(3.0).expand(4, 4),
+    ),
+    "with the one before": with_the_one_before,
+}  # fmt: skip
+
+
+def collate(what: str) -> Callable[[Any], Any]:
+    _last.clear()
+    return lambda samples: MAKES[what](*default_collate(samples), samples)
 
 
 def leaves(value: Any) -> Iterator[Any]:
@@ -180,24 +139,19 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
-@pytest.mark.parametrize(
-    "collate", [as_dict, as_views, one_twice, as_arrays, as_other_types, with_the_one_before]
-)
-def test_a_collate_function_may_return_anything(tree: Path, collate: Callable[[Any], Any]) -> None:
-    _last.clear()
-    expected = [list(leaves(batch)) for batch in seeded(tree, 0, collate_fn=collate)]
-    _last.clear()
-    loader = seeded(tree, 1, collate_fn=collate, persistent_workers=True)
+@pytest.mark.parametrize("what", MAKES)
+def test_a_collate_function_may_return_anything(tree: Path, what: str) -> None:
+    expected = [list(leaves(batch)) for batch in seeded(tree, 0, collate_fn=collate(what))]
+    loader = seeded(tree, 1, collate_fn=collate(what), persistent_workers=True)
     assert [list(leaves(batch)) for batch in loader] == expected
-    kept = list(seeded(tree, 1, collate_fn=collate))
-    assert [list(leaves(batch)) for batch in kept] == expected
+    assert [list(leaves(batch)) for batch in list(seeded(tree, 1, collate_fn=collate(what)))] == expected
 
 
 def test_one_memory_in_the_worker_is_one_memory_here(tree: Path) -> None:
-    for first, second, flat in seeded(tree, 1, collate_fn=one_twice):
+    for first, second, flat in seeded(tree, 1, collate_fn=collate("one twice")):
         first[0, 0, 0, 0] = 5
         assert (float(second[0, 0, 0, 0]), float(flat[0])) == (5, 5)
-    loader, last = seeded(tree, 1, collate_fn=with_the_one_before, prefetch_factor=4), None
+    loader, last = seeded(tree, 1, collate_fn=collate("with the one before"), prefetch_factor=4), None
     for _ in range(3):  # a batch that is sent again with the next is not overwritten
         for number, (images, before) in enumerate(loader):
             assert not number or torch.equal(before, last)

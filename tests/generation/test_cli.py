@@ -35,9 +35,8 @@ def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     (tmp_path / "scenes_of_test.py").write_text(_MODULE)
     (tmp_path / "broken_of_test.py").write_text("import a_module_that_is_not_there")
     monkeypatch.chdir(tmp_path)
-    path = list(sys.path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
     yield
-    sys.path[:] = path
     for name in ("scenes_of_test", "broken_of_test"):
         sys.modules.pop(name, None)
 

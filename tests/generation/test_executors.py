@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import re
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -18,7 +18,8 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from generated import contents, environment, made
+from generated import contents, failing_in, made
+from scripts import ran
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from fastpipe.errors import GenerationError, OptionError
@@ -78,16 +79,6 @@ def batched() -> Callable[..., Any]:
     return sample
 
 
-def failing() -> Callable[..., Any]:
-    def sample(index: int, rng: np.random.Generator) -> dict[str, Any]:
-        x = rng.integers(100)
-        if x < 15:
-            raise ValueError(f"no scene of {x}")
-        return {"x": x, "r": np.arange(index % 4), "index": index}
-
-    return sample
-
-
 def failing_batches() -> Callable[..., Any]:
     def sample(index: int, rng: np.random.Generator) -> dict[str, Any]:
         x = rng.integers(100)
@@ -99,15 +90,16 @@ def failing_batches() -> Callable[..., Any]:
     return sample
 
 
+some_failing = functools.partial(failing_in, range(N), 14)
 JOBS: dict[str, tuple[Callable[[], Callable[..., Any]], dict[str, Any]]] = {
     "sums": (sums, {}),
     "ragged": (ragged, {"columns": RAGGED}),
     "files": (ragged, {"columns": RAGGED, "max_bytes": 12_000}),
     "batches": (batched, {"columns": RAGGED}),
     "batches in files": (batched, {"columns": RAGGED, "max_bytes": 8_000}),
-    "skip": (failing, {"columns": RAGGED, "bad_samples": "skip"}),
-    "skip in files": (failing, {"columns": RAGGED, "bad_samples": "skip", "max_bytes": 5_000}),
-    "retry": (failing, {"columns": RAGGED, "bad_samples": "retry"}),
+    "skip": (some_failing, {"columns": RAGGED, "bad_samples": "skip"}),
+    "skip in files": (some_failing, {"columns": RAGGED, "bad_samples": "skip", "max_bytes": 5_000}),
+    "retry": (some_failing, {"columns": RAGGED, "bad_samples": "retry"}),
     "batches, skip": (failing_batches, {"bad_samples": "skip"}),
     "batches, retry": (failing_batches, {"bad_samples": "retry"}),
 }
@@ -116,18 +108,14 @@ JOBS: dict[str, tuple[Callable[[], Callable[..., Any]], dict[str, Any]]] = {
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], SimpleNamespace]:
     """A job's files as this thread makes them, once."""
-    found: dict[str, SimpleNamespace] = {}
 
+    @functools.cache
     def get(job: str) -> SimpleNamespace:
-        if job not in found:
-            make, options = JOBS[job]
-            fn, folder = make(), tmp_path_factory.mktemp("reference")
-            whole = made(fn, folder / "x.h5", N, **options)
-            assert len(whole.paths) > 1 if "max_bytes" in options else len(whole.paths) == 1
-            assert bool(whole.failed) == ("skip" in job)
-            files = contents(whole)
-            found[job] = SimpleNamespace(fn=fn, options=options, files=files, failed=whole.failed)
-        return found[job]
+        make, options = JOBS[job]
+        fn = make()
+        whole = made(fn, tmp_path_factory.mktemp("reference") / "x.h5", N, **options)
+        assert (len(whole.paths) > 1) == ("max_bytes" in options) and bool(whole.failed) == ("skip" in job)
+        return SimpleNamespace(fn=fn, options=options, files=contents(whole), failed=whole.failed)
 
     return get
 
@@ -184,9 +172,7 @@ def maker(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
 
 @pytest.mark.few(4)
 @pytest.mark.parametrize(("maker", "job"), _CASES, indirect=["maker"])
-def test_the_files_are_those_that_this_thread_makes(
-    tmp_path: Path, maker: dict[str, Any], job: str, reference: Any
-) -> None:
+def test_files_are_this_threads(tmp_path: Path, maker: dict[str, Any], job: str, reference: Any) -> None:
     wanted = reference(job)
     found = made(wanted.fn, tmp_path / "x.h5", N, **wanted.options, **maker)
     assert contents(found) == wanted.files and found.failed == wanted.failed
@@ -213,8 +199,7 @@ def test_one_maker_finishes_what_another_has_begun(tmp_path: Path, spawned: Exec
         kept = kept_rows(caught.value)
         assert before <= kept <= 100 * part
     stop.unlink()
-    first = made(sample, path, 350, **options, workers=2)
-    assert kept > 0 and first.made == 350 - kept
+    assert kept > 0 and made(sample, path, 350, **options, workers=2).made == 350 - kept
     grown = made(sample, path, N, executor=spawned, **options)
     assert grown.made == 50 and contents(grown) == contents(whole)
 
@@ -263,7 +248,6 @@ def test_an_executor_whose_process_dies_is_an_error(tmp_path: Path) -> None:
     """The standard library's executor is broken then, and does not say which task it was."""
 
     def sample(index: int, rng: np.random.Generator) -> dict[str, Any]:
-
         if index == 300 and not (tmp_path / "mended").exists():
             os._exit(3)
         return {"x": rng.normal(size=3)}
@@ -276,7 +260,7 @@ def test_an_executor_whose_process_dies_is_an_error(tmp_path: Path) -> None:
     assert contents(found) == contents(alone)
 
 
-def test_a_module_that_workers_have_not_is_named(
+def test_missing_modules_are_named(
     tmp_path: Path, spawned: Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "only_here_scenes.py").write_text("def sample(index, rng):\n    return {'x': index}\n")
@@ -309,16 +293,14 @@ def test_a_lock_or_open_file_of_a_closure_cannot_go_to_processes(tmp_path: Path,
                     assert words in str(caught.value)
             # What it left is no obstacle for threads, or for another function, as nothing is in it.
             other = using(None) if thing is file else using(thing)
-            found = made(other, tmp_path / "x.h5", N, workers=2, executor="threads")
-            assert found.made == N
-            found.paths[0].unlink()
-
-
-def threads_of_libraries() -> set[int]:
-    return {one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas"}
+            assert made(other, tmp_path / "x.h5", N, workers=2, executor="threads").made == N
+            (tmp_path / "x.h5").unlink()
 
 
 def test_blocks_side_by_side_leave_libraries_their_threads(tmp_path: Path) -> None:
+    def threads_of_libraries() -> set[int]:
+        return {one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas"}
+
     with threadpool_limits(2):
         first, second = OneThreadEach(), OneThreadEach()
         first.__exit__(None, None, None)
@@ -330,15 +312,12 @@ def test_blocks_side_by_side_leave_libraries_their_threads(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_function_may_change_the_folder(
-    tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "work").mkdir()
-    (tmp_path / "elsewhere").mkdir()
+def test_a_function_may_change_folder(tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("work", "elsewhere"):
+        (tmp_path / name).mkdir()
     elsewhere = str(tmp_path / "elsewhere")
 
     def sample(index: int, rng: np.random.Generator) -> dict[str, Any]:
-
         os.chdir(elsewhere)
         return {"x": index, "text": str(index)}
 
@@ -413,16 +392,15 @@ print({one["num_threads"] for one in threadpoolctl.threadpool_info() if one["use
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("executor", "workers"), [("0", "0"), ("threads", "2"), ("processes", "2")])
-def test_libraries_that_rows_load_have_one_thread_too(tmp_path: Path, executor: str, workers: str) -> None:
+def test_libraries_that_rows_load_have_one_thread_too(
+    tmp_path: Path, executor: str, workers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "script.py").write_text(_LATE)
-    found = []
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, "2")
     # The second run has no first row in which the library could have been loaded before those that are kept.
-    for how in ("stops", "goes on"):
-        done = subprocess.run(
-            [sys.executable, "script.py", how, executor, workers], cwd=tmp_path, capture_output=True, text=True,
-            env={**environment(), "OPENBLAS_NUM_THREADS": "2", "OMP_NUM_THREADS": "2"}, check=False,
-        )  # fmt: skip
-        found.append((done.returncode, done.stdout))
+    runs = [ran("script.py", how, executor, workers, cwd=tmp_path) for how in ("stops", "goes on")]
+    found = [(done.returncode, done.stdout) for done in runs]
     assert found == [(1, ""), (0, "{2}\n")], "which has its threads afterwards"
     with h5py.File(tmp_path / "x.h5") as file:
         assert set(file["threads"][:]) == {1} and file["libraries"][:].min() >= 2
@@ -438,8 +416,7 @@ def test_workers_have_arguments_and_options_of_their_parent(tmp_path: Path) -> N
         "    return {'optimize': flags.optimize, 'utf8': flags.utf8_mode, 'argument': sys.argv[1]}\n"
         "generate(sample, 40, 'x.h5', seed=0, workers=2, progress=False)\n"
     )
-    command = [sys.executable, "-O", "-X", "utf8", "script.py", "{it's}"]
-    subprocess.run(command, cwd=tmp_path, env=environment(), check=True)
+    assert ran("-O", "-X", "utf8", "script.py", "{it's}", cwd=tmp_path).returncode == 0
     with h5py.File(tmp_path / "x.h5") as file:
         assert set(file["optimize"][:]) == {1} and set(file["utf8"][:]) == {1}
         assert set(file["argument"].asstr()[:]) == {"{it's}"}

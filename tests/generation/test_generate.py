@@ -5,9 +5,8 @@ from __future__ import annotations
 import errno
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,8 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from generated import contents, made
+from failure import raising
+from generated import contents, failing_in, made
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,9 +29,10 @@ STEPS, R = {"steps": ("int16", (None,))}, {"r": ("int64", (None,))}
 
 
 def wave(index: int, rng: np.random.Generator) -> dict[str, Any]:
+    steps = np.arange(index % 4 + 1, dtype="i2")
     return {
         "wave": rng.normal(size=(5, 3)).astype("f4"),
-        "steps": np.arange(index % 4 + 1, dtype="i2"),
+        "steps": steps,
         "theme": "wäve" * (index % 3),
         "index": index,
     }
@@ -53,15 +54,20 @@ def batched(calls: list[list[int]] | None = None) -> Callable[..., Any]:
     return sample
 
 
-@contextmanager
-def opened(found: Generated) -> Iterator[Callable[[str], np.ndarray]]:
-    """A column of all files of a job, by its name."""
-    files = [h5py.File(path) for path in found.paths]
-    try:
-        yield lambda name: np.concatenate([file[name][:] for file in files])
-    finally:
-        for file in files:
-            file.close()
+def column(found: Generated, name: str) -> np.ndarray:
+    """A column of all files of a job."""
+    parts = []
+    for path in found.paths:
+        with h5py.File(path) as file:
+            parts.append(file[name][:])
+    return np.concatenate(parts)
+
+
+def assert_same_rows(one: Generated, other: Generated) -> None:
+    with h5py.File(one.paths[0]) as file:
+        names = list(file)
+    for name in names:
+        assert np.array_equal(column(one, name), column(other, name)), name
 
 
 def test_rows_are_those_of_a_loop(tmp_path: Path) -> None:
@@ -71,13 +77,11 @@ def test_rows_are_those_of_a_loop(tmp_path: Path) -> None:
     with h5py.File(found.paths[0]) as file:
         assert set(file) == {"wave", "steps", "steps_length", "theme", "index"}
         for index in range(N):
-            own = wave(index, np.random.default_rng([5, index]))
+            own, length = wave(index, np.random.default_rng([5, index])), file["steps_length"][index]
             assert np.array_equal(file["wave"][index], own["wave"])
-            length = file["steps_length"][index]
             assert np.array_equal(file["steps"][index, :length], own["steps"])
             assert not file["steps"][index, length:].any()
-            assert file["theme"].asstr()[index] == own["theme"]
-            assert file["index"][index] == index
+            assert file["theme"].asstr()[index] == own["theme"] and file["index"][index] == index
         assert file["wave"].dtype == np.float32 and file["steps"].attrs["lengths"] == "steps_length"
         assert file.attrs["seed"] == "5" and file.attrs["rows"] == N
         assert file.attrs["function"].endswith("wave")
@@ -99,10 +103,9 @@ def test_any_type_shape_and_chunk_is_what_h5py_reads(
         return {"x": np.asarray(value).astype(dtype), "y": np.float64(index)}
 
     found = made(sample, tmp_path_factory.mktemp("any") / "x.h5", n, chunk_rows=chunk, max_bytes=block * 50)
-    with opened(found) as column:
-        for key in ("x", "y"):
-            own = np.stack([sample(index, np.random.default_rng([5, index]))[key] for index in range(n)])
-            assert np.array_equal(column(key), own) and column(key).dtype == own.dtype
+    for key in ("x", "y"):
+        own = np.stack([sample(index, np.random.default_rng([5, index]))[key] for index in range(n)])
+        assert np.array_equal(column(found, key), own) and column(found, key).dtype == own.dtype
     with h5py.File(found.paths[0]) as file:
         assert file["x"].chunks[0] <= chunk
 
@@ -114,10 +117,7 @@ def test_batches_make_the_rows_that_the_function_makes(tmp_path: Path) -> None:
     assert {len(call) for call in calls} == {256, 700 - 512}  # a row has the same company in any call
     assert all(call[0] % 256 == 0 for call in calls)
     del fn.batch  # type: ignore[attr-defined]
-    single = made(fn, tmp_path / "single.h5", 700, columns=R)
-    with opened(many) as one, opened(single) as other:
-        for key in ("x", "times", "text", "r", "r_length"):
-            assert np.array_equal(one(key), other(key)), key
+    assert_same_rows(many, made(fn, tmp_path / "single.h5", 700, columns=R))
 
 
 def test_a_batch_that_makes_other_rows_is_refused(tmp_path: Path) -> None:
@@ -179,42 +179,26 @@ def test_a_function_may_use_its_arrays_again(tmp_path: Path) -> None:
 
     for name in ("alone", "batch"):
         found = made(sample, tmp_path / f"{name}.h5", 600, columns={"r": ("float64", (None,))})
-        with h5py.File(found.paths[0]) as file:
-            assert (file["x"][:] == np.arange(600)[:, None]).all()
-            assert all((file["r"][at, : at % 3 + 1] == at).all() for at in range(600))
+        assert (column(found, "x") == np.arange(600)[:, None]).all()
+        assert all((row[: at % 3 + 1] == at).all() for at, row in enumerate(column(found, "r")))
         sample.batch = batch  # type: ignore[attr-defined]
 
 
-def failing(bad: set[int], until: int = 99) -> Callable[..., Any]:
-    """Fails for some rows, in each attempt that draws no larger number."""
-
-    def sample(index: int, rng: np.random.Generator) -> dict[str, Any]:
-        drawn = rng.integers(100)
-        if index in bad and drawn < until + 1:
-            raise ValueError(f"no scene {index}")
-        return {"x": drawn, "r": np.arange(drawn % 5), "index": index}
-
-    return sample
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_row_that_raises_is_named_and_the_rows_before_are_kept(tmp_path: Path, workers: int) -> None:
+def test_a_row_that_raises_is_named_and_the_rows_before_are_kept(tmp_path: Path) -> None:
     with pytest.raises(GenerationError) as caught:
-        made(failing({41}), tmp_path / "x.h5", workers=workers, columns=R)
+        made(failing_in({41}), tmp_path / "x.h5", columns=R)
     error = caught.value
     assert error.index == 41
     assert "row 41 failed: ValueError: no scene 41" in str(error)
     assert "sample(41, np.random.default_rng([5, 41]))" in str(error) and "bad_samples='skip'" in str(error)
-    assert "rows are kept in" in str(error) and "test_generate.py" in str(error.__cause__)
+    assert "rows are kept in" in str(error) and "generated.py" in str(error.__cause__)
     with pytest.raises(GenerationError, match="the function has changed"):
-        made(failing(set()), tmp_path / "x.h5", workers=workers, columns=R)
+        made(failing_in(set()), tmp_path / "x.h5", columns=R)
     (tmp_path / "x.h5.partial" / "0-5-0123abcd.part").write_bytes(b"rows")  # of an earlier version
-    found = made(failing(set()), tmp_path / "x.h5", workers=workers, resume="changed", columns=R)
+    found = made(failing_in(set()), tmp_path / "x.h5", resume="changed", columns=R)
     assert 0 < found.made < N and found.rows == N
     assert [path.name for path in tmp_path.iterdir()] == ["x.h5"]
-    other = made(failing(set()), tmp_path / "y.h5", columns=R)
-    with opened(found) as one, opened(other) as two:
-        assert all(np.array_equal(one(key), two(key)) for key in ("x", "r", "r_length", "index"))
+    assert_same_rows(found, made(failing_in(set()), tmp_path / "y.h5", columns=R))
 
 
 @pytest.mark.parametrize("options", [{}, {"max_bytes": 700}])
@@ -223,69 +207,61 @@ def test_skipped_rows_are_left_out(
 ) -> None:
     options = {"bad_samples": "skip", "columns": R, **options}
     bad = {0, 7, 8, 30, N - 1}
-    found = made(failing(bad), tmp_path / "x.h5", **options)
+    found = made(failing_in(bad), tmp_path / "x.h5", **options)
     assert {index for index, _ in found.failed} == bad and found.rows == N - len(bad)
     assert found.failed[1] == (7, "ValueError: no scene 7") and "5 rows are left out" in caplog.text
     kept = [index for index in range(N) if index not in bad]
-    own = [failing(set())(index, np.random.default_rng([5, index])) for index in kept]
-    with opened(found) as column:
-        assert column("index").tolist() == kept
-        assert column("x").tolist() == [one["x"] for one in own]
-        assert column("r_length").tolist() == [len(one["r"]) for one in own]
+    own = [failing_in(set())(index, np.random.default_rng([5, index])) for index in kept]
+    assert column(found, "index").tolist() == kept
+    assert column(found, "x").tolist() == [one["x"] for one in own]
+    assert column(found, "r_length").tolist() == [len(one["r"]) for one in own]
     skipped: set[int] = set()
     for path in found.paths:
         with h5py.File(path) as file:
             skipped |= set(file.attrs.get("skipped", []))
     assert skipped == bad
-    again = made(failing(bad), tmp_path / "x.h5", **options)
+    again = made(failing_in(bad), tmp_path / "x.h5", **options)
     assert {index for index, _ in again.failed} == bad and again.rows == found.rows
-    grown = made(failing(bad), tmp_path / "x.h5", 90, **options)
-    assert contents(grown) == contents(made(failing(bad), tmp_path / "y.h5", 90, **options))
+    grown = made(failing_in(bad), tmp_path / "x.h5", 90, **options)
+    assert contents(grown) == contents(made(failing_in(bad), tmp_path / "y.h5", 90, **options))
 
 
 def test_a_file_all_of_whose_rows_failed_is_left_out(tmp_path: Path) -> None:
     options = {"bad_samples": "skip", "max_bytes": 300, "columns": R}
-    whole = made(failing(set()), tmp_path / "whole.h5", **options)
+    whole = made(failing_in(set()), tmp_path / "whole.h5", **options)
     with h5py.File(whole.paths[1]) as file:
         bad = set(range(file.attrs["first_row"], file.attrs["last_row"])) | {N - 1}
-    found = made(failing(bad), tmp_path / "x.h5", **options)
+    found = made(failing_in(bad), tmp_path / "x.h5", **options)
     assert len(found.paths) == len(whole.paths) - 1 > 1 and found.paths[1].name == "x-00001.h5"
-    there = made(failing(bad), tmp_path / "x.h5", **options)
+    there = made(failing_in(bad), tmp_path / "x.h5", **options)
     for one in (found, there):
         assert {index for index, _ in one.failed} == bad and one.rows == N - len(bad)
-    grown = made(failing(bad), tmp_path / "x.h5", 90, **options)
-    assert contents(grown) == contents(made(failing(bad), tmp_path / "y.h5", 90, **options))
+    grown = made(failing_in(bad), tmp_path / "x.h5", 90, **options)
+    assert contents(grown) == contents(made(failing_in(bad), tmp_path / "y.h5", 90, **options))
 
 
 def test_a_row_that_is_tried_again_has_other_numbers(tmp_path: Path) -> None:
-    found = made(failing(set(range(N)), until=49), tmp_path / "x.h5", bad_samples="retry", columns=R)
-    with opened(found) as column:
-        for index, x in enumerate(column("x")):
-            seeds = ([5, index, at] if at else [5, index] for at in range(10))
-            tries = (np.random.default_rng(seed).integers(100) for seed in seeds)
-            assert x == next(drawn for drawn in tries if drawn > 49)
+    found = made(failing_in(set(range(N)), until=49), tmp_path / "x.h5", bad_samples="retry", columns=R)
+    for index, x in enumerate(column(found, "x")):
+        seeds = ([5, index, at] if at else [5, index] for at in range(10))
+        tries = (np.random.default_rng(seed).integers(100) for seed in seeds)
+        assert x == next(drawn for drawn in tries if drawn > 49)
     with pytest.raises(GenerationError, match="row 3 failed"):
-        made(failing({3}), tmp_path / "y.h5", bad_samples="retry", columns=R)
+        made(failing_in({3}), tmp_path / "y.h5", bad_samples="retry", columns=R)
 
 
 def test_the_row_of_a_batch_that_fails_is_found(tmp_path: Path) -> None:
-    def sample(index: int, rng: np.random.Generator) -> dict[str, Any]:
-        if index == 300:
+    def sample(indices: Any, rng: Any) -> dict[str, Any]:
+        if np.any(indices == 300):
             raise ValueError("no scene")
         return {"x": rng.random()}
 
-    def batch(indices: np.ndarray, rng: Any) -> dict[str, Any]:
-        if 300 in indices:
-            raise ValueError("no scene")
-        return {"x": rng.random()}
-
-    sample.batch = batch  # type: ignore[attr-defined]
+    sample.batch = sample  # type: ignore[attr-defined]
     with pytest.raises(GenerationError, match=r"row 300 failed: ValueError: no scene.* 256 of 600 rows"):
         made(sample, tmp_path / "x.h5", 600)
     found = made(sample, tmp_path / "y.h5", 600, bad_samples="skip")
     assert [index for index, _ in found.failed] == [300]
-    with h5py.File(found.paths[0]) as file:
-        assert file["x"][300] == np.random.default_rng([5, 301]).random()
+    assert column(found, "x")[300] == np.random.default_rng([5, 301]).random()
 
 
 def test_a_sample_of_another_shape_is_a_failure_with_a_remedy(tmp_path: Path) -> None:
@@ -315,7 +291,7 @@ def test_rows_that_all_fail_leave_no_file(tmp_path: Path) -> None:
     with pytest.raises(GenerationError, match="all of the first 60 rows failed"):
         made(sample, folder / "y.h5", bad_samples="skip")
     assert not list(folder.glob("*.h5")) and not (folder / "y.h5.partial").exists()
-    found = made(failing(set(range(1, N))), tmp_path / "one.h5", bad_samples="skip", columns=R)
+    found = made(failing_in(set(range(1, N))), tmp_path / "one.h5", bad_samples="skip", columns=R)
     assert found.rows == 1
 
 
@@ -330,8 +306,8 @@ def test_nan_are_kept_counted_and_named(tmp_path: Path, caplog: pytest.LogCaptur
     first, again, grown = (made(sample, tmp_path / "x.h5", n, columns=columns) for n in (N, N, N + 9))
     assert (again.nan_rows, again.made, grown.nan_rows, grown.made) == (3, 0, 3, 9)
     assert first.nan_rows == 3 and "3 rows have NaN, which are kept; the first: 11, 17, 40" in caplog.text
-    with h5py.File(first.paths[0]) as file:
-        assert np.isnan(file["x"][11, 0, 0]) and np.isinf(file["x"][3]).all()
+    x = column(first, "x")
+    assert np.isnan(x[11, 0, 0]) and np.isinf(x[3]).all()
 
 
 @pytest.mark.slow
@@ -345,8 +321,7 @@ def test_global_generators_can_be_seeded(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         other = made(sample, tmp_path / "other.h5", executor=pool, seed_globals=True)
     assert contents(one) == contents(two) == contents(other) and random.getstate() == state
-    with h5py.File(one.paths[0]) as file:
-        assert len(np.unique(file["a"][:])) == len(np.unique(file["b"][:, 0])) == N
+    assert len(np.unique(column(one, "a"))) == len(np.unique(column(one, "b")[:, 0])) == N
 
 
 @pytest.mark.parametrize(
@@ -364,36 +339,25 @@ def test_options_that_cannot_work_are_refused(tmp_path: Path, options: dict[str,
     assert not list(tmp_path.iterdir())
 
 
-def test_a_place_where_no_file_can_be_is_refused(tmp_path: Path) -> None:
+def test_a_place_where_no_file_can_be_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    contents_of = {"text.h5": b"mine", "empty.h5": b""}
+    for name, content in contents_of.items():
+        (tmp_path / name).write_bytes(content)
     with h5py.File(tmp_path / "other.h5", "w") as file:
         file["x"] = [1, 2]
-    (tmp_path / "text.h5").write_bytes(b"mine")
-    (tmp_path / "empty.h5").write_bytes(b"")
-    for name, words in (
-        ("", "is a folder"), ("none/x.h5", "there is no folder"),
-        *((name, r"was not made by fastpipe\.generate") for name in ("text.h5", "empty.h5", "other.h5")),
+    files: dict[str, Any] = {"columns": STEPS, "max_bytes": 1500}
+    found, another = (made(wave, tmp_path / f"{seed}.h5", seed=seed, **files) for seed in (5, 6))
+    another.paths[1].replace(found.paths[1])
+    for name, options, words in (
+        ("", {}, "is a folder"), ("none/x.h5", {}, "there is no folder"),
+        *((name, {}, r"was not made by fastpipe\.generate") for name in ("text.h5", "empty.h5", "other.h5")),
+        ("5.h5", files, r"5-00001\.h5 belongs to another job than .*5-00000\.h5"),
     ):  # fmt: skip
         with pytest.raises(OptionError, match=words):
-            made(wave, tmp_path / name)
-    assert (tmp_path / "text.h5").read_bytes() == b"mine" and (tmp_path / "empty.h5").read_bytes() == b""
-
-
-def test_a_file_that_cannot_be_read_is_not_said_to_be_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+            made(wave, tmp_path / name, **options)
+    assert {name: (tmp_path / name).read_bytes() for name in contents_of} == contents_of
+    # Where a file cannot be read, it is not said to be another.
     made(wave, tmp_path / "x.h5", columns=STEPS)
-
-    def broken(*args: Any, **kwargs: Any) -> Any:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(h5py, "File", broken)
+    monkeypatch.setattr(h5py, "File", raising(OSError(errno.EIO, "Input/output error")))
     with pytest.raises(OSError, match="Input/output error"):
         made(wave, tmp_path / "x.h5", columns=STEPS)
-
-
-def test_files_of_two_jobs_under_one_name_are_refused(tmp_path: Path) -> None:
-    found = made(wave, tmp_path / "x.h5", columns=STEPS, max_bytes=1500)
-    other = made(wave, tmp_path / "y.h5", columns=STEPS, max_bytes=1500, seed=1)
-    other.paths[1].replace(found.paths[1])
-    with pytest.raises(OptionError, match=r"x-00001\.h5 belongs to another job than .*x-00000\.h5"):
-        made(wave, tmp_path / "x.h5", columns=STEPS, max_bytes=1500)

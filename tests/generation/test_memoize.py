@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import os
 import pickle
-import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from scripts import ran
 
 from fastpipe import memoize
 from fastpipe.errors import CacheError, OptionError
-
-_ROOT = Path(__file__).resolve().parents[2]
 
 
 class Trace:
@@ -124,10 +124,10 @@ def test_the_object_of_a_method_is_an_argument(folder: Path, trace: Trace) -> No
     assert Model(2.0).fit(3) == Model(2.0).fit(x=3) == 6.0
     assert trace.count() == 1
     assert Model(3.0).fit(3) == 9.0
-    for rate, calls in ((2.0, 3), (2.0, 3), (3.0, 4)):
+    for rate, calls in ((2.0, 4), (2.0, 4), (3.0, 6)):
         assert memoize(Model(rate), dir=folder)(1) == rate + 1
         assert memoize(functools.partial(Model.__call__, Model(rate)), dir=folder / "partial")(1) == rate + 1
-        assert trace.count() == 2 + 2 * (calls - 2)
+        assert trace.count() == calls
     locked = Model(threading.Lock())
     for fn in (locked.__call__, locked, functools.partial(divmod, locked)):
         with pytest.raises(OptionError, match=r"argument '(self|functools.partial)'"):
@@ -144,15 +144,12 @@ def test_an_argument_that_cannot_be_compared_is_an_error_that_names_it(folder: P
     with pytest.raises(OptionError, match="argument 'x'"):
         f({"deep": [threading.Lock()]})
     assert trace.count() == 0
-    assert f(lambda x: x + 1) == f(lambda x: x + 1) == 1
-    assert trace.count() == 1, "functions count by their code"
-    f(lambda x: x + 2)
-    assert trace.count() == 2
+    for function, calls in ((lambda x: x + 1, 1), (lambda x: x + 1, 1), (lambda x: x + 2, 2)):
+        f(function)
+        assert trace.count() == calls, "functions count by their code"
 
 
-def test_functions_and_folders_have_entries_of_their_own(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_entries_are_of_one_function(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     space = _ran("def f(x): return 'f'\ndef g(x): return 'g'")
     f, g = (memoize(space[name], dir=folder) for name in "fg")
     assert (f(1), g(1), f(1), g(1)) == ("f", "g", "f", "g")
@@ -171,34 +168,30 @@ def _at_the_top(x: int) -> int:
 
 
 def test_a_memoized_function_can_be_pickled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = pickle.loads(pickle.dumps(memoize(os.path.basename, dir=folder, pickle=True)))
-    assert repr(kept) == repr(memoize(os.path.basename, dir=folder, pickle=True))
-    assert kept("a/b") == "b"
+    made = memoize(os.path.basename, dir=folder, pickle=True)
+    kept = pickle.loads(pickle.dumps(made))
+    assert repr(kept) == repr(made) and kept("a/b") == "b"
     here = sys.modules.get(__name__, inspect.getmodule(test_a_memoized_function_can_be_pickled))
     monkeypatch.setitem(sys.modules, __name__, here)
     monkeypatch.setattr(here, "_at_the_top", _at_the_top, raising=False)
     assert pickle.loads(pickle.dumps(_at_the_top)) is _at_the_top
     # Where one is unpickled, the name in the package is still the function's, and not a module's.
     code = f"import pickle; pickle.loads({pickle.dumps(kept)!r}); from fastpipe import memoize; memoize(len, dir='x')"
-    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": str(_ROOT)})
+    assert ran("-c", code).returncode == 0
 
 
 def test_a_function_may_call_itself(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = "@memoize(dir=folder)\ndef fib(n):\n    return n if n < 2 else fib(n - 1) + fib(n - 2)"
     assert _ran(source, memoize=memoize, folder=folder)["fib"](20) == 6765
     assert len(_files(folder)) == 21
-    source = (
-        "import os\n@memoize(dir=folder)\ndef f(n):\n    return f(n) + 1 if os.environ.pop('ONCE', '') else n"
-    )
+    source = "import os\n@memoize(dir=folder)\ndef f(n): return f(n) + 1 if os.environ.pop('ONCE', '') else n"
     monkeypatch.setenv("ONCE", "yes")
     assert _ran(source, memoize=memoize, folder=folder)["f"](5) == 6, "the same call inside itself"
 
 
 def test_a_function_whose_result_cannot_be_kept_is_refused_at_once(folder: Path) -> None:
-    source = "def generator(): yield\nasync def coroutine(): ...\nasync def both(): yield"
-    space = _ran(source)
-    wrong: list[Any] = [space["generator"], space["coroutine"], space["both"], dict.update, 3]
-    for fn in wrong:
+    space = _ran("def generator(): yield\nasync def coroutine(): ...\nasync def both(): yield")
+    for fn in (space["generator"], space["coroutine"], space["both"], dict.update, 3):
         with pytest.raises(OptionError, match="memoize"):
             memoize(fn, dir=folder)
 
@@ -215,9 +208,7 @@ def test_the_reason_is_another_argument(folder: Path, said: Any) -> None:
 
 
 def test_the_reason_is_the_code(folder: Path, said: Any) -> None:
-    source = (
-        'def noise(x):\n    return x + 1\ndef train(epochs):\n    """Trains."""\n    return noise(epochs)\n'
-    )
+    source = 'def noise(x): return x + 1\ndef train(epochs):\n    """Trains."""\n    return noise(epochs)\n'
 
     def call(source: str) -> str:
         assert memoize(_ran(source)["train"], dir=folder)(3) in (4, 5)
@@ -260,28 +251,26 @@ def test_the_reason_is_a_file(folder: Path, tmp_path: Path, said: Any) -> None:
 
 @pytest.mark.parametrize("kind", [str, Path])
 def test_files_at_any_depth_of_an_argument_count(kind: Any, folder: Path, tmp_path: Path) -> None:
-    for number, wrap in enumerate(
-        (lambda x: x, lambda x: [1, (x,)], lambda x: {"a": {"b": [x]}}, lambda x: {x})
-    ):
-        trace, file = Trace(tmp_path / f"trace {number}"), tmp_path / "file.csv"
+    file, new = tmp_path / "file.csv", tmp_path / "new.csv"
+    changes: Any = (
+        (lambda: file.write_text("1"), 1), (lambda: None, 1), (lambda: file.write_text("12"), 2),
+        (lambda: (new.write_text("12"), new.replace(file)), 3),  # of the same size and time, in another file
+        (file.unlink, 4),
+    )  # fmt: skip
+    wraps = (lambda x: x, lambda x: [1, (x,)], lambda x: {"a": {"b": [x]}}, lambda x: {x})
+    for number, wrap in enumerate(wraps):
+        trace = Trace(tmp_path / f"trace {number}")
         kept = memoize(lambda table, trace=trace: trace.note(), dir=folder / str(number))
-        for content, calls in (("1", 1), ("1", 1), ("12", 2), ("other", 3), ("", 4)):
-            (tmp_path / "new.csv").write_text(content)
-            if content == "other":  # of the same size and time, in another file
-                (tmp_path / "new.csv").write_text("12")
-                (tmp_path / "new.csv").replace(file)
-            elif not content:
-                file.unlink()
-            elif not file.exists() or file.read_text() != content:
-                file.write_text(content)
+        for change, calls in changes:
+            change()
             kept(wrap(kind(file)))
             assert trace.count() == calls
 
 
 def test_links_in_a_folder_are_followed_once(folder: Path, tmp_path: Path, trace: Trace) -> None:
     data, elsewhere = tmp_path / "data", tmp_path / "elsewhere"
-    data.mkdir()
-    elsewhere.mkdir()
+    for place in (data, elsewhere):
+        place.mkdir()
     (elsewhere / "x").write_text("x")
     (data / "more").symlink_to(elsewhere)
     (data / "around").symlink_to(data)
@@ -329,9 +318,7 @@ def test_pickle_keeps_any_result(folder: Path, trace: Trace, said: Any) -> None:
     assert "not kept: it cannot be pickled" in said()[-1]
 
 
-def test_a_folder_that_others_may_enter_is_refused(
-    folder: Path, trace: Trace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_of_others_is_refused(folder: Path, trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.mkdir()
     os.chmod(folder, 0o755)
     kept = memoize(trace.note, dir=folder)
@@ -361,41 +348,68 @@ def test_no_other_user_reads_results_whatever_the_umask(umask: int, folder: Path
     assert key.stat().st_size == 32
 
 
-_SCRIPT = """
-import sys
+_SCRIPT = '''
+"""A script."""
+import functools
 import numpy as np
 import fastpipe
-from helpers import noise
+import helpers
 
-@fastpipe.memoize(dir="kept")
-def train(table, scale=(1, "x"), fold=None):
-    with open("trace", "a") as file:
+TABLE = {"a": 1, 2: {"x", 3, None}, "f": helpers.noise}
+
+class Actor:
+    names = {"one", "two", "three"}
+    def pose(self): return helpers.noise(1)
+
+def deco(fn):
+    @functools.wraps(fn)
+    def wrapper(*args, **more): return fn(*args, **more)
+    return wrapper
+
+@fastpipe.memoize(dir="../kept")
+@deco
+def train(table, scale=(1, "x"), rng=np.arange(3), fold=None):
+    import late
+    with open("../trace", "a") as file:
         file.write("x")
-    return {"weights": noise(table) * scale[0], "fold": fold}
+    used = [lambda x: x + TABLE[2] for _ in Actor.names], Actor().pose(), helpers.RATE, __name__, __file__
+    return {"weights": helpers.noise(table) * scale[0], "fold": fold}
 
-if __name__ == "__main__":
+def main():
     found = train(np.arange(3.0), fold={"a", "b", "c"})
     print(found["weights"].tolist(), sorted(found["fold"]))
-"""
+
+if __name__ == "__main__":
+    main()
+'''
 
 
-def test_the_next_run_loads_the_result(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(_SCRIPT)
-    (tmp_path / "helpers.py").write_text("def noise(x): return x + 1")
+def test_the_next_run_loads_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However it is started, and from wherever: until the code is another."""
+    for place in ("one", "two"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "script.py").write_text(_SCRIPT if place == "one" else "# moved\n" + _SCRIPT)
+        (tmp_path / place / "helpers.py").write_text("RATE = 0.1\ndef noise(x): return x + 1")
+        (tmp_path / place / "late.py").write_text("x = 1")
 
-    def run(*command: str, seed: int) -> str:
-        environment = {**os.environ, "PYTHONPATH": str(_ROOT), "PYTHONHASHSEED": str(seed)}
-        done = subprocess.run(
-            [sys.executable, *command], cwd=tmp_path, env=environment, capture_output=True, text=True
-        )
+    seeds = itertools.count(1)
+
+    def run(place: str, *arguments: object) -> str:
+        monkeypatch.setenv("PYTHONHASHSEED", str(next(seeds)))
+        done = ran(*arguments, cwd=tmp_path / place)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    assert {run("script.py", seed=1), run("-m", "script", seed=3)} == {"[1.0, 2.0, 3.0] ['a', 'b', 'c']\n"}
+    for place, *arguments in (
+        ("one", "script.py"), ("one", "-m", "script"), ("one", "-c", "import script; script.main()"),
+        ("two", tmp_path / "two" / "script.py"),
+    ):  # fmt: skip
+        assert run(place, *arguments) == "[1.0, 2.0, 3.0] ['a', 'b', 'c']\n"
     assert (tmp_path / "trace").read_text() == "x"
-    (tmp_path / "helpers.py").write_text("def noise(x): return x + 2  # another")
-    assert run("script.py", seed=4).startswith("[2.0")
-    assert (tmp_path / "trace").read_text() == "xx" and len(_files(tmp_path / "kept")) == 2
+    for file, text in (("helpers", "RATE = 0.1\ndef noise(x): return x + 2  # another"), ("late", "x = 2")):
+        (tmp_path / "one" / f"{file}.py").write_text(text)
+        assert run("one", "script.py").startswith("[2.0")
+    assert (tmp_path / "trace").read_text() == "xxx" and len(_files(tmp_path / "kept")) == 3
 
 
 @pytest.mark.parametrize("arguments", [[1] * 8, [0, 1]], ids=["the same", "others"])
@@ -411,16 +425,13 @@ def test_threads_wait_for_the_same_call_only(folder: Path, trace: Trace, argumen
             self.all_begun.wait()
             return trace.note()
 
-    gate, found = Gate(), list[int]()
+    gate = Gate()
     kept = memoize(lambda x: gate.wait() + x, dir=folder)
-    threads = [threading.Thread(target=lambda x=x: found.append(kept(x))) for x in arguments]  # type: ignore[misc]
-    for thread in threads:
-        thread.start()
-    for _ in set(arguments):  # different calls do not wait for each other
-        gate.begun.acquire()
-    gate.all_begun.set()
-    for thread in threads:
-        thread.join()
-    assert sorted(found) == [x + 1 for x in sorted(arguments)]
+    with ThreadPoolExecutor(len(arguments)) as pool:
+        found = pool.map(kept, arguments)
+        for _ in set(arguments):  # different calls do not wait for each other
+            gate.begun.acquire()
+        gate.all_begun.set()
+        assert list(found) == [x + 1 for x in arguments]
     assert trace.count() == len(set(arguments))
     assert [name for name in _files(folder) if name.endswith(".lock")] == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import resource
 import signal
 import stat
 import subprocess
@@ -15,13 +16,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from failure import raising
+from scripts import started
 
 from fastpipe import memoize
 from fastpipe.core.private_folder import PrivateFolder
 from fastpipe.generation import store
 from fastpipe.generation.store import Entries, Header
-
-_ROOT = Path(__file__).resolve().parents[2]
 
 
 def plain() -> Any:
@@ -29,7 +30,7 @@ def plain() -> Any:
 
 
 def pickled() -> Any:
-    return {"a": np.arange(3, dtype=np.int16), "b": [1.5, "text"], "c": range(3)}
+    return {**plain(), "c": range(3)}
 
 
 def is_right(value: Any) -> bool:
@@ -69,9 +70,7 @@ def check_made_anew(kept: Any, folder: Path, damaged: bytes, warned: Any) -> Non
 
 
 @pytest.mark.parametrize("fn", [plain, pickled])
-def test_any_byte_of_an_entry_may_change(
-    fn: Any, folder: Path, warned: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_byte_may_be_another(fn: Any, folder: Path, warned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # for time's sake
     kept, content = made(fn, folder, pickle=True)
     at = 0
@@ -92,15 +91,15 @@ def test_an_entry_may_be_cut_off_or_longer_or_have_sizes_that_are_wrong(folder: 
         check_made_anew(kept, folder, damaged, warned)
     for place in (56, 64):
         for size in (2**63, 2**64 - 1, 2**40):  # no memory is asked for
-            check_made_anew(
-                kept, folder, content[:place] + size.to_bytes(8, "little") + content[place + 8 :], warned
-            )
+            damaged = content[:place] + size.to_bytes(8, "little") + content[place + 8 :]
+            check_made_anew(kept, folder, damaged, warned)
 
 
 def test_an_entry_of_another_format_call_or_type_is_not_taken(folder: Path, warned: Any) -> None:
     kept, content = made(plain, folder)
-    check_made_anew(kept, folder, sealed_anew(content.replace(b"memo 3\n", b"memo 2\n")), warned)
-    entry_of(folder).write_bytes(sealed_anew(content.replace(b"memo 3\n", b"memo 2\n")))
+    older = sealed_anew(content.replace(b"memo 3\n", b"memo 2\n"))
+    check_made_anew(kept, folder, older, warned)
+    entry_of(folder).write_bytes(older)
     kept()
     assert "another version of fastpipe" in warned()[0]
     for old, new in ((b"array", b"carry"), (b"<i2", b"<z9"), (b"<i2", b"|O8"), (b"K\x03\x85", b"K\x04\x85")):
@@ -210,9 +209,7 @@ def test_a_forged_pickle_is_never_loaded(
         assert "pass pickle=True" in warning
 
 
-def test_without_a_key_of_the_users_own_nothing_is_unpickled(
-    folder: Path, warned: Any, tmp_path: Path
-) -> None:
+def test_without_a_key_of_the_user_nothing_is_unpickled(folder: Path, warned: Any, tmp_path: Path) -> None:
     kept, content = made(pickled, folder, pickle=True)
     key = store.key_path()
     secret = key.read_bytes()
@@ -247,11 +244,10 @@ def test_without_a_key_of_the_users_own_nothing_is_unpickled(
 def test_all_processes_have_one_key(forked: Any) -> None:
     begin, end = os.pipe()
     pids = [forked(lambda: os.write(end, store.sealing_key()) and None) for _ in range(8)]
-    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-    found = os.read(begin, 1000)
-    os.close(begin)
-    os.close(end)
-    assert codes == [0] * 8 and found == store.sealing_key() * 8
+    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids] == [0] * 8
+    assert os.read(begin, 1000) == store.sealing_key() * 8
+    for descriptor in (begin, end):
+        os.close(descriptor)
 
 
 def test_a_result_whose_package_is_gone_is_computed_again(
@@ -291,12 +287,8 @@ def test_a_result_that_cannot_be_written_is_returned(
     error: Exception, folder: Path, warned: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = memoize(plain, dir=folder)
-
-    def fail(self: Any, name: str, fill: Any, **options: Any) -> None:
-        raise error
-
     with monkeypatch.context() as patch:
-        patch.setattr(PrivateFolder, "write", fail)
+        patch.setattr(PrivateFolder, "write", raising(error))
         assert is_right(kept())
     (message,) = warned()
     assert f"not kept: {type(error).__name__}" in message and os.listdir(folder) == []
@@ -305,8 +297,6 @@ def test_a_result_that_cannot_be_written_is_returned(
 
 
 def test_a_write_that_the_kernel_cuts_off_keeps_nothing(folder: Path, in_child: Any) -> None:
-    import resource
-
     def work() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
@@ -328,10 +318,8 @@ def test_a_folder_that_goes_or_has_no_locks_is_only_warned_of(
     assert memoize(f, dir=folder)() == 1
     assert "FileNotFoundError" in warned()[0]
 
-    def fail(descriptor: int, how: int) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr("fastpipe.generation.store.fcntl.flock", fail)
+    no_locks = raising(OSError(errno.ENOLCK, "No locks available"))
+    monkeypatch.setattr("fastpipe.generation.store.fcntl.flock", no_locks)
     kept = memoize(plain, dir=folder)
     assert is_right(kept()) and is_right(kept())
     assert "two processes may compute the same" in warned()[0]
@@ -366,30 +354,20 @@ class Other:
     """Another process, which computes until it gets an answer."""
 
     def __init__(self, place: Path, *arguments: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", _SCRIPT, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            cwd=place, env={**os.environ, "PYTHONPATH": str(_ROOT)},
-        )  # fmt: skip
+        self.process: Any = started("-c", _SCRIPT, *arguments, stdin=subprocess.PIPE, stderr=None, cwd=place)
 
     def line_with(self, words: str) -> str:
-        assert self.process.stdout is not None
         return next(line.strip() for line in self.process.stdout if words in line)
 
     def answer(self, text: str) -> None:
-        assert self.process.stdin is not None
         self.process.stdin.write(text + "\n")
         self.process.stdin.flush()
 
 
 @pytest.fixture
 def other(tmp_path: Path) -> Iterator[Callable[..., Other]]:
-    made = []
-
-    def start(*arguments: str) -> Other:
-        made.append(Other(tmp_path, *arguments))
-        return made[-1]
-
-    yield start
+    made: list[Other] = []
+    yield lambda *arguments: made.append(Other(tmp_path, *arguments)) or made[-1]
     for one in made:
         one.process.kill()
         one.process.communicate()

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -43,45 +44,35 @@ for line in sys.stdin:
 """
 
 
-class Writer:
+class Writer(subprocess.Popen[str]):
     """A process that has a file open for writing."""
 
-    def __init__(self, path: Path, mode: str, libver: str = "latest") -> None:
+    def __init__(self, path: Path, mode: str, libver: str) -> None:
+        pipe = subprocess.PIPE
+        command = [sys.executable, "-c", _WRITER, str(path), libver, mode]
+        super().__init__(command, stdin=pipe, stdout=pipe, text=True)
         self.path = path
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _WRITER, str(path), libver, mode],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
         self._heard()
 
     def ask(self, what: str) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{what}\n")
-        self._process.stdin.flush()
+        print(what, file=self.stdin, flush=True)
         self._heard()
 
-    def kill(self) -> Path:
-        self._process.kill()
-        self._process.communicate()
+    def killed(self) -> Path:
+        self.kill()
+        self.wait()
         return self.path
 
     def _heard(self) -> None:
-        assert self._process.stdout is not None
-        assert self._process.stdout.readline() in ("ready\n", "done\n")
+        assert self.stdout is not None
+        assert self.stdout.readline() in ("ready\n", "done\n")
 
 
 @pytest.fixture
 def writer(tmp_path: Path) -> Iterator[Callable[..., Writer]]:
-    """Start a process that writes: ``writer(mode, libver)``."""
-    found: list[Writer] = []
-
-    def start(mode: str, libver: str = "latest") -> Writer:
-        found.append(Writer(tmp_path / "x.h5", mode, libver))
-        return found[-1]
-
-    yield start
-    for one in found:
-        one.kill()
+    """Start a process that writes until the test ends: ``writer(mode, libver)``."""
+    with ExitStack() as found:
+        yield lambda mode, libver="latest": found.enter_context(Writer(tmp_path / "x.h5", mode, libver))
 
 
 def rows_of(dataset: Any, workers: int = 0) -> Any:
@@ -93,22 +84,18 @@ def _patches(path: Path, **options: Any) -> Any:
     return FastPatchDataset(path / "x", (16, 8), sampling=Grid(), **options)
 
 
-def patches_of(path: Path) -> Any:
-    dataset = _patches(path)
-    return np.concatenate([dataset[number] for number in range(len(dataset))])
-
-
-# ---- files that are being written --------------------------------------------------------------------
+def joined(patches: Any) -> Any:
+    return np.concatenate([patches[number] for number in range(4)])
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_a_file_that_is_written_by_swmr_is_read(writer: Any, is_killed: bool, tmp_path: Path) -> None:
-    path = writer("swmr").path if not is_killed else writer("swmr").kill()
+    path = writer("swmr").killed() if is_killed else writer("swmr").path
     dataset = FastHDF5Dataset(path, "x")
     assert "its file is marked as being written in SWMR mode" in str(dataset)
     np.testing.assert_array_equal(rows_of(dataset, workers=1), ROWS)
     np.testing.assert_array_equal(rows_of(dataset), ROWS)
-    np.testing.assert_array_equal(patches_of(path), ROWS)
+    np.testing.assert_array_equal(joined(_patches(path)), ROWS)
     out = str(tmp_path / "copy.h5")
     for arguments in (["inspect", str(path)], ["scan", str(path)], ["repack", str(path), out]):
         assert main(arguments) == 0
@@ -126,7 +113,7 @@ def test_a_file_that_grows_is_read_as_it_was_opened(writer: Any) -> None:
         assert (len(dataset), len(FastHDF5Dataset(one.path, "x"))) == (64, 80)
     np.testing.assert_array_equal(rows_of(dataset), ROWS)
     np.testing.assert_array_equal(rows_of(dataset, workers=1), ROWS)
-    np.testing.assert_array_equal(np.concatenate([patches[number] for number in range(4)]), ROWS)
+    np.testing.assert_array_equal(joined(patches), ROWS)
 
 
 def test_another_file_at_the_path_of_one_that_is_written_is_noticed(writer: Any) -> None:
@@ -175,7 +162,7 @@ def test_a_file_that_is_open_for_writing_is_refused(writer: Any, libver: str, ca
 
 
 def test_the_mark_that_a_killed_writer_left_is_explained(writer: Any, capsys: Any) -> None:
-    path = str(writer("plain").kill())
+    path = str(writer("plain").killed())
     for opener in _OPENERS:
         with pytest.raises(HDF5Error, match=r"x\.h5 is marked as open for writing: .* h5clear -s") as caught:
             opener(path)
@@ -194,16 +181,10 @@ def test_the_mark_is_found_behind_a_user_block(tmp_path: Path) -> None:
 
 def test_the_mark_reveals_a_writer_where_there_are_no_locks(writer: Any) -> None:
     code = "import sys; from fastpipe.hdf5.opening import open_library; open_library(sys.argv[1])"
-    run = subprocess.run(
-        [sys.executable, "-c", code, writer("plain").path],
-        env={**os.environ, "HDF5_USE_FILE_LOCKING": "FALSE"},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command, environment = [sys.executable, "-c", code, writer("plain").path], dict(os.environ)
+    environment["HDF5_USE_FILE_LOCKING"] = "FALSE"
+    run = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True)
     assert "is marked as open for writing: wait until its writer has closed it" in run.stderr
-
-
-# ---- what the library's errors mean ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -251,13 +232,10 @@ def test_values_in_another_file_that_is_gone_are_an_error(tmp_path: Path, policy
         file.create_dataset("x", (4, 2), "f8", external=[(tmp_path / "gone.bin", 0, 64)])
     rows = FastHDF5Dataset(path, "x", bad_samples=policy)
     patches = FastPatchDataset(path / "x", (4, 2), sampling=Grid(), bad_samples=policy)
+    said = r"x\.h5.*: its values are in another file, which cannot be opened"
     for dataset in (rows, patches):
-        said = r"x\.h5.*: its values are in another file, which cannot be opened"
         with pytest.raises(HDF5Error, match=said):
             dataset[0]
-
-
-# ---- filters that are missing ------------------------------------------------------------------------
 
 
 def virtual(file: Any, name: str, *sources: tuple[str, str]) -> None:
@@ -271,20 +249,17 @@ def virtual(file: Any, name: str, *sources: tuple[str, str]) -> None:
 @pytest.fixture
 def odd(tmp_path: Path) -> Path:
     """A folder with files whose datasets need filters."""
-    data, (h5d, h5p, h5s) = np.arange(80.0).reshape(20, 4), (h5py.h5d, h5py.h5p, h5py.h5s)
+    data, unknown = np.arange(80.0).reshape(20, 4), {"compression": 32999, "compression_opts": (1,)}
     with h5py.File(tmp_path / "s.h5", "w") as file:
         file.create_dataset("plain", data=data, chunks=(4, 4), compression="gzip")
         file.create_dataset("blosc", data=data, chunks=(4, 4), **hdf5plugin.Blosc())
         file.create_dataset("zfp", data=data, chunks=(4, 4), **hdf5plugin.Zfp(reversible=True))
         file.create_dataset("unwritten", (20, 4), "f8", chunks=(4, 4), **hdf5plugin.Zfp(reversible=True))
         for name, mask in (("unknown", 0), ("left out", 1)):
-            properties = h5p.create(h5p.DATASET_CREATE)
-            properties.set_chunk((4, 4))
-            properties.set_filter(32999, h5py.h5z.FLAG_OPTIONAL, (1,))
-            space = h5s.create_simple((20, 4), (h5s.UNLIMITED,) * 2)
-            made = h5d.create(file.id, name.encode(), h5py.h5t.IEEE_F64LE, space, properties)
+            options = {"chunks": (4, 4), "maxshape": (None, None), "allow_unknown_filter": True, **unknown}
+            made = file.create_dataset(name, (20, 4), "f8", **options)
             for row in range(0, 20, 4):
-                made.write_direct_chunk((row, 0), data[row : row + 4].tobytes(), mask)
+                made.id.write_direct_chunk((row, 0), data[row : row + 4].tobytes(), mask)
         virtual(file, "own", (".", "blosc"))
     with h5py.File(tmp_path / "v.h5", "w") as file:
         virtual(file, "blosc", ("s.h5", "plain"), ("s.h5", "blosc"))
@@ -299,9 +274,8 @@ def odd(tmp_path: Path) -> Path:
     return tmp_path
 
 
-_NEEDS_PLUGIN = [
-    "s.h5/zfp", "s.h5/own", "v.h5/blosc", "v.h5/moved", "v.h5/link", "n.h5/nested", "n.h5/linked",
-]  # fmt: skip
+_NEEDS_PLUGIN = ["s.h5/zfp", "s.h5/own", *("v.h5/" + name for name in ("blosc", "moved", "link"))]
+_NEEDS_PLUGIN += ["n.h5/nested", "n.h5/linked"]
 _UNKNOWN = ["s.h5/unknown", "v.h5/unknown"]
 _READ_ANYWAY = ["s.h5/blosc", "s.h5/unwritten", "s.h5/left out", "v.h5/left out", "v.h5/gone"]
 
@@ -397,21 +371,16 @@ def test_a_source_is_looked_for_where_the_library_looks(odd: Path, monkeypatch: 
         SampleFile(odd / "v.h5", ["unknown"])
 
 
-# ---- all datasets of a file ----------------------------------------------------------------------------
-
-
 def names_of(path: Path) -> list[str]:
     with h5py.File(path) as file:
         return [name for name, item in walk_datasets(file, "x.h5") if not isinstance(item, HDF5Error)]
 
 
-@pytest.mark.parametrize(("libver", "track_order"), [("earliest", True), ("latest", False), ("latest", True)])
-def test_the_datasets_of_a_file_are_those_of_visititems(
-    tmp_path: Path, libver: Any, track_order: bool
-) -> None:
+@pytest.mark.parametrize(("libver", "tracks"), [("earliest", True), ("latest", False), ("latest", True)])
+def test_the_datasets_of_a_file_are_those_of_visititems(tmp_path: Path, libver: Any, tracks: bool) -> None:
     """Each once, in order, whatever links lead where."""
-    path, found = tmp_path / "x.h5", list[str]()
-    with h5py.File(path, "w", libver=libver, track_order=track_order) as file:
+    path, found = tmp_path / "x.h5", list[Any]()
+    with h5py.File(path, "w", libver=libver, track_order=tracks) as file:
         for name in ("b", "a/c", "a/b/d", "Z", "ü", "z/y/x", "a/a"):
             file[name] = 1
         file["again"] = file["a/b/d"]  # one dataset of two names
@@ -420,28 +389,24 @@ def test_the_datasets_of_a_file_are_those_of_visititems(
         file["soft"], file["loop"] = h5py.SoftLink("/b"), h5py.SoftLink("/loop")
         file["out"], file["gone"] = h5py.ExternalLink("x.h5", "/out"), h5py.ExternalLink("nothing.h5", "/")
         file["type"], file["empty"] = np.dtype("i4"), h5py.Empty("f4")
-        file.visititems(
-            lambda name, item: found.append(f"/{name}") if isinstance(item, h5py.Dataset) else None
-        )
-    assert names_of(path) == found
+        file.visititems(lambda name, item: found.append((name, isinstance(item, h5py.Dataset))))
+    assert names_of(path) == [f"/{name}" for name, is_dataset in found if is_dataset]
 
 
 def test_groups_that_are_nested_deeply_are_walked(tmp_path: Path) -> None:
-    with h5py.File(tmp_path / "x.h5", "w", libver="latest") as file:
+    path, name = tmp_path / "x.h5", "/g" * 1200 + "/x"
+    with h5py.File(path, "w", libver="latest") as file:
         group = file
         for _ in range(1200):
             group = group.create_group("g")
         group["x"] = np.arange(3)
-    name = "/g" * 1200 + "/x"
-    assert names_of(tmp_path / "x.h5") == [name]
-    assert FastHDF5Dataset(tmp_path / "x.h5", name)[2] == 2
-    assert main(["inspect", str(tmp_path / "x.h5")]) == 0
-    assert main(["scan", str(tmp_path / "x.h5")]) == 0
+    assert names_of(path) == [name]
+    assert FastHDF5Dataset(path, name)[2] == 2
+    for command in ("inspect", "scan"):
+        assert main([command, str(path)]) == 0
 
 
-def test_a_dataset_that_cannot_be_opened_is_named_and_the_others_are_read(
-    tmp_path: Path, capsys: Any
-) -> None:
+def test_a_dataset_that_cannot_be_opened_is_named_and_the_others_read(tmp_path: Path, capsys: Any) -> None:
     path = tmp_path / "x.h5"
     with h5py.File(path, "w", libver="latest") as file:
         for name in ("group/a", "group/b", "group/c"):
@@ -467,11 +432,7 @@ def test_datasets_with_names_that_are_no_utf8_are_read(tmp_path: Path) -> None:
     path = tmp_path / "x.h5"
     with h5py.File(path, "w") as file:
         file[b"caf\xe9"] = np.arange(6)
-        properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-        properties.set_chunk((2,))
-        properties.set_scaleoffset(h5py.h5z.SO_INT, 0)  # which only the library reads
-        space = h5py.h5s.create_simple((6,))
-        made = h5py.h5d.create(file.id, b"th\xe9", h5py.h5t.STD_I32LE, space, properties)
-        h5py.Dataset(made)[...] = np.arange(6)
+        options = {"chunks": (2,), "scaleoffset": 0}  # which only the library reads
+        file.create_dataset(b"th\xe9", data=np.arange(6), **options)
     for name in ("caf\udce9", "th\udce9"):
         assert [int(row) for row in FastHDF5Dataset(path, name)] == list(range(6))

@@ -53,14 +53,14 @@ def raises() -> Iterator[Callable[[Any, Any], None]]:
     Image.ID[:] = tables[1]
 
 
-def _read(folder: Path, policy: Any) -> dict[str, Callable[[], Any]]:
-    dataset = FastImageFolder(folder, TRANSFORM, bad_samples=policy, cache="off", threads=2)
-    kept = FastImageFolder(folder, TRANSFORM, bad_samples=policy, cache="ram", threads=2)
-    return {
-        "loader": lambda: [len(batch) for batch in FastLoader(dataset, 2, collate_fn=list)],
-        "stock loader": lambda: [len(batch) for batch in DataLoader(dataset, 2, collate_fn=list)],
-        "kept": lambda: [len(batch) for batch in FastLoader(kept, 2, collate_fn=list)],
-    }
+def _read(folder: Path, policy: Any) -> list[Callable[[], Any]]:
+    """Calls that read a folder by loaders, the last of which keeps images."""
+
+    def reads(loader: Any, cache: str) -> Callable[[], Any]:
+        dataset = FastImageFolder(folder, TRANSFORM, bad_samples=policy, cache=cache, threads=2)
+        return lambda: [len(batch) for batch in loader(dataset, 2, collate_fn=list)]
+
+    return [reads(FastLoader, "off"), reads(DataLoader, "off"), reads(FastLoader, "ram")]
 
 
 class ScriptsError(Exception):
@@ -85,7 +85,7 @@ def test_an_error_that_says_nothing_of_the_file_is_raised(
 ) -> None:
     (folder / "a" / "1.png").write_bytes(MAGIC)
     raises(*error)
-    for read in _read(folder, policy).values():
+    for read in _read(folder, policy):
         with pytest.raises(error[0]) as raised:
             read()
         assert not isinstance(raised.value, BadSampleError)
@@ -108,9 +108,9 @@ def test_an_error_that_damage_makes_is_a_bad_sample(
 ) -> None:
     (folder / "a" / "1.png").write_bytes(MAGIC)
     raises(*error)
-    for read in _read(folder, "skip").values():
+    for read in _read(folder, "skip"):
         assert read() == [1]
-    for read in _read(folder, "raise").values():
+    for read in _read(folder, "raise"):
         with pytest.raises(BadSampleError) as raised:
             read()
         assert type(raised.value.__cause__) is error[0]
@@ -125,9 +125,9 @@ def test_a_library_that_pillow_was_built_without_is_named(
 ) -> None:
     options = {"compression": "tiff_lzw"} if kind == "TIFF" else {}
     Image.new("RGB", (9, 9)).save(folder / "a" / "1.png", kind, **options)
-    assert _read(folder, policy)["loader"]() == [2]
+    assert _read(folder, policy)[0]() == [2]
     monkeypatch.delattr(Image.core, f"{decoder}_decoder")
-    for read in _read(folder, policy).values():
+    for read in _read(folder, policy):
         with pytest.raises(MissingDependencyError, match=f"built without '{feature}'.*pip install"):
             read()
 
@@ -142,7 +142,7 @@ def test_a_missing_decoder_of_webp_or_eps_is_named(
     monkeypatch.setattr(features, "check", lambda feature: feature != "webp")
     monkeypatch.setattr(EpsImagePlugin, "gs_binary", False)
     message = r"1\.png.*built without 'webp'" if kind == "WEBP" else r"Ghostscript.*apt-get install"
-    for read in _read(folder, policy).values():
+    for read in _read(folder, policy):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with pytest.raises(MissingDependencyError, match=message):

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import image_steps
 import numpy as np
 import pytest
 import torch
 from array_image import ArrayImage
 from hypothesis import given
 from hypothesis import strategies as st
-from image_steps import Crop, Flip, Grey, Operation, Resize, fold
+from image_steps import Crop, Flip, Operation, Resize, fold
+from scripts import ran
 
 from fastpipe.core.types import Box, Size
 from fastpipe.images import gpu_batches, kernels
@@ -32,48 +33,43 @@ MODES = [
 OUT = Size(7, 9)
 
 
-@st.composite
-def chains(draw: Any) -> tuple[ArrayImage, list[Operation]]:
+Case = tuple[ArrayImage, list[Operation]]
+
+
+def case_of(seed: int, mode: int, order: int) -> Case:
     """An image, and a chain of operations that makes one of the size ``OUT`` of it."""
-    height, width = draw(st.integers(1, 40)), draw(st.integers(1, 40))
-    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    image = ArrayImage(rng.integers(0, 256, (height, width, 3), np.uint8))
-    box = Box(0, 0, height, width)
-    operations: list[Operation] = []
-    if draw(st.booleans()):
-        inner = Size(draw(st.integers(1, height)), draw(st.integers(1, width)))
-        top, left = draw(st.integers(0, height - inner.height)), draw(st.integers(0, width - inner.width))
-        box = Box(top, left, *inner)
-        operations.append(Crop(box))
-    if draw(st.booleans()):
-        operations.append(Flip(draw(st.booleans()), draw(st.booleans())))
-    more = Size(OUT.height + draw(st.integers(0, 5)), OUT.width + draw(st.integers(0, 5)))
-    operations.append(Resize(more, draw(st.sampled_from(MODES)), draw(st.sampled_from([0, 1]))))
-    if draw(st.booleans()):
-        operations.append(Flip(draw(st.booleans()), draw(st.booleans())))
-    top = draw(st.integers(0, more.height - OUT.height))
-    operations.append(Crop(Box(top, draw(st.integers(0, more.width - OUT.width)), *OUT)))
-    return image, operations
+    rng = np.random.default_rng(seed)
+    size = Size(*rng.integers(1, 41, 2).tolist())
+    if order and seed % 2:  # which begins with the columns of images that are so tall
+        size = Size(40, size.width % 12 + 1)
+    inner = Size(*(int(rng.integers(1, side + 1)) for side in size))
+    top, left = (int(rng.integers(side - part + 1)) for side, part in zip(size, inner, strict=True))
+    more = Size(*(side + int(rng.integers(6)) for side in OUT))
+    down, right = (int(rng.integers(side - part + 1)) for side, part in zip(more, OUT, strict=True))
+    turns = (rng.random(4) < 0.5).tolist()
+    return ArrayImage(rng.integers(0, 256, (*size, 3), np.uint8)), [
+        Crop(Box(top, left, *inner)), Flip(*turns[:2]), Resize(more, mode, order), Flip(*turns[2:]),
+        Crop(Box(down, right, *OUT)),
+    ]  # fmt: skip
+
+
+CASES = st.builds(case_of, st.integers(0, 2**32), st.sampled_from(MODES), st.sampled_from([0, 1]))
 
 
 def on_host(image: ArrayImage, operations: Sequence[Operation]) -> torch.Tensor:
     """What the CPU's kernels make of it: (3, H, W)."""
-    region = fold(operations, image.size)
-    assert region is not None
-    return torch.from_numpy(render(image, region)).permute(2, 0, 1)
+    return torch.from_numpy(render(image, fold(operations, image.size))).permute(2, 0, 1)  # type: ignore[arg-type]
 
 
 def source_of(image: ArrayImage, operations: Sequence[Operation]) -> tuple[torch.Tensor, Resampling]:
     """The pixels that are needed, and how they are resampled."""
-    region = fold(operations, image.size)
-    assert region is not None
-    how = resampling_of(image, region)
+    how = resampling_of(image, fold(operations, image.size))  # type: ignore[arg-type]
     assert how is not None
     return torch.from_numpy(image.region(how.part)), how
 
 
-@given(st.lists(chains(), min_size=1, max_size=3))
-def test_torchs_operations_make_the_same_bytes(cases: list[tuple[ArrayImage, list[Operation]]]) -> None:
+@given(st.lists(CASES, min_size=1, max_size=3))
+def test_torchs_operations_make_the_same_bytes(cases: list[Case]) -> None:
     sources, hows = zip(*(source_of(*case) for case in cases), strict=True)
     for layout in (torch.contiguous_format, torch.channels_last):
         out = torch.empty((len(cases), 3, *OUT), dtype=torch.uint8, memory_format=layout)
@@ -82,23 +78,11 @@ def test_torchs_operations_make_the_same_bytes(cases: list[tuple[ArrayImage, lis
             assert torch.equal(made, on_host(*case))
 
 
-def test_only_resampling_is_described() -> None:
-    image = ArrayImage(np.zeros((20, 30, 3), np.uint8))
-    resize = Resize(OUT, kernels.BILINEAR)
-    for operations in ([Crop(Box(-1, 0, 20, 30)), resize], [Grey(3), resize], [resize, Grey(3)]):
-        region = fold(operations, image.size)
-        assert region is not None and resampling_of(image, region) is None
-    region = fold([Crop(Box(2, 3, 9, 9)), resize], image.size)
-    assert region is not None
-    how = resampling_of(image, region)
-    assert how is not None and how.part == Box(2, 3, 9, 9)
-
-
 # Triton's interpreter is chosen by the environment before it is loaded, so it has a process of its own.
 INTERPRETED = """
 import sys
 import torch
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = sys.argv[1:]
 from test_gpu_batches import OUT, cases_for_triton, on_host, source_of
 from fastpipe.images.gpu_batches import resample_by_triton, tables_of
 cases = cases_for_triton()
@@ -111,22 +95,9 @@ print(len(cases), "are the same")
 """
 
 
-def cases_for_triton() -> list[tuple[ArrayImage, list[Operation]]]:
-    """All filters, both orders, mirrored and not; larger and smaller than the output."""
-    rng, found = np.random.default_rng(0), []
-    for number, mode in enumerate(MODES):
-        for order in (0, 1):
-            size = Size(*(int(side) for side in rng.integers(1, 24, 2)))
-            if order:  # which begins with the columns of images that are so tall
-                size = Size(40, size.width % 12 + 1)
-            image = ArrayImage(rng.integers(0, 256, (*size, 3), np.uint8))
-            inner = Size(max(1, size.height - 2), max(1, size.width - 3))
-            found.append((image, [
-                Crop(Box(size.height - inner.height, 0, *inner)), Flip(number % 2 == 0, number % 3 == 0),
-                Resize(Size(OUT.height + 2, OUT.width + 1), mode, order), Crop(Box(1, 1, *OUT)),
-                Flip(order == 1, number % 4 == 0),
-            ]))  # fmt: skip
-    return found
+def cases_for_triton() -> list[Case]:
+    """All filters, both orders."""
+    return [case_of(seed, mode, order) for seed, mode in enumerate(MODES) for order in (0, 1)]
 
 
 # As is the environment for Triton's compiler.
@@ -145,33 +116,29 @@ for capability in (75, 80, 90):
 """
 
 
-def _output_of(script: str, *arguments: str, **variables: str) -> str:
+def _output_of(script: str, *arguments: str) -> str:
     pytest.importorskip("triton", reason="the kernel is Triton's: pip install triton")
-    done = subprocess.run(
-        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=170, check=False,
-        env={**os.environ, **variables},
-    )  # fmt: skip
+    done = ran("-c", script, *arguments, timeout=170)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
 
 @pytest.mark.slow
-def test_tritons_kernel_makes_the_same_bytes() -> None:
-    made = _output_of(INTERPRETED, os.path.dirname(__file__), TRITON_INTERPRET="1")
-    assert made == f"{2 * len(MODES)} are the same\n"
+def test_tritons_kernel_makes_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    folders = os.path.dirname(__file__), os.path.dirname(image_steps.__file__)
+    assert _output_of(INTERPRETED, *folders) == f"{2 * len(MODES)} are the same\n"
 
 
-def test_tritons_kernel_compiles_for_gpus_without_one(tmp_path: Path) -> None:
-    assert _output_of(COMPILED, TRITON_CACHE_DIR=str(tmp_path)).split() == ["True"] * 3
+def test_tritons_kernel_compiles_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    assert _output_of(COMPILED).split() == ["True"] * 3
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("by", ["torch", "triton"])
 def test_a_gpu_makes_the_same_bytes(by: str) -> None:
-    if by == "triton":
-        from fastpipe.images.gpu_batches import resample_by_triton as resample
-    else:
-        resample = resample_by_torch
+    resample = getattr(gpu_batches, f"resample_by_{by}")
     cases = cases_for_triton()
     sources, hows = zip(*(source_of(*case) for case in cases), strict=True)
     out = torch.empty((len(cases), 3, *OUT), dtype=torch.uint8, device="cuda")
@@ -248,9 +215,7 @@ def decoder_of(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> NvJpegDecoder:
 
 
 @pytest.mark.parametrize(("has_engines", "says_so"), [(True, True), (False, True), (False, False)])
-def test_engines_decode_alone_where_there_are_any(
-    monkeypatch: pytest.MonkeyPatch, has_engines: bool, says_so: bool
-) -> None:
+def test_engines_decode_alone(monkeypatch: pytest.MonkeyPatch, has_engines: bool, says_so: bool) -> None:
     codec = Codec(has_engines, says_so=says_so)
     decoder = decoder_of(codec, monkeypatch)
     assert decoder.has_engines == has_engines
@@ -275,16 +240,9 @@ def test_two_batches_are_decoded_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
     codec = Codec(True)
     decoder = decoder_of(codec, monkeypatch)
     codec.gate.clear()
-    found: list[Any] = []
-    threads = [
-        threading.Thread(target=lambda: found.extend(decoder.decode([(b"abc", Box(0, 0, 9, 8))], STREAM)))
-        for _ in range(5)
-    ]
-    for thread in threads:
-        thread.start()
-    while codec.inside < 2:
-        threading.Event().wait(0.001)
-    codec.gate.set()
-    for thread in threads:
-        thread.join()
-    assert codec.most == 2 and len(found) == 5 and all(one is not None for one in found)
+    with ThreadPoolExecutor(5) as pool:
+        made = [pool.submit(decoder.decode, [(b"abc", Box(0, 0, 9, 8))], STREAM) for _ in range(5)]
+        while codec.inside < 2:
+            threading.Event().wait(0.001)
+        codec.gate.set()
+    assert codec.most == 2 and all(one is not None for job in made for one in job.result())

@@ -30,11 +30,7 @@ def test_a_given_share_stays() -> None:
 
 
 class Training:
-    """Takes batches, two of which are always begun ahead.
-
-    Args:
-        seconds: from batch to batch, by the share that they have; and those waited, by default all.
-    """
+    """Takes batches, of which two are begun ahead; ``seconds`` from batch to batch are those of their share."""
 
     def __init__(self, seconds: Callable[[float], float], waits: float = 1.0) -> None:
         self.now, self._seconds, self._waits = 0.0, seconds, waits

@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import numpy as np
-import pytest
-
-if sys.platform == "win32":
-    pytest.skip("files are read one by one on Windows", allow_module_level=True)
-
 from odd_images import damaged_at_random, write_fifo
 
 from fastpipe.bench.synthetic import photo_tree
@@ -50,16 +44,3 @@ def test_unreadable_files_are_left_and_the_others_are_there(tmp_path: Path) -> N
     assert found[::2] == [(b"content", None)] * len(paths)
     assert found[1::2] == [(b"", None)] + [None] * (len(paths) - 1)
     assert read_many([]) == []
-
-
-def test_a_file_whose_size_is_wrong_or_too_large_is_left(tmp_path: Path) -> None:
-    """The system's own say that they have no bytes, and yet there is something to read; or fewer than they say."""
-    names = "/proc/cpuinfo", "/sys/kernel/mm/transparent_hugepage/enabled"
-    path = tmp_path / "x.jpg"
-    path.touch()
-    os.truncate(path, 1 << 40)  # which takes no room
-    paths = [name for name in names if os.path.exists(name)] + [str(path)] * 9
-    assert len(paths) > 9
-    before = set(os.listdir("/proc/self/fd"))
-    assert read_many(paths) == [None] * len(paths)
-    assert set(os.listdir("/proc/self/fd")) == before

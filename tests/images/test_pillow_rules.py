@@ -57,22 +57,18 @@ def test_a_pillow_that_turns_grey_in_its_own_way_does_it_itself(rules: Any) -> N
     assert all(_is_equal(plan, seed) for seed in range(5))
 
 
-@pytest.mark.parametrize("flag", [0, kernels.NARROW])
-def test_the_results_show_the_weights(flag: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def other_pillow(image: UInt8Array, to: tuple[int, int], mode: int) -> UInt8Array:
-        return pillow.resized(image, to, mode | flag)
+def test_the_results_show_the_weights_or_another_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
+    for flag in (0, kernels.NARROW):
+        by_pillow = lambda image, to, mode, flag=flag: pillow.resized(image, to, mode | flag)  # noqa: E731
+        monkeypatch.setattr(pillow, "_by_pillow", by_pillow)
+        assert pillow._flag() == flag
 
-    monkeypatch.setattr(pillow, "_by_pillow", other_pillow)
-    assert pillow._flag() == flag
-
-
-def test_one_value_of_one_filter_shows_another_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
-    def other_pillow(image: UInt8Array, to: tuple[int, int], mode: int) -> UInt8Array:
+    def one_other_value(image: UInt8Array, to: tuple[int, int], mode: int) -> UInt8Array:
         made = pillow.resized(image, to, mode).copy()
         made[3, 4, 1] ^= mode == kernels.LANCZOS
         return made
 
-    monkeypatch.setattr(pillow, "_by_pillow", other_pillow)
+    monkeypatch.setattr(pillow, "_by_pillow", one_other_value)
     assert pillow._flag() is None
 
 
@@ -83,9 +79,7 @@ def asked_anew() -> Iterator[None]:
     pillow._torch_is_equal.cache_clear()
 
 
-def test_a_torchvision_that_resizes_floats_does_it_itself(
-    monkeypatch: pytest.MonkeyPatch, asked_anew: None
-) -> None:
+def test_torchvision_resizing_floats_does_it_alone(monkeypatch: pytest.MonkeyPatch, asked_anew: None) -> None:
     # Its own condition: it was another one before 0.22, and looks at the processor.
     monkeypatch.setattr(functional._geometry, "_do_native_uint8_resize_on_cpu", lambda interpolation: False)
     chain = [v2.ToImage(), v2.RandomResizedCrop(24, antialias=True), v2.RandomHorizontalFlip()]

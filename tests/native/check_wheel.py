@@ -39,14 +39,11 @@ def check_module() -> None:
 def check_licences() -> None:
     """Check that the licences of what the wheel contains are in it."""
     names = {path.name for path in importlib.metadata.files("fastpipe") or () if "licenses" in path.parts}
-    assert names >= {
+    needed = {
         "LICENSE",
-        "libdeflate.txt",
-        "libjpeg-turbo.txt",
-        "lz4.txt",
-        "nanobind.txt",
-        "zstd.txt",
-    }, f"licences in the wheel: {names}"
+        *(f"{name}.txt" for name in ("libdeflate", "libjpeg-turbo", "lz4", "nanobind", "zstd")),
+    }
+    assert names >= needed, f"licences in the wheel: {names}"
 
 
 def check_decoding() -> None:

@@ -95,26 +95,20 @@ def hostile(base: bytes, progressive: bytes, restarts: bytes) -> dict[str, bytes
     }  # fmt: skip
     for name, body in exifs.items():
         files[f"exif-{name}"] = with_segment(base, 0xE1, body)
-    files["exif-behind-tables"] = base[: frame - 4] + segment(0xE1, exif(6)) + base[frame - 4 :]
+    scan, start, end = base.index(b"\xff\xda"), base[: frame - 4], base[frame - 4 :]
     for name, body in {
         "none": b"\0" + bytes(16), "all-ones": b"\0\2" + bytes(17), "too-many": b"\0" + b"\xff" * 16 + bytes(240),
         "short": b"\0\0\1", "number": b"\x44\1" + bytes(16), "symbols": b"\0" + bytes(15) + b"\1\xff",
     }.items():  # fmt: skip
-        scan = base.index(b"\xff\xda")
         files[f"huffman-{name}"] = base[:scan] + segment(0xC4, body) + base[scan:]
-    files["huffman-missing"] = base[: base.index(b"\xff\xc4")] + base[base.index(b"\xff\xda") :]
     for name, body in {
         "number": b"\4" + b"\1" * 64,
         "zeros": bytes(65),
         "words": b"\x10" + b"\1\0" * 64,
     }.items():
-        files[f"quantisation-{name}"] = base[: frame - 4] + segment(0xDB, body) + base[frame - 4 :]
-    files["quantisation-missing"] = base.replace(b"\xff\xdb", b"\xff\xfe")
+        files[f"quantisation-{name}"] = start + segment(0xDB, body) + end
     for name, body in {"one": b"\0\1", "most": b"\xff\xff", "zero": b"\0\0", "long": b"\0\3\0"}.items():
-        files[f"interval-{name}"] = base[: frame - 4] + segment(0xDD, body) + base[frame - 4 :]
-    files["restart-twice"] = restarts.replace(b"\xff\xd1", b"\xff\xd1\xff\xd1", 1)
-    files["restart-order"] = restarts.replace(b"\xff\xd1", b"\xff\xd2", 1)
-    files["restart-last"] = restarts[:-2] + b"\xff\xd0" + restarts[-2:]
+        files[f"interval-{name}"] = start + segment(0xDD, body) + end
     for name, code in {
         "extended": 0xC1,
         "lossless": 0xC3,
@@ -122,90 +116,75 @@ def hostile(base: bytes, progressive: bytes, restarts: bytes) -> dict[str, bytes
         "progressive-frame": 0xC2,
     }.items():
         files[f"frame-{name}"] = patched(base, frame - 3, bytes((code,)))
-    files["frame-sequential"] = patched(progressive, frame_of(progressive) - 3, b"\xc0")
-    files["frame-twice"] = base[: frame - 4] + base[frame - 4 : frame + 15] + base[frame - 4 :]
-    files["frame-none"] = patched(base, frame - 3, b"\xfe")
-    files["frame-12-bits"] = patched(base, frame, b"\x0c")
-    files["frame-of-255"] = patched(base, frame + 5, b"\xff")
-    files["no-width"] = patched(base, frame + 3, b"\0\0")
-    files["narrow"] = patched(base, frame + 3, b"\0\1")
-    files["number-of-lines"] = patched(base, frame + 1, b"\0\0")[:-2] + segment(0xDC, b"\0\x2d") + base[-2:]
-    scan = base.index(b"\xff\xda") + 4
-    files["scan-of-none"] = patched(base, scan, b"\0")
-    files["scan-of-one-twice"] = patched(base, scan + 3, b"\1")
-    files["scan-of-others"] = patched(base, scan + 1, b"\x63")
-    files["scan-tables"] = patched(base, scan + 2, b"\x33")
-    files["scan-twice"] = base[:-2] + base[scan - 4 :]
-    files["scan-none"] = base[: scan - 4] + b"\xff\xd9"
-    return files
+    return files | {
+        "exif-behind-tables": start + segment(0xE1, exif(6)) + end,
+        "huffman-missing": base[: base.index(b"\xff\xc4")] + base[scan:],
+        "quantisation-missing": base.replace(b"\xff\xdb", b"\xff\xfe"),
+        "restart-twice": restarts.replace(b"\xff\xd1", b"\xff\xd1\xff\xd1", 1),
+        "restart-order": restarts.replace(b"\xff\xd1", b"\xff\xd2", 1),
+        "restart-last": restarts[:-2] + b"\xff\xd0" + restarts[-2:],
+        "frame-sequential": patched(progressive, frame_of(progressive) - 3, b"\xc0"),
+        "frame-twice": start + base[frame - 4 : frame + 15] + end,
+        "frame-none": patched(base, frame - 3, b"\xfe"), "frame-12-bits": patched(base, frame, b"\x0c"),
+        "frame-of-255": patched(base, frame + 5, b"\xff"), "no-width": patched(base, frame + 3, b"\0\0"),
+        "narrow": patched(base, frame + 3, b"\0\1"),
+        "number-of-lines": patched(base, frame + 1, b"\0\0")[:-2] + segment(0xDC, b"\0\x2d") + base[-2:],
+        "scan-of-none": patched(base, scan + 4, b"\0"), "scan-of-one-twice": patched(base, scan + 7, b"\1"),
+        "scan-of-others": patched(base, scan + 5, b"\x63"), "scan-tables": patched(base, scan + 6, b"\x33"),
+        "scan-twice": base[:-2] + base[scan:], "scan-none": base[:scan] + b"\xff\xd9",
+    }  # fmt: skip
 
 
 def corpus() -> dict[str, bytes]:
     files: dict[str, bytes] = {}
-    samplings = {"444": 0, "422": 1, "420": 2}
-    for name, sampling in samplings.items():
+    for name, sampling in {"444": 0, "422": 1, "420": 2}.items():
         for kind in ("baseline", "progressive"):
-            files[f"{name}-{kind}"] = encoded(
-                picture(67, 45), subsampling=sampling, progressive=kind == "progressive"
-            )
+            options = {"subsampling": sampling, "progressive": kind == "progressive"}
+            files[f"{name}-{kind}"] = encoded(picture(67, 45), **options)
     for width, height in ((1, 1), (2, 3), (5, 1), (1, 17), (33, 16), (16, 33)):
         files[f"size-{width}x{height}"] = encoded(picture(width, height), subsampling=2)
-    large = encoded(picture(130, 110), subsampling=2, quality=20)
-    files["large"] = large
-    files["grey"] = encoded(picture(50, 41).convert("L"))
-    files["grey-progressive"] = encoded(picture(50, 41).convert("L"), progressive=True)
-    files["cmyk"] = encoded(picture(20, 20).convert("CMYK"))
-    files["rgb"] = encoded(picture(20, 20), keep_rgb=True)
-    files["optimised"] = encoded(picture(40, 40), optimize=True)
-    files["restart-blocks"] = encoded(picture(67, 45), subsampling=2, restart_marker_blocks=3)
-    files["restart-rows"] = encoded(picture(67, 45), subsampling=1, restart_marker_rows=1)
-    files["restart-progressive"] = encoded(picture(67, 45), progressive=True, restart_marker_blocks=7)
-
     base, frame = files["420-baseline"], frame_of(files["420-baseline"])
-    progressive = files["420-progressive"]
-    files["exif-big"] = with_segment(base, 0xE1, exif(6))
-    files["exif-little"] = with_segment(base, 0xE1, exif(3, "little"))
-    files["exif-twice"] = with_segment(with_segment(base, 0xE1, exif(6)), 0xE1, exif(3))
-    files["exif-cut"] = with_segment(base, 0xE1, exif(6)[:-9])
-    files["xmp"] = with_segment(base, 0xE1, b"http://ns.adobe.com/xap/1.0/\0<tiff:Orientation>3")
-    files["icc"] = with_segment(base, 0xE2, b"ICC_PROFILE\0\1\1" + bytes(40))
+    progressive, scans = files["420-progressive"], many_scans()
+    restarts = encoded(picture(67, 45), subsampling=2, restart_marker_blocks=3)
+    wide = encoded(Image.new("RGB", (65500, 1), (90, 20, 160)), quality=1, subsampling=2)
     resources = b"8BIM\4\4\0\0\0\0\0\2ab8BIM\3\xed\1x\0\0\0\2rr"
-    files["photoshop"] = with_segment(base, 0xED, b"Photoshop 3.0\0" + resources)
-    files["adobe"] = with_segment(base, 0xEE, b"Adobe\0\x64\0\0\0\0\1")
-    files["adobe-rgb"] = with_segment(base, 0xEE, b"Adobe\0\x64\0\0\0\0\0")
-    files["jfif-short"] = with_segment(base, 0xE0, b"JFIF\0\1")
-    files["table-short"] = with_segment(base, 0xDB, bytes(30))
-    files["segment-beyond"] = with_segment(base, 0xFE, b"end", 0xFFFF)
-    files["segment-of-one"] = with_segment(base, 0xFE, b"", 1)
-    files["fill-bytes"] = base[:2] + b"\xff\xff\xff" + base[2:]
-
-    files["cut-header"] = base[: frame + 4]
-    files["cut-scan"] = base[: len(base) * 2 // 3]
-    files["cut-end"] = base[:-2]
-    files["cut-progressive"] = progressive[: len(progressive) // 2] + b"\xff\xd9"
-    files["junk-behind"] = base + b"\xff\xd8\xff junk"
-    files["tables-behind"] = base[:-2] + b"\xff\xc4\0\4\0\0" + base[-2:]
-    files["marker-in-scan"] = patched(base, len(base) - 60, b"\xff\xd3")
-    files["damaged-scan"] = patched(base, len(base) - 300, bytes(range(40, 80)))
-    files["damaged-progressive"] = patched(progressive, len(progressive) - 200, bytes(range(40, 80)))
-    files["damaged-dc"] = patched(base, len(base) - 500, b"\x3f\xfe\xf0" * 10)
-    files["restart-missing"] = files["restart-blocks"].replace(b"\xff\xd1", b"\x11\xd1", 1)
-
-    files["huge"] = patched(base, frame + 1, b"\xff\xff\xff\xff")
-    files["huge-progressive"] = patched(progressive, frame_of(progressive) + 1, b"\xff\xdc\xff\xdc")
-    files["taller"] = patched(base, frame + 1, b"\0\xc8")
-    files["no-height"] = patched(base, frame + 1, b"\0\0")
-    files["sampling-zero"] = patched(base, frame + 7, b"\0")
-    files["sampling-411"] = patched(base, frame + 7, b"\x41")
-    files["wide"] = encoded(Image.new("RGB", (65500, 1), (90, 20, 160)), quality=1, subsampling=2)
-    files["wider"] = patched(files["wide"], frame_of(files["wide"]) + 3, b"\xff\xff")
-    files["tall"] = encoded(Image.new("L", (1, 65500), 99), quality=1)
-    files["many-scans"] = many_scans()
-    files["many-scans-cut"] = files["many-scans"][:-13] + b"\xff\xd9"
-    files["many-scans-too-many"] = many_scans(15)
-    files.update(hostile(base, progressive, files["restart-blocks"]))
-    files["names-alike"] = patched(patched(base, frame + 9, b"\1"), frame + 12, b"\1")
-    return files
+    return files | hostile(base, progressive, restarts) | {
+        "large": encoded(picture(130, 110), subsampling=2, quality=20),
+        "grey": encoded(picture(50, 41).convert("L")),
+        "grey-progressive": encoded(picture(50, 41).convert("L"), progressive=True),
+        "cmyk": encoded(picture(20, 20).convert("CMYK")), "rgb": encoded(picture(20, 20), keep_rgb=True),
+        "optimised": encoded(picture(40, 40), optimize=True), "restart-blocks": restarts,
+        "restart-rows": encoded(picture(67, 45), subsampling=1, restart_marker_rows=1),
+        "restart-progressive": encoded(picture(67, 45), progressive=True, restart_marker_blocks=7),
+        "exif-big": with_segment(base, 0xE1, exif(6)),
+        "exif-little": with_segment(base, 0xE1, exif(3, "little")),
+        "exif-twice": with_segment(with_segment(base, 0xE1, exif(6)), 0xE1, exif(3)),
+        "exif-cut": with_segment(base, 0xE1, exif(6)[:-9]),
+        "xmp": with_segment(base, 0xE1, b"http://ns.adobe.com/xap/1.0/\0<tiff:Orientation>3"),
+        "icc": with_segment(base, 0xE2, b"ICC_PROFILE\0\1\1" + bytes(40)),
+        "photoshop": with_segment(base, 0xED, b"Photoshop 3.0\0" + resources),
+        "adobe": with_segment(base, 0xEE, b"Adobe\0\x64\0\0\0\0\1"),
+        "adobe-rgb": with_segment(base, 0xEE, b"Adobe\0\x64\0\0\0\0\0"),
+        "jfif-short": with_segment(base, 0xE0, b"JFIF\0\1"), "table-short": with_segment(base, 0xDB, bytes(30)),
+        "segment-beyond": with_segment(base, 0xFE, b"end", 0xFFFF),
+        "segment-of-one": with_segment(base, 0xFE, b"", 1), "fill-bytes": base[:2] + b"\xff\xff\xff" + base[2:],
+        "cut-header": base[: frame + 4], "cut-scan": base[: len(base) * 2 // 3], "cut-end": base[:-2],
+        "cut-progressive": progressive[: len(progressive) // 2] + b"\xff\xd9",
+        "junk-behind": base + b"\xff\xd8\xff junk", "tables-behind": base[:-2] + b"\xff\xc4\0\4\0\0" + base[-2:],
+        "marker-in-scan": patched(base, len(base) - 60, b"\xff\xd3"),
+        "damaged-scan": patched(base, len(base) - 300, bytes(range(40, 80))),
+        "damaged-progressive": patched(progressive, len(progressive) - 200, bytes(range(40, 80))),
+        "damaged-dc": patched(base, len(base) - 500, b"\x3f\xfe\xf0" * 10),
+        "restart-missing": restarts.replace(b"\xff\xd1", b"\x11\xd1", 1),
+        "huge": patched(base, frame + 1, b"\xff\xff\xff\xff"),
+        "huge-progressive": patched(progressive, frame_of(progressive) + 1, b"\xff\xdc\xff\xdc"),
+        "taller": patched(base, frame + 1, b"\0\xc8"), "no-height": patched(base, frame + 1, b"\0\0"),
+        "sampling-zero": patched(base, frame + 7, b"\0"), "sampling-411": patched(base, frame + 7, b"\x41"),
+        "wide": wide, "wider": patched(wide, frame_of(wide) + 3, b"\xff\xff"),
+        "tall": encoded(Image.new("L", (1, 65500), 99), quality=1), "many-scans": scans,
+        "many-scans-cut": scans[:-13] + b"\xff\xd9", "many-scans-too-many": many_scans(15),
+        "names-alike": patched(patched(base, frame + 9, b"\1"), frame + 12, b"\1"),
+    }  # fmt: skip
 
 
 def logs() -> dict[str, bytes]:

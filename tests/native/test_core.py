@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
 import random
 import shutil
@@ -12,14 +11,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from same import same
+from scripts import ran
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
@@ -29,6 +29,7 @@ from fastpipe.core import pool as jobs
 from fastpipe.core.native import native
 from fastpipe.errors import ClosedError
 
+InChild = Callable[[Callable[[], object]], None]
 TRAINING = v1.Compose([v1.RandomResizedCrop(48), v1.RandomHorizontalFlip(), v1.ToTensor(),
                        v1.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])])  # fmt: skip
 TRANSFORMS = {
@@ -54,17 +55,10 @@ def batches_of(loader: Any) -> list[Any]:
     return [images.clone() for images, _ in loader]
 
 
-def same(one: list[Any], other: list[Any]) -> bool:
-    return len(one) == len(other) > 0 and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-
-
 @pytest.fixture(scope="module")
 def expected(tree: Path) -> list[Any]:
     """An epoch, in order, by Pillow."""
     return batches_of(FastLoader(folder(tree, decode=Decode(backend="pillow")), batch_size=4, shuffle=True))
-
-
-# ---- the module -------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(shutil.which("nm") is None, reason="apt-get install binutils")
@@ -73,12 +67,6 @@ def test_the_module_exports_its_init_function_only() -> None:
     command = ["nm", "-D", "--defined-only", native.__file__]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert [line.split()[-1] for line in done.stdout.splitlines()] == ["PyInit__native"]
-
-
-def test_an_unknown_level_is_refused() -> None:
-    before = native.level()
-    assert not native.force_level(-1) and not native.force_level(3)
-    assert native.level() == before
 
 
 @pytest.mark.few(5)
@@ -121,66 +109,41 @@ BAD_BATCHES: dict[str, Callable[[dict[str, Any]], None]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", [None, *BAD_BATCHES], ids=str)
-def test_arrays_that_do_not_fit_together_are_refused(tree: Path, fault: str | None) -> None:
-    """The binding is the last that looks: behind it are pointers."""
-    plan = folder(tree).plan
-    arena = b"".join(os.fsencode(path) for path, _ in folder(tree).samples[:2])
-    length, each = len(arena) // 2, 3 * 48 * 48 * 4
-    batch: dict[str, Any] = {
-        "plan": plan.native(None, False, False), "prefix": b"", "arena": arena,
-        "starts": np.array([0, length]), "ends": np.array([length, 2 * length]),
-        "parameters": np.full((2, plan.draws), 0.5), "memory": np.zeros(2 * each, np.uint8),
-        "places": np.array([0, each]), "size": (48, 48), "keeps_files": False,
-        "statuses": np.zeros((2, 8), np.uint8), "inputs": None,
+def arguments(tree: Path, count: int) -> dict[str, Any]:
+    """Those of a native batch of the first images."""
+    dataset, each = folder(tree), 3 * 48 * 48 * 4
+    paths = [os.fsencode(path) for path, _ in dataset.samples[:count]]
+    ends = np.cumsum([len(path) for path in paths])
+    return {
+        "plan": dataset.plan.native(None, False, False), "prefix": b"", "arena": b"".join(paths),
+        "starts": ends - [len(path) for path in paths], "ends": ends,
+        "parameters": np.full((count, dataset.plan.draws), 0.5), "memory": np.zeros(count * each, np.uint8),
+        "places": np.arange(count) * each, "size": (48, 48), "keeps_files": False,
+        "statuses": np.zeros((count, 8), np.uint8), "inputs": None,
     }  # fmt: skip
-    if fault is None:
-        native.run_here(native.image_batch(**batch))
-        assert batch["statuses"][:, 0].tolist() == [1, 1]
-        return
+
+
+@pytest.mark.parametrize("fault", BAD_BATCHES)
+def test_arrays_that_do_not_fit_together_are_refused(tree: Path, fault: str) -> None:
+    """The binding is the last that looks: behind it are pointers."""
+    batch = arguments(tree, 2)
     BAD_BATCHES[fault](batch)
     with pytest.raises((ValueError, TypeError, BufferError, RuntimeError)):
         native.image_batch(**batch)
 
 
 def test_a_batch_keeps_what_it_refers_to(tree: Path) -> None:
-    plan, paths = folder(tree).plan, [os.fsencode(path) for path, _ in folder(tree).samples]
-    lengths = np.array([len(path) for path in paths])
-    memory, statuses = np.zeros(3 * 48 * 48 * 4 * len(paths), np.uint8), np.zeros((len(paths), 8), np.uint8)
-
-    def batch() -> Any:
-        ends = np.cumsum(lengths)
-        return native.image_batch(
-            plan.native(None, False, False), b"", b"".join(paths), ends - lengths, ends,
-            np.full((len(paths), plan.draws), 0.5), memory, np.arange(len(paths)) * (3 * 48 * 48 * 4), (48, 48), False,
-            statuses, None,
-        )  # fmt: skip
-
-    made = batch()
+    given = arguments(tree, 32)
+    statuses, made = given["statuses"], native.image_batch(**given)
+    del given
     filled = [np.full(5000, 255, np.uint8) for _ in range(100)]  # where what was dropped may have been
     gc.collect()
     native.run_here(made)
     assert (statuses[:, 0] == 1).all() and len(filled) == 100
 
 
-# ---- processes ------------------------------------------------------------------------------------
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
-@pytest.mark.parametrize("kind", [FastLoader, DataLoader])
-def test_workers_of_every_start_method_make_the_same_batches(tree: Path, method: str, kind: Any) -> None:
-    transform = TRANSFORMS["evaluation"]  # so that neither loader's seeds make a difference
-    here = batches_of(FastLoader(folder(tree, transform), batch_size=8))
-    assert native.threads() > 0
-    dataset = folder(tree, transform)
-    there = batches_of(kind(dataset, batch_size=8, num_workers=2, multiprocessing_context=method))
-    assert same(here, there)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here: run it elsewhere")
 def test_a_forked_process_makes_batches_while_the_parent_does(
-    tree: Path, expected: list[Any], in_child: Callable[[Callable[[], object]], None]
+    tree: Path, expected: list[Any], in_child: InChild
 ) -> None:
     dataset = folder(tree)
     loader = FastLoader(dataset, batch_size=4, shuffle=True, prefetch_batches=8)
@@ -199,10 +162,7 @@ def test_a_forked_process_makes_batches_while_the_parent_does(
     assert same(found, expected)
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here: run it elsewhere")
-def test_a_forked_process_does_not_wait_for_a_batch_of_its_parent(
-    tree: Path, in_child: Callable[[Callable[[], object]], None]
-) -> None:
+def test_a_forked_process_does_not_wait_for_a_batch_of_its_parent(tree: Path, in_child: InChild) -> None:
     dataset = folder(tree)
     batch = dataset._start_batch(range(32))
 
@@ -253,51 +213,32 @@ ENDINGS = {
 @pytest.mark.few(1)
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_a_script_ends_cleanly_while_batches_are_made(tree: Path, ending: str) -> None:
-    command = [sys.executable, "-c", SCRIPT.format(ENDINGS[ending]), str(tree)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = ran("-c", SCRIPT.format(ENDINGS[ending]), tree)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-# ---- giving up ---------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def interrupts() -> Iterator[Callable[[float], None]]:
-    """Raises ``KeyboardInterrupt`` in the script's thread after some seconds."""
-    signal.signal(signal.SIGALRM, signal.default_int_handler)
-    yield lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds) and None
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-
-
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there is no such timer here: run it elsewhere")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one within a finalizer
 def test_an_interrupted_loop_ends_and_the_next_is_right(
-    tree: Path, expected: list[Any], interrupts: Callable[[float], None]
+    tree: Path, expected: list[Any], request: pytest.FixtureRequest
 ) -> None:
+    request.addfinalizer(lambda: signal.signal(signal.SIGALRM, signal.SIG_DFL))
+    request.addfinalizer(lambda: signal.setitimer(signal.ITIMER_REAL, 0))
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
     dataset, rng, interrupted = folder(tree), random.Random(1), 0
     for _ in range(15):
         loader = FastLoader(dataset, batch_size=4, sampler=list(range(32)) * 50, prefetch_batches=4)
         batches = iter(loader)
         next(batches)
         try:
-            interrupts(rng.uniform(0.001, 0.06))
+            signal.setitimer(signal.ITIMER_REAL, rng.uniform(0.001, 0.06))
             for _batch in batches:
                 pass
         except KeyboardInterrupt:
             interrupted += 1
-        interrupts(0)  # one that came within a finalizer is lost, as Python has it
+        signal.setitimer(signal.ITIMER_REAL, 0)  # one that came within a finalizer is lost, as Python has it
         del batches, loader
     assert interrupted > 0
     assert same(batches_of(FastLoader(folder(tree), batch_size=4, shuffle=True)), expected)
-
-
-def wait_until_idle() -> None:
-    """Wait until the engine has no batch."""
-    deadline = time.monotonic() + 60
-    while jobs._jobs and time.monotonic() < deadline:
-        threading.Event().wait(0.001)
-    assert not jobs._jobs
 
 
 def test_a_dropped_batch_writes_to_no_other_memory(tree: Path, expected: list[Any]) -> None:
@@ -308,8 +249,10 @@ def test_a_dropped_batch_writes_to_no_other_memory(tree: Path, expected: list[An
             batch.finish()
         del batch
         other = np.zeros((32, 3, 48, 48), np.float32)  # perhaps where the batch was
-        wait_until_idle()
-        assert not other.any()
+        deadline = time.monotonic() + 60
+        while jobs._jobs and time.monotonic() < deadline:  # until the engine has no batch
+            threading.Event().wait(0.001)
+        assert not jobs._jobs and not other.any()
     assert same(batches_of(FastLoader(folder(tree), batch_size=4, shuffle=True)), expected)
 
 
@@ -343,57 +286,6 @@ def test_threads_go_from_batch_to_batch_while_python_is_busy() -> None:
     assert (made.view(np.float32).reshape(batches, count, 1024, 1024) == array).all()
 
 
-def test_loops_left_early_do_not_change_the_next_epoch(tree: Path, expected: list[Any]) -> None:
-    dataset = folder(tree)
-    for number in range(20):
-        for place, _ in enumerate(FastLoader(dataset, batch_size=4, shuffle=True)):
-            if place == number % 4:
-                break
-    assert same(batches_of(FastLoader(folder(tree), batch_size=4, shuffle=True)), expected)
-
-
-def test_a_closed_dataset_works_again(tree: Path) -> None:
-    dataset = folder(tree, TRANSFORMS["evaluation"])
-    first = [image for image, _ in dataset.__getitems__(range(8))]
-    batch = dataset._start_batch(range(32))
-    dataset.close()
-    try:
-        assert len(batch.finish()) == 32  # of what the engine had begun
-    except ClosedError:
-        pass
-    assert same([image for image, _ in dataset.__getitems__(range(8))], first)
-    dataset.close()
-    dataset.close()
-
-
-@pytest.mark.hang_after(120)
-def test_many_threads_read_samples_at_once(tree: Path) -> None:
-    dataset = folder(tree, TRANSFORMS["evaluation"])
-    expected, wrong = [image for image, _ in dataset.__getitems__(range(32))], []
-
-    def ask(seed: int) -> None:
-        rng = random.Random(seed)
-        for _ in range(15):
-            numbers = [rng.randrange(32) for _ in range(rng.randrange(1, 9))]
-            made = [image for image, _ in dataset.__getitems__(numbers)]
-            if not same(made, [expected[number] for number in numbers]):
-                wrong.append(numbers)
-
-    threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
-
-
-# ---- memory -----------------------------------------------------------------------------------------
-
-
-def resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 @pytest.mark.skipif(
     not os.path.exists("/proc/self/statm"), reason="run it on Linux, which says what is resident"
 )
@@ -408,16 +300,15 @@ def test_memory_does_not_grow_with_epochs(tree: Path, tmp_path: Path, name: str)
         folder(tmp_path / "tree", transform, bad_samples="skip"), batch_size=8, shuffle=True,
         collate_fn=list if name == "pictures" else None,
     )  # fmt: skip
-    for _ in range(5):
-        for _batch in loader:
-            pass
-    del _batch
-    gc.collect()
-    before = resident()
-    for _ in range(10):
-        for _batch in loader:
-            pass
-    del _batch
-    gc.collect()
-    assert resident() - before < 16 << 20
+
+    def after(epochs: int) -> int:
+        for _ in range(epochs):
+            for _batch in loader:
+                pass
+        del _batch
+        gc.collect()
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    before = after(5)
+    assert after(10) - before < 16 << 20
     loader.dataset.close()

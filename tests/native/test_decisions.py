@@ -29,12 +29,8 @@ from fastpipe.errors import BadSampleError
 
 CORPUS = Path(native.__file__).with_name("fuzz") / "corpus" / "jpeg"
 PICTURE = v1.PILToTensor()
-OUTCOMES = {1: "made"}
 REASONS = ["", "unreadable", "no JPEG", "untrusted", "too large", "turned", "damaged", "not folded", "no memory", "internal",
            "asked", "kept"]  # fmt: skip
-
-
-# ---- damage ---------------------------------------------------------------------------------------
 
 
 def segments_of(blob: bytes) -> list[tuple[int, int]]:
@@ -47,70 +43,58 @@ def segments_of(blob: bytes) -> list[tuple[int, int]]:
     return found
 
 
-def flip_bits(blob: bytes, _: bytes, rng: random.Random) -> bytes:
+def flip_bits(blob: bytes, rng: random.Random) -> bytes:
     spoilt = bytearray(blob)
-    for _number in range(rng.choice((1, 1, 2, 8))):
+    for _ in range(rng.choice((1, 1, 2, 8))):
         spoilt[rng.randrange(len(spoilt))] ^= 1 << rng.randrange(8)
     return bytes(spoilt)
 
 
-def flip_bits_of_the_header(blob: bytes, other: bytes, rng: random.Random) -> bytes:
-    end = max((end for _, end in segments_of(blob)), default=2) + 14
-    return flip_bits(blob[:end], other, rng) + blob[end:]
-
-
-def cut(blob: bytes, _: bytes, rng: random.Random) -> bytes:
-    return blob[: rng.randrange(len(blob))] + rng.choice((b"", b"\xff\xd9"))
-
-
-def cut_near_the_end(blob: bytes, _: bytes, rng: random.Random) -> bytes:
-    return blob[: len(blob) - rng.randrange(1, 20)] + rng.choice((b"", b"\xff\xd9", b"\0\xff\xd9"))
-
-
-def splice_segment(blob: bytes, other: bytes, rng: random.Random) -> bytes:
-    start, end = rng.choice(segments_of(other) or [(0, 0)])
-    place = rng.choice([place for place, _ in segments_of(blob)] or [2])
-    return blob[:place] + other[start:end] + blob[place:]
-
-
-def drop_segment(blob: bytes, _: bytes, rng: random.Random) -> bytes:
-    start, end = rng.choice(segments_of(blob) or [(0, 0)])
-    return blob[:start] + blob[end:]
-
-
-def splice_files(blob: bytes, other: bytes, rng: random.Random) -> bytes:
-    return blob[: rng.randrange(len(blob))] + other[rng.randrange(len(other)) :]
-
-
-def change_length(blob: bytes, _: bytes, rng: random.Random) -> bytes:
-    start, _end = rng.choice(segments_of(blob) or [(0, 0)])
-    length = int.from_bytes(blob[start + 2 : start + 4], "big") + rng.choice((-2, -1, 1, 2, 300))
-    return blob[: start + 2] + (length & 0xFFFF).to_bytes(2, "big") + blob[start + 4 :]
-
-
-def insert(blob: bytes, _: bytes, rng: random.Random) -> bytes:
-    place = rng.randrange(len(blob))
-    return blob[:place] + rng.choice((rng.randbytes(3), b"\xff", b"\xff\xd0", bytes(40))) + blob[place:]
-
-
-def leave(blob: bytes, _: bytes, rng: random.Random) -> bytes:
-    return blob + rng.choice((b"", b"", b"\0", b"behind the end"))
-
-
-DAMAGE: Sequence[Callable[[bytes, bytes, random.Random], bytes]] = (
-    flip_bits, flip_bits_of_the_header, cut, cut_near_the_end, splice_segment, drop_segment, splice_files,
-    change_length, insert, leave,
+DAMAGE = (
+    "flip bits", "flip bits of the header", "cut", "cut near the end", "splice a segment", "drop a segment",
+    "splice files", "change a length", "insert", "leave",
 )  # fmt: skip
+
+
+def spoilt(how: str, blob: bytes, other: bytes, rng: random.Random) -> bytes:
+    place, (start, end) = rng.randrange(len(blob)), rng.choice(segments_of(blob) or [(0, 0)])
+    match how:
+        case "flip bits":
+            return flip_bits(blob, rng)
+        case "flip bits of the header":
+            behind = max((end for _, end in segments_of(blob)), default=2) + 14
+            return flip_bits(blob[:behind], rng) + blob[behind:]
+        case "cut":
+            return blob[:place] + rng.choice((b"", b"\xff\xd9"))
+        case "cut near the end":
+            return blob[: -rng.randrange(1, 20)] + rng.choice((b"", b"\xff\xd9", b"\0\xff\xd9"))
+        case "splice a segment":
+            first, last = rng.choice(segments_of(other) or [(0, 0)])
+            return blob[: start or 2] + other[first:last] + blob[start or 2 :]
+        case "drop a segment":
+            return blob[:start] + blob[end:]
+        case "splice files":
+            return blob[:place] + other[rng.randrange(len(other)) :]
+        case "change a length":
+            length = int.from_bytes(blob[start + 2 : start + 4], "big") + rng.choice((-2, -1, 1, 2, 300))
+            return blob[: start + 2] + (length & 0xFFFF).to_bytes(2, "big") + blob[start + 4 :]
+        case "insert":
+            return (
+                blob[:place] + rng.choice((rng.randbytes(3), b"\xff", b"\xff\xd0", bytes(40))) + blob[place:]
+            )
+        case _:
+            return blob + rng.choice((b"", b"", b"\0", b"behind the end"))
 
 
 def damaged(files: Sequence[bytes], count: int) -> Iterator[bytes]:
     rng = random.Random(0)
     for number in range(count):
-        blob = DAMAGE[number % len(DAMAGE)](rng.choice(files), rng.choice(files), rng)
-        yield blob if rng.random() < 0.8 else rng.choice(DAMAGE)(blob or b"\xff", rng.choice(files), rng)
-
-
-# ---- answers --------------------------------------------------------------------------------------
+        blob = spoilt(DAMAGE[number % len(DAMAGE)], rng.choice(files), rng.choice(files), rng)
+        yield (
+            blob
+            if rng.random() < 0.8
+            else spoilt(rng.choice(DAMAGE), blob or b"\xff", rng.choice(files), rng)
+        )
 
 
 def answer(ask: Callable[[], Any]) -> tuple[Any, ...]:
@@ -147,18 +131,13 @@ def reasons(dataset: Any) -> Iterator[str]:
         np.zeros((count, draws)), None, np.zeros(count, np.int64), (0, 0), False, statuses, None,
     ))  # fmt: skip
     for outcome, reason, *_ in statuses:
-        yield OUTCOMES.get(outcome, REASONS[reason])
+        yield "made" if outcome == 1 else REASONS[reason]
 
 
 def compare(files: Iterator[bytes], folder: Path, at_once: int = 500) -> tuple[Counter[str], list[str]]:
-    """Ask both for each file.
-
-    Returns:
-        How many were made or declined, by reasons; and the files for which the answers differ.
-    """
+    """Ask both for each file; how many were made or declined, by reasons, and those whose answers differ."""
     (folder / "class").mkdir(parents=True)
-    figures: Counter[str] = Counter()
-    differences: list[str] = []
+    figures, differences = Counter[str](), list[str]()
     for number in range(at_once):
         (folder / "class" / f"{number:04}.jpg").touch()
     dataset = FastImageFolder(folder, PICTURE, cache="off", threads=1)
@@ -217,9 +196,7 @@ def test_damaged_files_are_as_pillow_has_them(
 def test_pillows_own_images_are_as_pillow_has_them(tmp_path: Path) -> None:
     """Of all formats, many of them broken."""
     if "FASTPIPE_PILLOW_IMAGES" not in os.environ:
-        pytest.skip(
-            "pip download --no-binary pillow pillow; FASTPIPE_PILLOW_IMAGES=<its folder>/Tests/images"
-        )
+        pytest.skip("pip download --no-binary pillow pillow; FASTPIPE_PILLOW_IMAGES=<it>/Tests/images")
     paths = sorted(path for path in Path(os.environ["FASTPIPE_PILLOW_IMAGES"]).rglob("*") if path.is_file())
     figures, differences = compare((path.read_bytes() for path in paths), tmp_path / "files")
     print(f"{len(paths):,} files: {dict(figures)}")

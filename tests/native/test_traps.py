@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from scripts import ran
 
 from fastpipe.bench.synthetic import photo_tree
 from fastpipe.core.native import native
@@ -32,6 +31,7 @@ OTHERS = {
 }  # fmt: skip
 SCRIPT = """
 import ctypes, glob, importlib, io, os, sys
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 import numpy as np
 how, names, decoders = {how!r}, {names!r}, {decoders!r}
 if how != "as usual":
@@ -65,10 +65,7 @@ print("good")
 def decode_beside(names: list[str], how: str = "as usual") -> None:
     decoders = {name: OTHERS[name][1] for name in names if name in OTHERS}
     script = SCRIPT.format(how=how, names=names, decoders=decoders)
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=150, check=False,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
-    )  # fmt: skip
+    done = ran("-c", script)
     assert done.stdout == "good\n", done.stderr[-3000:]
 
 
@@ -103,13 +100,9 @@ def test_decoding_beside_all_of_them(how: str, reverse: bool) -> None:
 
 @pytest.mark.slow
 def test_decoding_after_every_order_of_imports() -> None:
-    names = [
-        name
-        for name in ("fastpipe", "PIL.Image", "torchvision.io", "simplejpeg", "cv2")
-        if name in ("fastpipe", *installed())
-    ]
-    for order in itertools.permutations(names):
-        decode_beside(list(order))
+    names = [name for name in ("PIL.Image", "torchvision.io", "simplejpeg", "cv2") if name in installed()]
+    for order in itertools.permutations(["fastpipe", *names]):
+        decode_beside([*order])
 
 
 @pytest.mark.skipif(shutil.which("nm") is None, reason="apt-get install binutils")
@@ -120,13 +113,9 @@ def test_no_function_of_a_codec_is_another_library_s() -> None:
     names = [line.split()[-1].lower() for line in done.stdout.splitlines()]
     assert len(names) > 50
     if any(name.startswith(("jpeg_", "libdeflate_", "zstd_", "lz4_")) for name in names):
-        pytest.skip(
-            "install what the message of `make compiler` names, with static libraries, and `make native`"
-        )
+        pytest.skip("install the static libraries that `make compiler` names, and `make native`")
     assert not [name for name in names if name.startswith(("inflate", "deflate", "zstd", "omp_", "gomp"))]
 
-
-# ---- floating point -------------------------------------------------------------------------------
 
 FLOATS = """
 import ctypes, sys, threading
@@ -153,15 +142,10 @@ print(total)
 """
 
 
-def run(script: str, *arguments: str) -> str:
-    command = [sys.executable, "-c", script, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
-
-
 @pytest.mark.slow
 def test_small_numbers_that_are_flushed_change_no_value(tmp_path: Path) -> None:
     """Another library switches flush-to-zero on in the script's thread, from which others inherit it."""
-    tree = str(photo_tree(tmp_path, classes=2, per_class=8, sizes=(90, 140)))
-    assert run(FLOATS, "flushes", tree) == run(FLOATS, "does not", tree)
+    tree = photo_tree(tmp_path, classes=2, per_class=8, sizes=(90, 140))
+    flushed, usual = (ran("-c", FLOATS, how, tree) for how in ("flushes", "does not"))
+    assert flushed.returncode == usual.returncode == 0, (flushed.stderr, usual.stderr)
+    assert flushed.stdout == usual.stdout

@@ -23,11 +23,8 @@ SURE = 1e-4
 
 IMAGES = [(375, 500), (500, 333), (64, 64), (40, 400), (600, 50)]
 SETTINGS = [
-    ((0.08, 1.0), (3 / 4, 4 / 3)),
-    ((0.35, 0.6), (0.5, 2.0)),
-    ((0.9, 1.0), (1.0, 1.0)),
-    ((0.5, 1.0), (2.0, 3.0)),
-]
+    ((0.08, 1.0), (3 / 4, 4 / 3)), ((0.35, 0.6), (0.5, 2.0)), ((0.9, 1.0), (1.0, 1.0)), ((0.5, 1.0), (2.0, 3.0)),
+]  # fmt: skip
 
 
 def sized(size: tuple[int, int]) -> torch.Tensor:
@@ -47,6 +44,12 @@ def drawn(count: int, seed: int = 0) -> npt.NDArray[np.float64]:
     return uniforms(seed, 0, np.arange(COUNT), count)
 
 
+def folded(transform: Any, size: Size, draws: int) -> list[Any]:
+    """The regions of an image that a transform takes."""
+    step: Any = recognise(transform)
+    return [fold([step.described("pil")], size, u) for u in drawn(draws)]
+
+
 @pytest.mark.few(3)
 @pytest.mark.parametrize("image", IMAGES, ids=str)
 @pytest.mark.parametrize(("scale", "ratio"), SETTINGS, ids=str)
@@ -56,8 +59,7 @@ def test_random_resized_crop(image: tuple[int, int], scale: Any, ratio: Any) -> 
     theirs = np.array([v1.RandomResizedCrop.get_params(blank, scale, ratio) for _ in range(COUNT)])
     ours = np.array([random_resized_crop_box(Size(*image), scale, ratio, u) for u in drawn(22).tolist()])
     for boxes in (ours, theirs):
-        assert (boxes[:, :2] >= 0).all()
-        assert (boxes[:, :2] + boxes[:, 2:] <= image).all()
+        assert (boxes[:, :2] >= 0).all() and (boxes[:, :2] + boxes[:, 2:] <= image).all()
     # Tries that fail ten times end in one central box: as often, and the same one.
     same(ours[:, 2] * ours[:, 3], theirs[:, 2] * theirs[:, 3])
     same(np.log(ours[:, 3] / ours[:, 2]), np.log(theirs[:, 3] / theirs[:, 2]))
@@ -83,17 +85,10 @@ def test_areas_are_uniform_and_aspects_log_uniform() -> None:
 
 @pytest.mark.parametrize("image", [(37, 45), (32, 45), (37, 32), (32, 32)], ids=str)
 def test_random_crop_positions_are_uniform(image: tuple[int, int]) -> None:
-    step = recognise(v1.RandomCrop(32))
-    assert step is not None
-    assert step.described is not None
-    described = step.described("pil")
-    positions = []
-    for u in drawn(2):
-        region = fold([described], Size(*image), u)
-        assert region is not None
-        positions.append((region.source.top, region.source.left))
+    regions = folded(v1.RandomCrop(32), Size(*image), 2)
+    positions = np.array([(region.source.top, region.source.left) for region in regions])
     rows, columns = image[0] - 32 + 1, image[1] - 32 + 1
-    cells, counts = np.unique(np.array(positions) @ [columns, 1], return_counts=True)
+    cells, counts = np.unique(positions @ [columns, 1], return_counts=True)
     assert set(cells.tolist()) == set(range(rows * columns)), "every position, and no other"
     if len(cells) > 1:
         assert stats.chisquare(counts).pvalue > SURE
@@ -101,20 +96,13 @@ def test_random_crop_positions_are_uniform(image: tuple[int, int]) -> None:
     blank = sized(image)
     theirs = np.array([v1.RandomCrop.get_params(blank, (32, 32))[:2] for _ in range(COUNT)])
     for axis in (0, 1):
-        same(np.array(positions)[:, axis], theirs[:, axis])
+        same(positions[:, axis], theirs[:, axis])
 
 
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.9, 1.0])
 def test_flips_are_as_frequent_as_they_should_be(p: float) -> None:
     for transform in (v1.RandomHorizontalFlip(p), v1.RandomVerticalFlip(p)):
-        step = recognise(transform)
-        assert step is not None
-        assert step.described is not None
-        described, flips = step.described("pil"), 0
-        for u in drawn(1):
-            region = fold([described], Size(9, 9), u)
-            assert region is not None
-            flips += any(region.flip_before)
+        flips = sum(any(region.flip_before) for region in folded(transform, Size(9, 9), 1))
         if p in (0.0, 1.0):
             assert flips == p * COUNT
         else:

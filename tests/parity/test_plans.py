@@ -67,10 +67,8 @@ def into_memory(plan: Plan, image: ArrayImage, u: list[float]) -> Any:
     memory = np.full((1, int(np.prod(spec.shape))), 77, spec.word)
     assert plan.apply(image, u, memory[0]) is None
     batch = plan.over(torch.from_numpy(memory.reshape(-1).view(np.uint8)), (1, *spec.shape))
-    if spec.layout == "channels_last":
-        assert batch.is_contiguous(memory_format=torch.channels_last)
-    else:
-        assert batch.is_contiguous()
+    layouts = {"channels_last": torch.channels_last}
+    assert batch.is_contiguous(memory_format=layouts.get(spec.layout, torch.contiguous_format))
     (row,) = rows_of(batch, plan.kind)
     return row
 
@@ -78,17 +76,15 @@ def into_memory(plan: Plan, image: ArrayImage, u: list[float]) -> Any:
 def check(tv: Any, chain: list[Any], picture: tuple[int, int, int], seed: int) -> set[str]:
     """Compare apply with reference, in both layouts; what happened, in words."""
     try:
-        return compare(tv, chain, picture, seed)
+        return compare(tv.Compose(chain), pixels_of(picture), seed)
     except RuntimeError as error:
         if "INTERNAL ASSERT" not in str(error):
             raise
         return {"torch fails"}  # its uint8 resize of one row or column does, with some strides
 
 
-def compare(tv: Any, chain: list[Any], picture: tuple[int, int, int], seed: int) -> set[str]:
+def compare(compose: Any, pixels: npt.NDArray[np.uint8], seed: int) -> set[str]:
     happened = set()
-    pixels = pixels_of(picture)
-    compose = tv.Compose(chain)
     for layout in ("contiguous", "channels_last"):
         plan = compile_plan(compose, layout=layout)  # type: ignore[arg-type]
         assert not plan.stock
@@ -103,11 +99,8 @@ def compare(tv: Any, chain: list[Any], picture: tuple[int, int, int], seed: int)
             return {"refused"}
         if ours == "error":
             raise made
-        fused = "torchvision" not in repr(plan)
-        happened.add("equal")
         assert_same(made, expected)
-        if fused:
-            happened.add("fused completely")
+        happened.add("equal" if "torchvision" in repr(plan) else "fused completely")
         if plan.output is not None:
             happened.add("in a batch's memory")
             assert_same(into_memory(plan, ArrayImage(pixels), u), made)
@@ -125,57 +118,51 @@ MODERN = [v2.ToImage(), v2.RandomResizedCrop(24, antialias=True), v2.RandomHoriz
 SEED = st.integers(0, 2**32)
 
 
-@settings(max_examples=250)
-@given(chain=chains(v1), picture=PICTURES, seed=SEED)
-@example(chain=CLASSIC, picture=(50, 60, 0), seed=0)
-@example(chain=[v1.Resize(32), v1.CenterCrop(28), *CLASSIC[2:]], picture=(50, 60, 0), seed=0)
-@example(chain=[v1.RandomCrop(32, 4), *CLASSIC[1:]], picture=(32, 32, 0), seed=0)
-def test_chains_of_v1(chain: list[Any], picture: tuple[int, int, int], seed: int) -> None:
-    for word in check(v1, chain, picture, seed):
+CASES = st.sampled_from([v1, v2]).flatmap(lambda tv: st.tuples(st.just(tv), chains(tv)))
+
+
+@settings(max_examples=500)
+@given(case=CASES, picture=PICTURES, seed=SEED)
+@example(case=(v1, CLASSIC), picture=(50, 60, 0), seed=0)
+@example(case=(v1, [v1.Resize(32), v1.CenterCrop(28), *CLASSIC[2:]]), picture=(50, 60, 0), seed=0)
+@example(case=(v1, [v1.RandomCrop(32, 4), *CLASSIC[1:]]), picture=(32, 32, 0), seed=0)
+@example(case=(v2, MODERN), picture=(50, 60, 0), seed=0)
+@example(case=(v2, [*MODERN[1:3], MODERN[0], *MODERN[3:]]), picture=(50, 60, 0), seed=0)
+def test_chains(case: tuple[Any, list[Any]], picture: tuple[int, int, int], seed: int) -> None:
+    for word in check(*case, picture, seed):
         event(word)
 
 
-@settings(max_examples=250)
-@given(chain=chains(v2), picture=PICTURES, seed=SEED)
-@example(chain=MODERN, picture=(50, 60, 0), seed=0)
-@example(chain=[*MODERN[1:3], MODERN[0], *MODERN[3:]], picture=(50, 60, 0), seed=0)
-def test_chains_of_v2(chain: list[Any], picture: tuple[int, int, int], seed: int) -> None:
-    for word in check(v2, chain, picture, seed):
+@pytest.mark.slow
+@settings(max_examples=20_000)
+@given(case=CASES, picture=PICTURES, seed=SEED)
+def test_chains_at_length(case: tuple[Any, list[Any]], picture: tuple[int, int, int], seed: int) -> None:
+    for word in check(*case, picture, seed):
         event(word)
 
 
-ODD = [
+ODD: list[tuple[Any, list[Any]]] = [
     (v1, [v1.PILToTensor(), v1.RandomCrop(38, 3, fill=(1, 2, 3))]),
-    (v2, [v2.PILToTensor(), v2.RandomCrop(38, 3, fill=(1, 2, 3))]),
-    (v1, [v1.RandomCrop(38, 3, fill=300)]),
-    (v1, [v1.RandomCrop(38, 3, fill=0.5)]),
-    (v2, [v2.ToImage(), v2.RandomCrop(38, 3, fill=[7.0, 2.0, 3.0])]),
-    (v1, [v1.RandomCrop(20, (-3, 2, 4, -1))]),
-    (v2, [v2.ToImage(), v2.RandomCrop(20, (-3, 2, 4, -1))]),
+    (v2, [v2.PILToTensor(), v2.RandomCrop(38, 3, fill=(1, 2, 3))]), (v1, [v1.RandomCrop(38, 3, fill=300)]),
+    (v1, [v1.RandomCrop(38, 3, fill=0.5)]), (v2, [v2.ToImage(), v2.RandomCrop(38, 3, fill=[7.0, 2.0, 3.0])]),
+    (v1, [v1.RandomCrop(20, (-3, 2, 4, -1))]), (v2, [v2.ToImage(), v2.RandomCrop(20, (-3, 2, 4, -1))]),
     (v1, [v1.RandomCrop(38, 3, pad_if_needed=True, padding_mode="reflect")]),
     (v1, [v1.ToTensor(), v1.Normalize([0.5], [0.5]), v1.CenterCrop(60)]),
     (v1, [v1.Grayscale(1), v1.Grayscale(3)]),
     (v1, [v1.Grayscale(3), v1.RandomCrop(60, 20, fill=(1, 2, 3)), v1.ToTensor()]),
-    *(
-        (tv, [before, tv.RandomCrop(9, padding, fill=(0, 0, 0))])
-        for tv in (v1, v2)
-        for before in (tv.Grayscale(1), tv.Grayscale(3), v1.ToTensor(), tv.PILToTensor())
-        for padding in (None, 0, 3)
-    ),
-    (v2, [v2.ToImage(), v2.Grayscale(3), v2.Resize(9)]),
-    (v2, [v2.ToImage(), v2.ToDtype(torch.bool)]),
+    *((tv, [before, tv.RandomCrop(9, padding, fill=(0, 0, 0))])
+      for tv in (v1, v2) for before in (tv.Grayscale(1), tv.Grayscale(3), v1.ToTensor(), tv.PILToTensor())
+      for padding in (None, 0, 3)),
+    (v2, [v2.ToImage(), v2.Grayscale(3), v2.Resize(9)]), (v2, [v2.ToImage(), v2.ToDtype(torch.bool)]),
     (v2, [v2.ToImage(), v2.ToDtype(torch.uint16)]),
     (v2, [v2.ToImage(), v2.ToDtype({tv_tensors.Image: torch.float32, "others": None}, scale=True)]),
     (v1, [v1.PILToTensor(), v1.Resize((20, 20), InterpolationMode.BICUBIC)]),
-    (v1, [v1.Resize((9, 9), max_size=12), v1.ToTensor()]),
-    (v2, [v2.ToImage(), v2.Resize((0, 5))]),
-    (v1, [v1.Resize(4, max_size=5), v1.CenterCrop(6)]),
-    (v1, [v1.Normalize([0.5], [0.5])]),
-    (v1, [v1.ToTensor(), v1.ToTensor()]),
-    (v1, [v1.ToTensor(), v1.Normalize([0.5, 0.5], [0.5, 0.5])]),
+    (v1, [v1.Resize((9, 9), max_size=12), v1.ToTensor()]), (v2, [v2.ToImage(), v2.Resize((0, 5))]),
+    (v1, [v1.Resize(4, max_size=5), v1.CenterCrop(6)]), (v1, [v1.Normalize([0.5], [0.5])]),
+    (v1, [v1.ToTensor(), v1.ToTensor()]), (v1, [v1.ToTensor(), v1.Normalize([0.5, 0.5], [0.5, 0.5])]),
     (v1, [v1.ToTensor(), v1.Normalize([0.5], [0.0])]),
     (v2, [v2.ToDtype(torch.float32, scale=True), v2.ToImage()]),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("tv", "chain"), ODD, ids=lambda value: str(value)[:90])
@@ -185,35 +172,23 @@ def test_odd_chains(tv: Any, chain: list[Any], picture: tuple[int, int, int]) ->
         assert check(tv, chain, picture, seed)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("tv", [v1, v2], ids=["v1", "v2"])
-@settings(max_examples=10_000)
-@given(data=st.data(), picture=PICTURES, seed=SEED)
-def test_chains_at_length(tv: Any, data: st.DataObject, picture: tuple[int, int, int], seed: int) -> None:
-    for word in check(tv, data.draw(chains(tv)), picture, seed):
-        event(word)
-
-
 # ---- the reference is torchvision ----------------------------------------------------------------
 
 
 @settings(max_examples=200)
-@given(data=st.data(), picture=PICTURES)
+@given(case=CASES, picture=PICTURES)
 def test_the_reference_of_a_chain_without_randomness_is_the_chain(
-    data: st.DataObject, picture: tuple[int, int, int]
+    case: tuple[Any, list[Any]], picture: tuple[int, int, int]
 ) -> None:
-    tv = data.draw(st.sampled_from([v1, v2]))
-    chain = [
-        item for item in data.draw(chains(tv))
-        if type(item).__name__ not in ("RandomCrop", "RandomResizedCrop")
-        and getattr(item, "p", 1.0) in (0.0, 1.0)
-    ] or [tv.CenterCrop(9)]  # fmt: skip
-    pixels = pixels_of(picture)
-    compose = tv.Compose(chain)
-    plan = compile_plan(compose)
+    tv, chain = case
+    compose = tv.Compose([
+        item for item in chain
+        if type(item).__name__ not in ("RandomCrop", "RandomResizedCrop") and getattr(item, "p", 1.0) in (0.0, 1.0)
+    ] or [tv.CenterCrop(9)])  # fmt: skip
+    image, plan = Image.fromarray(pixels_of(picture)), compile_plan(compose)
     u = plan.draw(Key(0, 0, np.arange(1)))[0].tolist()
-    kind, expected = outcome(lambda: compose(Image.fromarray(pixels)))
-    ours, made = outcome(lambda: plan.reference(Image.fromarray(pixels), u))
+    kind, expected = outcome(lambda: compose(image))
+    ours, made = outcome(lambda: plan.reference(image, u))
     assert ours == kind
     if kind == "error":
         assert type(made) is type(expected)

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from image_steps import Crop, Flip, Operation, Resize, fold, pillow_resize
+from image_steps import Crop, Flip, Resize, fold, pillow_resize
 from PIL import Image
 from torchvision import transforms
 
 from fastpipe import Decode, FastImageFolder
 from fastpipe.bench.synthetic import photograph
-from fastpipe.core.types import Box, EncodedImage, Size
+from fastpipe.core.types import Box, Size
 from fastpipe.images.pillow_rules import FILTERS
 from fastpipe.images.pixels import reduction, render
 from fastpipe.images.reader import ImageReader
@@ -24,40 +24,34 @@ SIZE = Size(777, 1001)
 
 @pytest.fixture(scope="module", params=["", "progressive", "grey", "simplejpeg"])
 def case(request: pytest.FixtureRequest) -> tuple[bytes, ImageReader]:
-    image = Image.fromarray(photograph(np.random.default_rng(3), SIZE))
-    file = io.BytesIO()
-    if request.param == "grey":
-        image = image.convert("L")
-    image.save(file, "JPEG", progressive=request.param == "progressive")
+    image, file = Image.fromarray(photograph(np.random.default_rng(3), SIZE)), io.BytesIO()
+    image.convert("L" if request.param == "grey" else "RGB").save(
+        file, "JPEG", progressive=request.param == "progressive"
+    )
     backend: Any = "simplejpeg" if request.param == "simplejpeg" else "auto"
-    reader = ImageReader(Decode(scaled=True, backend=backend))
-    return file.getvalue(), reader
+    return file.getvalue(), ImageReader(Decode(scaled=True, backend=backend))
 
 
-def rendered(image: EncodedImage, operations: list[Operation]) -> np.ndarray[Any, Any]:
-    region = fold(operations, image.size)
-    assert region is not None
-    return render(image, region)
+BOXES = [Box(0, 0, *SIZE), Box(3, 9, 700, 960), Box(101, 35, 400, 333), Box(7, 5, 600, 200)]
+SIZES = [Size(24, 24), Size(97, 160), Size(60, 48), Size(300, 400)]
+
+
+def factor_of(*operations: Any) -> int:
+    region: Any = fold(operations, SIZE)
+    return reduction(region, SIZE)
 
 
 @pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.parametrize(
-    "box", [Box(0, 0, *SIZE), Box(3, 9, 700, 960), Box(101, 35, 400, 333), Box(7, 5, 600, 200)]
-)
-@pytest.mark.parametrize("to", [Size(24, 24), Size(97, 160), Size(60, 48), Size(300, 400)])
+@pytest.mark.parametrize("box", BOXES)
+@pytest.mark.parametrize("to", SIZES)
 def test_it_equals_pillows_draft_and_box(
     case: tuple[bytes, ImageReader], box: Box, to: Size, turned: bool
 ) -> None:
     data, reader = case
-    image = reader.open(data, "x.jpg")
-    operation = pillow_resize(FILTERS["bilinear"], to)._replace(order=0)
-    operations: list[Operation] = [Crop(box), operation]
-    region = fold(operations, SIZE)
-    assert region is not None
-    factor = reduction(region, SIZE)
-    if turned:
-        operations.append(Flip(True, True))
-    made = rendered(image, operations)
+    operations: Any = [Crop(box), pillow_resize(FILTERS["bilinear"], to)._replace(order=0)]
+    factor = factor_of(*operations)
+    region: Any = fold([*operations, *[Flip(True, True)] * turned], SIZE)
+    made = render(reader.open(data, "x.jpg"), region)
     draft = Image.open(io.BytesIO(data))
     draft.draft("RGB", (SIZE.width // factor, SIZE.height // factor))
     part = [number / factor for number in (box.left, box.top, box.left + box.width, box.top + box.height)]
@@ -76,13 +70,7 @@ def test_it_equals_pillows_draft_and_box(
 
 
 def test_cases_with_and_without_reduction_are_among_them() -> None:
-    factors = set()
-    for box in (Box(0, 0, *SIZE), Box(101, 35, 400, 333), Box(7, 5, 600, 200)):
-        for to in (Size(24, 24), Size(97, 160), Size(60, 48), Size(300, 400)):
-            region = fold([Crop(box), Resize(to, 1)], SIZE)
-            assert region is not None
-            factors.add(reduction(region, SIZE))
-    assert factors == {1, 2, 4, 8}
+    assert {factor_of(Crop(box), Resize(to, 1)) for box in BOXES for to in SIZES} == {1, 2, 4, 8}
 
 
 @pytest.mark.parametrize("scaled", [False, True])
@@ -93,11 +81,8 @@ def test_a_dataset_is_scaled_only_if_it_is_asked_to(tmp_path: Path, scaled: bool
     exact = transform(Image.open(tmp_path / "a" / "1.jpg").convert("RGB"))
     made = FastImageFolder(tmp_path, transform, decode=Decode(scaled=scaled), cache="off")[0][0]
     difference = (made.int() - exact.int()).abs()
-    if scaled:
-        assert 0 < difference.max() <= 40
-        assert difference.float().mean() < 2
-    else:
-        assert difference.max() == 0
+    assert 0 < difference.max() <= 40 if scaled else difference.max() == 0
+    assert difference.float().mean() < 2
 
 
 def test_enlarging_cropping_and_nearest_are_never_scaled() -> None:
@@ -107,6 +92,4 @@ def test_enlarging_cropping_and_nearest_are_never_scaled() -> None:
         [Resize(Size(24, 24), FILTERS["nearest"])],
         [Crop(Box(-1, 0, 700, 900)), Resize(Size(24, 24), 1)],
     ):
-        region = fold(operations, SIZE)
-        assert region is not None
-        assert reduction(region, SIZE) == 1
+        assert factor_of(*operations) == 1

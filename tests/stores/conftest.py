@@ -1,8 +1,9 @@
-"""Stages with small objects."""
+"""Stages with small objects; no credentials but those of a test."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,16 @@ class Users:
     def close(self) -> None:
         while self.tables:  # their memory, and its descriptors, go with the last reference
             self.tables.pop().close()
+
+
+@pytest.fixture
+def bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No credentials for Amazon but those that a test gives or writes to ``config`` or ``credentials``."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
 
 
 @pytest.fixture

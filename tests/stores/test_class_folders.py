@@ -26,7 +26,6 @@ from fastpipe.stores import listing as lister
 from fastpipe.stores.class_folders import find_remote_classes, scan_store
 
 ROOT, PREFIX = "s3://bucket/of/train/", "of/train/"
-WAIT_S = 60.0
 
 
 class Bucket:
@@ -46,10 +45,6 @@ class Bucket:
 
     def put(self, *keys: str) -> None:
         self.objects_by_key |= {PREFIX + key: self.made(PREFIX + key) for key in keys}
-
-    def delete(self, *keys: str) -> None:
-        for key in keys:
-            del self.objects_by_key[PREFIX + key]
 
     def asked_since(self) -> list[str]:
         """The prefixes asked for since the last call, sorted, without the common prefix."""
@@ -92,12 +87,11 @@ KINDS = [Bucket, Shuffled, Ordered]
 
 def scan(store: Any, classes: Any = None, **options: Any) -> Any:
     """The samples as a list; the listing is asserted to be of the same."""
-    options = {"allow_empty": True, **options}
     if "is_valid_file" not in options:
         options.setdefault("extensions", TORCHVISION_EXTENSIONS)
     if classes is None:
         classes = find_remote_classes(store, ROOT, PREFIX)[1]
-    table, listing = scan_store(store, ROOT, PREFIX, classes, **options)
+    table, listing = scan_store(store, ROOT, PREFIX, classes, **{"allow_empty": True, **options})
     assert [listing.path(row) for row in range(len(listing))] == [path for path, _ in table]
     for row in range(len(listing)):
         found = StoredObject(listing.key(row), listing.size(row), listing.version(row))
@@ -118,7 +112,7 @@ def moved(samples: Any, root: str) -> Any:
     """Samples of a folder as they are below the URL."""
     if isinstance(samples, list):
         return [(ROOT + os.path.relpath(path, root), target) for path, target in samples]
-    return samples[0], samples[1].replace(f"{root}", ROOT)
+    return samples[0], samples[1].replace(root, ROOT)
 
 
 def make_file(path: str) -> bool:
@@ -131,6 +125,12 @@ def make_file(path: str) -> bool:
     return True
 
 
+def torchvisions(names: Sequence[str], root: Path, make: Callable[[Path], Any]) -> Any:
+    """What torchvision finds in a folder with these files."""
+    assert all(make_file(str(root / name)) for name in names)
+    return moved(make(root), str(root))
+
+
 # Names in which sorting by key, by path string and by components disagree ("a-b" < "a/b" < "ab"), upper
 # case, other scripts, folders that look like files.
 SEGMENTS = [
@@ -138,18 +138,15 @@ SEGMENTS = [
 ]  # fmt: skip
 STEMS, ENDINGS = ("1", "10", "2", "a", "Σ", "\ue000"), (".jpg", ".JPG", ".txt", "")
 LEAVES = SEGMENTS + [stem + ending for stem in STEMS for ending in ENDINGS]
-keys = st.lists(
-    st.tuples(st.lists(st.sampled_from(SEGMENTS), max_size=3), st.sampled_from(LEAVES)).map(
-        lambda parts: "/".join([*parts[0], parts[1]])
-    ),
-    max_size=25,
-    unique=True,
-)
+key = st.builds(
+    lambda folders, leaf: "/".join([*folders, leaf]),
+    st.lists(st.sampled_from(SEGMENTS), max_size=3), st.sampled_from(LEAVES),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(
-    keys=keys, page=st.integers(1, 4), allow_empty=st.booleans(),
+    keys=st.lists(key, max_size=25, unique=True), page=st.integers(1, 4), allow_empty=st.booleans(),
     extensions=st.sampled_from([TORCHVISION_EXTENSIONS, ".jpg", ""]),
 )  # fmt: skip
 @example(["a/b/1.jpg", "a-b/1.jpg"], 1, False, ".jpg")
@@ -164,11 +161,9 @@ def test_samples_are_those_of_the_same_files(
     ours = outcome(find_remote_classes, store, ROOT, PREFIX)
     assert ours == (moved(theirs, root) if isinstance(theirs[1], str) else theirs)
     classes = {**(theirs[1] if isinstance(theirs[1], dict) else {}), "none": 77}
+    ones = {"is_valid_file": lambda path: "1" in os.path.basename(path)}
     for these in (classes, dict.fromkeys(list(classes)[:2], 7)):
-        for which in (
-            {"extensions": extensions},
-            {"is_valid_file": lambda path: "1" in os.path.basename(path)},
-        ):
+        for which in ({"extensions": extensions}, ones):
             options = {**which, "allow_empty": allow_empty}
             expected = outcome(reference.make_dataset, root, these, **options)
             with mock.patch.object(lister, "_SPLIT_FROM", 0):
@@ -178,13 +173,8 @@ def test_samples_are_those_of_the_same_files(
 @pytest.mark.parametrize("kind", KINDS)
 def test_long_folders_are_sorted_whatever_the_stores_order(kind: Any, tmp_path: Path) -> None:
     folders = ("cat/", "cat/a/", "cat/a-/", "cat/b/", "dog/b/", "elk/b/c/")
-    names = [
-        f"{folder}{number:02}.{ending}"
-        for folder in folders
-        for number, ending in enumerate(["jpg", "PNG"] * 8)
-    ]
-    assert all(make_file(str(tmp_path / name)) for name in names)
-    assert scan(kind(names, page=4)) == moved(ImageFolder(tmp_path).samples, str(tmp_path))
+    names = [f"{folder}{n:02}.{end}" for folder in folders for n, end in enumerate(["jpg", "PNG"] * 8)]
+    assert scan(kind(names, page=4)) == torchvisions(names, tmp_path, lambda root: ImageFolder(root).samples)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -217,28 +207,23 @@ def test_a_dataset_may_begin_anywhere_in_a_bucket(prefix: str) -> None:
 )
 def test_an_ending_may_be_more_than_a_name(extensions: Any, tmp_path: Path) -> None:
     names = ["cat/1.jpg", "cat/2.PNG", "cat/deep/cat/1.jpg", "dog/1.jpg"]
-    root, classes = tmp_path / "bucket/of/train", {"cat": 0, "dog": 1}
-    assert all(make_file(str(root / name)) for name in names)
-    expected = moved(
-        reference.make_dataset(root, classes, extensions=extensions, allow_empty=True), str(root)
-    )
-    cache = IndexCache(tmp_path / "kept")
+    options: Any = {"class_to_idx": {"cat": 0, "dog": 1}, "extensions": extensions, "allow_empty": True}
+    folder, cache = tmp_path / "bucket/of/train", IndexCache(tmp_path / "kept")
+    expected = torchvisions(names, folder, lambda root: reference.make_dataset(root, **options))
     for kept in (None, cache, cache):
-        assert scan(Bucket(names), classes, extensions=extensions, cache=kept) == expected
+        assert scan(Bucket(names), {"cat": 0, "dog": 1}, extensions=extensions, cache=kept) == expected
 
 
 def test_is_valid_file_is_called_as_torchvision_calls_it(tmp_path: Path) -> None:
     names = ["dog/2.jpg", "dog/10.jpg", "dog/b/c.txt", "dog/b-/d", "cat/1.jpg"]
-    assert all(make_file(str(tmp_path / name)) for name in names)
-    calls: list[list[tuple[str, int]]] = [[], []]
 
-    def note(at: int, path: str) -> bool:
-        calls[at].append((path, threading.get_ident()))
-        return True
+    def calls(make: Callable[..., object]) -> list[tuple[str, int]]:
+        noted: list[tuple[str, int]] = []
+        make(is_valid_file=lambda path: noted.append((path, threading.get_ident())) or True)  # type: ignore[func-returns-value]
+        return noted
 
-    scan(Bucket(names), is_valid_file=partial(note, 0))
-    ImageFolder(tmp_path, is_valid_file=partial(note, 1))
-    assert calls[0] == moved(calls[1], str(tmp_path))
+    expected = torchvisions(names, tmp_path, lambda root: calls(partial(ImageFolder, root)))
+    assert calls(partial(scan, Bucket(names))) == expected
 
 
 def test_options_and_classes_are_those_of_torchvision() -> None:
@@ -259,20 +244,16 @@ def test_options_and_classes_are_those_of_torchvision() -> None:
 @pytest.fixture(params=["folder", "store"])
 def find(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Any]:
     """Finds the classes ant, bee, cat and dog in a folder or in a store."""
-    names = ("dog", "bee", "ant", "cat")
-    if request.param == "folder":
-        for name in names:
-            (tmp_path / name).mkdir()
-        return lambda classes: find_classes(tmp_path, classes)
-    store: Any = Bucket([f"{name}/1.jpg" for name in names])
-    return lambda classes: find_remote_classes(store, ROOT, PREFIX, classes)
+    names = ("dog/1.jpg", "bee/1.jpg", "ant/1.jpg", "cat/1.jpg")
+    if request.param == "store":
+        return partial(find_remote_classes, Bucket(names), ROOT, PREFIX)
+    assert all(make_file(str(tmp_path / name)) for name in names)
+    return partial(find_classes, tmp_path)
 
 
 def test_classes_have_the_order_asked_for(find: Callable[..., Any]) -> None:
-    got: list[list[str]] = []
-
     def choose(names: list[str]) -> tuple[str, ...]:
-        got.append(names.copy())
+        assert names == ["ant", "bee", "cat", "dog"]
         names.clear()  # it may change them
         return ("cat",)
 
@@ -280,21 +261,20 @@ def test_classes_have_the_order_asked_for(find: Callable[..., Any]) -> None:
     assert find(["dog", "ant"]) == (["dog", "ant"], {"dog": 0, "ant": 1})
     assert find(Subset(2, seed=42)) == (["bee", "dog"], {"bee": 0, "dog": 1})
     assert find(lambda names: names[:0:-1]) == (["dog", "cat", "bee"], {"dog": 0, "cat": 1, "bee": 2})
-    assert find(choose) == (["cat"], {"cat": 0}) and got == [["ant", "bee", "cat", "dog"]]
+    assert find(choose) == (["cat"], {"cat": 0})
 
 
 @pytest.mark.parametrize(
     ("classes", "error", "message"),
     [
         (["cat", "cow"], OptionError, r"not in '.*': 'cow'\. .*'ant', 'bee', 'cat', 'dog'$"),
-        (["cat", "dog", "cat"], OptionError, r"more than once: 'cat'$"),
-        ([], OptionError, r"at least one folder"),
+        (["cat", "dog", "cat"], OptionError, r"more than once: 'cat'$"), ([], OptionError, r"at least one folder"),
         ("cat", TypeError, r"sequence of folder names, got the string 'cat'"),
         ([0], TypeError, r"must hold strings, got 0 of type int"),
         (7, TypeError, r"a sequence of folder names, got 7$"),
         (Subset(5), OptionError, r"num=5.* than the 4 there are"),
     ],
-)
+)  # fmt: skip
 def test_classes_that_cannot_be_are_refused(find: Any, classes: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         find(classes)
@@ -303,16 +283,15 @@ def test_classes_that_cannot_be_are_refused(find: Any, classes: Any, error: Any,
             find(lambda names: classes)
 
 
+def after_all(barrier: threading.Barrier, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function whose calls wait for each other."""
+    return lambda *arguments: (barrier.wait(60), function(*arguments))[1]
+
+
 def test_classes_are_listed_beside_each_other_and_no_others() -> None:
     together = [f"{number:02}/" for number in range(32)]
     store: Any = Bucket([f"{name}1.jpg" for name in [*together, "020/", "more/"]])
-    barrier, objects = threading.Barrier(len(together)), store.objects
-
-    def wait_for_all(prefix: str) -> Iterator[Sequence[StoredObject]]:
-        barrier.wait(WAIT_S)
-        yield from objects(prefix)
-
-    store.objects = wait_for_all
+    store.objects = after_all(threading.Barrier(len(together)), store.objects)
     assert len(scan(store, {name[:-1]: 0 for name in together})) == 32
     assert store.asked_since() == together
 
@@ -321,16 +300,9 @@ def test_folders_of_a_long_class_are_listed_beside_each_other() -> None:
     folders = [f"{number:03}/" for number in range(60)]
     names = ["0.jpg", *(f"{name}{at}.jpg" for name in folders for at in range(3)), "010-.jpg", "zzz.jpg"]
     store: Any = Ordered([f"cat/{name}" for name in names])
-    barrier, after = threading.Barrier(30), store.objects_after
-
-    def waiting(*arguments: str) -> Any:
-        barrier.wait(WAIT_S)
-        return after(*arguments)
-
-    store.objects_after = waiting
+    store.objects_after = after_all(threading.Barrier(30), store.objects_after)
     assert scan(store, {"cat": 0}) == scan(Bucket([f"cat/{name}" for name in names]), {"cat": 0})
-    assert store.asked[:2] == [f"{PREFIX}cat/", f"folders {PREFIX}cat/"]
-    assert len(store.asked) == 2 + 30
+    assert store.asked[:2] == [f"{PREFIX}cat/", f"folders {PREFIX}cat/"] and len(store.asked) == 2 + 30
 
 
 def test_a_class_is_one_list_where_parts_would_not_help() -> None:
@@ -361,17 +333,13 @@ def test_an_error_of_the_store_ends_the_scan(error: Exception) -> None:
         def folders(self, prefix: str) -> list[str]:
             raise error
 
-    store: Any = Failing()
-    with pytest.raises(type(error)) as raised:
-        scan(store, {"ant": 0, "bee": 1, "cat": 2})
-    assert raised.value is error
-    with pytest.raises(type(error)):
-        find_remote_classes(store, ROOT, PREFIX)
+    for ask in (partial(scan, Failing(), {"ant": 0, "bee": 1, "cat": 2}), partial(scan, Failing())):
+        with pytest.raises(type(error)) as raised:
+            ask()
+        assert raised.value is error
 
 
-def test_progress_is_reported_in_the_callers_thread_which_may_interrupt(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_progress_is_reported_in_the_callers_thread_which_may_interrupt(monkeypatch: Any) -> None:
     monkeypatch.setattr(lister, "_TELL_EVERY_S", 0)
     reports: list[tuple[int, int, int]] = []
     store = Bucket([f"{name}/{number}.jpg" for name in "abc" for number in range(5)])
@@ -391,110 +359,100 @@ def test_progress_is_reported_in_the_callers_thread_which_may_interrupt(
         scan(Endless(), {"ant": 0, "bee": 1}, on_progress=interrupt)
 
 
-class TestCache:
-    """Listings that are kept on disk."""
+ALL = ["ant/1.jpg", "bee/1.jpg", "bee/deep/2.PNG", "cat/1.jpg"]
 
-    ALL = ["ant/1.jpg", "bee/1.jpg", "bee/deep/2.PNG", "cat/1.jpg"]
 
-    @pytest.fixture
-    def clock(self) -> list[int]:
-        """Seconds, which a test changes."""
-        return [1_000_000_000]
+@pytest.fixture
+def cache(tmp_path: Path) -> IndexCache:
+    return IndexCache(tmp_path / "cache")
 
-    @pytest.fixture
-    def cache(self, tmp_path: Path, clock: list[int]) -> IndexCache:
-        return IndexCache(tmp_path / "cache", now=lambda: clock[0] * 10**9)
 
-    @pytest.fixture
-    def store(self) -> Bucket:
-        return Bucket([*self.ALL, "bee/notes.txt"])
+@pytest.fixture
+def store() -> Bucket:
+    return Bucket([*ALL, "bee/notes.txt"])
 
-    def index(self, store: Any, cache: IndexCache, classes: Any = None, **options: Any) -> list[str]:
-        """The samples' paths from the root on."""
-        refresh = options.get("refresh", False)
-        indices = find_remote_classes(store, ROOT, PREFIX, classes, cache=cache, refresh=refresh)[1]
-        return [path[len(ROOT) :] for path, _ in scan(store, indices, cache=cache, **options)]
 
-    def test_kept_classes_are_not_listed_again(self, store: Bucket, cache: IndexCache) -> None:
-        assert self.index(store, cache, ["bee"]) == self.ALL[1:3]
-        assert store.asked_since() == ["bee/", "folders "]
-        assert self.index(store, cache, ["bee", "ant"]) == self.ALL[:3]
-        assert store.asked_since() == ["ant/"]
-        assert self.index(store, cache) == self.ALL
-        assert store.asked_since() == ["cat/"]
-        store.put("ant/2.jpg", "dog/1.jpg")
-        for classes in (None, ["ant", "bee", "cat"], lambda names: names):
-            assert self.index(store, cache, classes) == self.ALL
-        assert self.index(store, cache, Subset(1, seed=3)) == self.ALL[1:3]
-        assert store.asked_since() == []
+def index(store: Any, cache: IndexCache, classes: Any = None, **options: Any) -> list[str]:
+    """The samples' paths from the root on."""
+    refresh = options.get("refresh", False)
+    indices = find_remote_classes(store, ROOT, PREFIX, classes, cache=cache, refresh=refresh)[1]
+    return [path[len(ROOT) :] for path, _ in scan(store, indices, cache=cache, **options)]
 
-    def test_refresh_lists_anew_and_is_kept(self, store: Bucket, cache: IndexCache) -> None:
-        self.index(store, cache)
-        store.put("ant/2.jpg", "cat/2.jpg")
-        assert self.index(store, cache, ["cat"], refresh=True) == ["cat/1.jpg", "cat/2.jpg"]
-        assert self.index(store, cache) == [*self.ALL, "cat/2.jpg"]  # others stay as they were
-        store.put("dog/1.jpg")
-        store.delete("bee/1.jpg", "bee/deep/2.PNG", "cat/2.jpg")
+
+def test_kept_classes_are_not_listed_again(store: Bucket, cache: IndexCache) -> None:
+    assert index(store, cache, ["bee"]) == ALL[1:3]
+    assert store.asked_since() == ["bee/", "folders "]
+    assert index(store, cache, ["bee", "ant"]) == ALL[:3]
+    assert store.asked_since() == ["ant/"]
+    assert index(store, cache) == ALL
+    assert store.asked_since() == ["cat/"]
+    store.put("ant/2.jpg", "dog/1.jpg")
+    for classes in (None, ["ant", "bee", "cat"], lambda names: names):
+        assert index(store, cache, classes) == ALL
+    assert index(store, cache, Subset(1, seed=3)) == ALL[1:3]
+    assert store.asked_since() == []
+    assert index(store, cache, ["dog"]) == ["dog/1.jpg"]  # a new class is found where it is asked for
+    assert index(store, cache) == [*ALL, "dog/1.jpg"]
+    with pytest.raises(OptionError, match=r"'elk'\. The folders there are: 'ant', 'bee', 'cat', 'dog'$"):
+        index(store, cache, ["elk"])
+
+
+def test_refresh_lists_anew_and_is_kept(store: Bucket, cache: IndexCache) -> None:
+    index(store, cache)
+    store.put("ant/2.jpg", "cat/2.jpg")
+    assert index(store, cache, ["cat"], refresh=True) == ["cat/1.jpg", "cat/2.jpg"]
+    assert index(store, cache) == [*ALL, "cat/2.jpg"]  # others stay as they were
+    store.put("dog/1.jpg")
+    for gone in ("bee/1.jpg", "bee/deep/2.PNG", "cat/2.jpg"):
+        del store.objects_by_key[PREFIX + gone]
+    store.asked.clear()
+    after = ["ant/1.jpg", "ant/2.jpg", "cat/1.jpg", "dog/1.jpg"]
+    assert index(store, cache, refresh=True) == after and len(store.asked_since()) == 5
+    assert index(store, cache) == after
+    assert store.asked_since() == ["bee/"]  # it is empty now, and that is not kept
+
+
+def test_emptiness_is_not_kept(cache: IndexCache) -> None:
+    store = Bucket(["cat/notes.txt"])
+    for _ in range(2):
+        with pytest.raises(FileNotFoundError, match=r"no valid file for the classes cat\. "):
+            index(store, cache, allow_empty=False)
+    store.put("cat/1.jpg")
+    assert index(store, cache) == ["cat/1.jpg"]
+    store.objects_by_key.clear()
+    for refresh in (True, False):
+        with pytest.raises(FileNotFoundError, match="any class folder"):
+            index(store, cache, refresh=refresh)
+    store.put("dog/1.jpg")
+    assert index(store, cache) == ["dog/1.jpg"]
+
+
+def test_each_store_prefix_and_choice_of_files_is_kept_for_itself(store: Bucket, cache: IndexCache) -> None:
+    ones = ["ant/1.jpg", "bee/1.jpg", "cat/1.jpg"]
+    for _ in range(2):
+        assert index(store, cache, extensions=".jpg") == ones
+        assert index(store, cache, extensions=(".png", ".txt")) == ["bee/notes.txt", "bee/deep/2.PNG"]
         store.asked.clear()
-        after = ["ant/1.jpg", "ant/2.jpg", "cat/1.jpg", "dog/1.jpg"]
-        assert self.index(store, cache, refresh=True) == after and len(store.asked_since()) == 5
-        assert self.index(store, cache) == after
-        assert store.asked_since() == ["bee/"]  # it is empty now, and that is not kept
+        assert index(store, cache, is_valid_file=lambda path: "1" in path) == ones
+        assert "ant/" in store.asked_since()  # a function's choice is not kept
+    other: Any = Bucket(["dog/1.jpg"])
+    other.name = "another"
+    assert index(other, cache, extensions=".jpg") == ["dog/1.jpg"]
+    other, url = Bucket(["elk/1.jpg"], prefix="else/"), "s3://bucket/else/"
+    classes = find_remote_classes(other, url, "else/", cache=cache)[1]
+    table, _ = scan_store(other, url, "else/", classes, extensions=".jpg", cache=cache)
+    assert list(table) == [(f"{url}elk/1.jpg", 0)]
 
-    def test_emptiness_is_not_kept(self, cache: IndexCache) -> None:
-        store = Bucket(["cat/notes.txt"])
-        for _ in range(2):
-            with pytest.raises(FileNotFoundError, match=r"no valid file for the classes cat\. "):
-                self.index(store, cache, allow_empty=False)
-        store.put("cat/1.jpg")
-        assert self.index(store, cache) == ["cat/1.jpg"]
-        store.objects_by_key.clear()
-        for refresh in (True, False):
-            with pytest.raises(FileNotFoundError, match="any class folder"):
-                self.index(store, cache, refresh=refresh)
-        store.put("dog/1.jpg")
-        assert self.index(store, cache) == ["dog/1.jpg"]
 
-    def test_a_new_class_is_found_where_it_is_asked_for(self, store: Bucket, cache: IndexCache) -> None:
-        self.index(store, cache)
-        store.put("dog/1.jpg")
-        assert self.index(store, cache, ["dog"]) == ["dog/1.jpg"]
-        assert self.index(store, cache) == [*self.ALL, "dog/1.jpg"]
-        with pytest.raises(OptionError, match=r"'elk'\. The folders there are: 'ant', 'bee', 'cat', 'dog'$"):
-            self.index(store, cache, ["elk"])
-
-    def test_each_store_prefix_and_choice_of_files_is_kept_for_itself(
-        self, store: Bucket, cache: IndexCache
-    ) -> None:
-        ones = ["ant/1.jpg", "bee/1.jpg", "cat/1.jpg"]
-        for _ in range(2):
-            assert self.index(store, cache, extensions=".jpg") == ones
-            assert self.index(store, cache, extensions=(".png", ".txt")) == [
-                "bee/notes.txt",
-                "bee/deep/2.PNG",
-            ]
-            store.asked.clear()
-            assert self.index(store, cache, is_valid_file=lambda path: "1" in path) == ones
-            assert "ant/" in store.asked_since()  # a function's choice is not kept
-        other: Any = Bucket(["dog/1.jpg"])
-        other.name = "another"
-        assert self.index(other, cache, extensions=".jpg") == ["dog/1.jpg"]
-        other, url = Bucket(["elk/1.jpg"], prefix="else/"), "s3://bucket/else/"
-        classes = find_remote_classes(other, url, "else/", cache=cache)[1]
-        table, _ = scan_store(other, url, "else/", classes, extensions=".jpg", cache=cache)
-        assert list(table) == [(f"{url}elk/1.jpg", 0)]
-
-    @pytest.mark.parametrize(
-        ("passed", "words"),
-        [(59, "less than a minute"), (60, "1 minute"), (7200, "2 hours"), (40 * 86400, "40 days"), (-9999, "less than a minute")],
-    )  # fmt: skip
-    def test_the_log_says_how_old_the_listing_is(
-        self, store: Bucket, cache: IndexCache, clock: list[int], caplog: Any, passed: int, words: str
-    ) -> None:
-        caplog.set_level(logging.INFO, "fastpipe.index")
-        self.index(store, cache, ["ant", "bee"])
-        assert caplog.messages == []
-        clock[0] += passed
-        self.index(store, cache)
-        assert [f"listed {words} ago" in message for message in caplog.messages] == [True, True]
-        assert "(3 in 2 of 3 classes); refresh=True" in caplog.messages[1]
+@pytest.mark.parametrize(
+    ("passed", "words"),
+    [(59, "less than a minute"), (60, "1 minute"), (7200, "2 hours"), (40 * 86400, "40 days"), (-9999, "less than a minute")],
+)  # fmt: skip
+def test_the_age_is_logged(store: Bucket, tmp_path: Path, caplog: Any, passed: int, words: str) -> None:
+    caplog.set_level(logging.INFO, "fastpipe.index")
+    before, after = (IndexCache(tmp_path, now=lambda at=at: at * 10**9) for at in (10**9, 10**9 + passed))  # type: ignore[misc]
+    index(store, before, ["ant", "bee"])
+    assert caplog.messages == []
+    index(store, after)
+    assert [f"listed {words} ago" in message for message in caplog.messages] == [True, True]
+    assert "(3 in 2 of 3 classes); refresh=True" in caplog.messages[1]

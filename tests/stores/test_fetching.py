@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from fastpipe.core.types import FetchedObject
-from fastpipe.options import Stage
 from fastpipe.stores import fetching
 from fastpipe.stores.fetching import Fetcher
 from fastpipe.stores.prefetch import Pace
-from fastpipe.stores.stage import StageFolder
 from fastpipe.stores.table import StageTable
 
 COUNT = 200
 
 
-def content(row: int) -> bytes:
-    return b"%06d" % row
-
-
 class Source:
     """A store that counts what it gives, and its listing."""
 
-    sizes = np.full(COUNT, 6, np.int64)
-
-    def __init__(self) -> None:
+    def __init__(self, users: Any) -> None:
+        self.content, self.sizes = users.content, np.full(COUNT, users.SIZE, np.int64)
         self.given: Counter[str] = Counter()
 
     def __len__(self) -> int:
@@ -47,37 +38,25 @@ class Source:
 
     def get(self, key: str, version: str) -> FetchedObject:
         self.given[key] += 1
-        return FetchedObject(content(int(key)), "")
+        return FetchedObject(self.content(int(key)), "")
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> Any:
-    def name(row: int) -> bytes:
-        return hashlib.blake2b(b"%d" % row, digest_size=16).digest()
-
-    table = StageFolder(Stage(tmp_path / "stage")).open_table(bytes(16), Source.sizes, name)
-    yield table
-    table.close()
-
-
-def make(table: StageTable) -> tuple[Fetcher, Source]:
-    source: Any = Source()
-    return Fetcher(source, source, table, Pace("auto")), source
+def table(users: Any) -> StageTable:
+    return users.open(limit=1 << 30, rows=COUNT)  # type: ignore[no-any-return]
 
 
 @pytest.fixture
-def one_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def source(users: Any) -> Any:
+    return Source(users)
+
+
+def test_a_thread_waits_where_too_much_is_unwritten(table: StageTable, source: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(fetching, "available_cpus", lambda: 1)
-
-
-def test_a_thread_waits_where_too_much_is_unwritten(
-    table: StageTable, one_cpu: None, monkeypatch: Any
-) -> None:
     monkeypatch.setattr(fetching, "_MOST_UNWRITTEN", 1)
-    fetcher, _ = make(table)
+    fetcher, is_given = Fetcher(source, source, table, Pace("auto")), threading.Event()
     with fetcher._writing:
         fetcher.fetch(0, lambda data: None)
-        is_given = threading.Event()
         waiting = threading.Thread(target=fetcher.fetch, args=(1, lambda data: is_given.set()))
         waiting.start()
         is_given.wait()
@@ -87,10 +66,11 @@ def test_a_thread_waits_where_too_much_is_unwritten(
 
 
 @pytest.mark.parametrize("cpus", [1, 4])
-def test_many_threads_stage_each_object_once(table: StageTable, cpus: int, monkeypatch: Any) -> None:
+def test_many_threads_stage_each_object_once(
+    table: StageTable, source: Any, cpus: int, users: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fetching, "available_cpus", lambda: cpus)
-    fetcher, source = make(table)
-    keep, kept = table.keep, Counter[int]()
+    fetcher, keep, kept = Fetcher(source, source, table, Pace("auto")), table.keep, Counter[int]()
 
     def counted(row: int, data: bytes) -> bool:
         kept[row] += 1
@@ -101,18 +81,17 @@ def test_many_threads_stage_each_object_once(table: StageTable, cpus: int, monke
     random.Random(0).shuffle(rows)
     with ThreadPoolExecutor(12) as pool:
         found = list(pool.map(lambda row: fetcher.fetch(row, (lambda data: None) if row % 5 else None), rows))
-    assert found == [content(row) for row in rows]
+    assert found == [users.content(row) for row in rows]
     assert kept == Counter(range(COUNT)) and source.given == Counter(map(str, range(COUNT)))
     assert not fetcher._unwritten
-    assert [table.read(row) for row in range(COUNT)] == [content(row) for row in range(COUNT)]
+    assert [table.read(row) for row in range(COUNT)] == [users.content(row) for row in range(COUNT)]
 
 
-def test_an_object_that_cannot_be_downloaded_stays_unclaimed(table: StageTable, monkeypatch: Any) -> None:
-    def get(source: Source, key: str, version: str) -> FetchedObject:
+def test_an_object_that_cannot_be_downloaded_stays_unclaimed(table: StageTable, source: Any) -> None:
+    def get(key: str, version: str) -> FetchedObject:
         raise FileNotFoundError(key)
 
-    monkeypatch.setattr(Source, "get", get)
-    fetcher, _ = make(table)
+    fetcher, source.get = Fetcher(source, source, table, Pace("auto")), get
     with pytest.raises(FileNotFoundError):
         fetcher.fetch(3, lambda data: None)
     with table.claim(3, 0.0) as is_free:

@@ -67,8 +67,8 @@ def test_names_stand_for_store_key_version_and_size() -> None:
         ("store", PREFIX, ("a/c", 1, "v")), ("store", PREFIX, ("a/b", 11, "v")), ("store", PREFIX, ("a/b", 1, "w")),
         ("store", PREFIX, ("a/b", 1, "")), ("store", PREFIX, ("a/bv", 1, "")), ("storet", "rain/", ("a/b", 1, "v")),
     ]  # fmt: skip
-    names = [listing_of([one], prefix=prefix).name(0, store) for store, prefix, one in named]
-    assert {len(name) for name in names} == {16} and len(set(names)) == len(named)
+    names = {listing_of([one], prefix=prefix).name(0, store) for store, prefix, one in named}
+    assert set(map(len, names)) == {16} and len(names) == len(named)
     # They do not depend on how a key is split or where its row is; stages that exist are found by them.
     whole = listing_of([("train/a/b", 1, "v")], "s3://bucket/", "")
     part = listing_of([("x", 5, "y"), ("a/b", 1, "v")])
@@ -85,7 +85,7 @@ def test_the_digest_stands_for_everything() -> None:
         ([("a", 1, "v"), ("b", 2, "w")], ROOT, "other/"), ([], ROOT, PREFIX),
     ]  # fmt: skip
     digests = [listing_of(*one).digest for one in several]
-    assert {len(digest) for digest in digests} == {16} and len(set(digests)) == len(several)
+    assert set(map(len, digests)) == {16} and len(set(digests)) == len(several)
     assert listing_of(*several[0]).digest == digests[0]
 
 
@@ -110,57 +110,44 @@ def content(found: dict[str, KeptRows]) -> Any:
     ]  # fmt: skip
 
 
-def rewritten(path: Path, **members: Any) -> None:
-    """Put other arrays into a kept file, with checksums that fit."""
+def damage(cache: ListingCache, name: str, change: Callable[[Any], Any]) -> None:
+    """Change an array of the kept file, or what it says ``about`` itself; its checksums fit."""
+    (path,) = cache.path.iterdir()
     with np.load(path) as file:
-        arrays = {**file, **members}
+        arrays = dict(file)
+    if name == "about":
+        about = json.loads(arrays[name].tobytes())
+        change(about)
+        arrays[name] = np.frombuffer(json.dumps(about).encode(), dtype=np.uint8)
+    else:
+        arrays[name] = change(arrays[name])
     np.savez(path, **arrays)
 
 
-def array_changed(name: str, change: Callable[[Any], Any]) -> Callable[[Path], None]:
-    return lambda path: rewritten(path, **{name: change(np.load(path)[name])})
-
-
-def folder_changed(at: int, value: Any) -> Callable[[Path], None]:
-    """Change what a kept file says of its second folder."""
-    return with_json(lambda about: about["folders"][1].__setitem__(at, value))
-
-
-def with_json(change: Callable[[Any], object]) -> Callable[[Path], None]:
-    def damage(path: Path) -> None:
-        about = json.loads(np.load(path)["about"].tobytes())
-        change(about)
-        rewritten(path, about=np.frombuffer(json.dumps(about).encode(), dtype=np.uint8))
-
-    return damage
-
-
-DAMAGE: dict[str, Callable[[Path], object]] = {
-    "cut off": lambda path: path.write_bytes(path.read_bytes()[:-30]),
-    "a byte": lambda path: path.write_bytes(path.read_bytes().replace("é.jpg".encode(), b"ee.jpg")),
-    "paths that are not UTF-8": array_changed("paths", lambda array: array | 0x80),
-    "short paths": array_changed("paths", lambda array: array[1:]),
-    "versions that are not UTF-8": array_changed("versions", lambda array: array | 0x80),
-    "negative lengths": array_changed("path_lengths", lambda array: -array),
-    "a version less": array_changed("version_lengths", lambda array: array[:2]),
-    "sizes of floats": array_changed("sizes", lambda array: array.astype(float)),
-    "a size less": array_changed("sizes", lambda array: array[1:]),
-    "another version": with_json(lambda about: about["key"].__setitem__(1, 0)),
-    "another store": with_json(lambda about: about["key"].__setitem__(2, "other")),
-    "a folder less": with_json(lambda about: about["folders"].pop()),
-    "a count too high": folder_changed(2, 2),
-    "a negative count": folder_changed(2, -1),
-    "a count that is none": folder_changed(2, "1"),
-    "a name that is none": folder_changed(0, 7),
-    "a time that is none": folder_changed(1, "now"),
+# Besides those of every cache, see tests/contracts/test_caches.py.
+DAMAGE: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "paths that are not UTF-8": ("paths", lambda array: array | 0x80),
+    "short paths": ("paths", lambda array: array[1:]),
+    "versions that are not UTF-8": ("versions", lambda array: array | 0x80),
+    "negative lengths": ("path_lengths", lambda array: -array),
+    "a version less": ("version_lengths", lambda array: array[:2]),
+    "sizes of floats": ("sizes", lambda array: array.astype(float)),
+    "a size less": ("sizes", lambda array: array[1:]),
+    "another version": ("about", lambda about: about["key"].__setitem__(1, 0)),
+    "another store": ("about", lambda about: about["key"].__setitem__(2, "other")),
+    "a folder less": ("about", lambda about: about["folders"].pop()),
+    "a count too high": ("about", lambda about: about["folders"][1].__setitem__(2, 2)),
+    "a negative count": ("about", lambda about: about["folders"][1].__setitem__(2, -1)),
+    "a count that is none": ("about", lambda about: about["folders"][1].__setitem__(2, "1")),
+    "a name that is none": ("about", lambda about: about["folders"][1].__setitem__(0, 7)),
+    "a time that is none": ("about", lambda about: about["folders"][1].__setitem__(1, "now")),
 }
 
 
 @pytest.mark.parametrize("name", DAMAGE)
 def test_a_damaged_listing_is_not_used(cache: ListingCache, name: str) -> None:
     cache.save(KEY, FOUND)
-    (path,) = cache.path.iterdir()
-    DAMAGE[name](path)
+    damage(cache, *DAMAGE[name])
     assert cache.load(KEY) == {}
     cache.save(KEY, FOUND)
     assert content(cache.load(KEY)) == content(FOUND)
@@ -170,8 +157,7 @@ def test_a_damaged_listing_is_not_used(cache: ListingCache, name: str) -> None:
 def test_damaged_names_of_folders_are_not_used(cache: ListingCache, folders: Any) -> None:
     cache.save_folders("store", PREFIX, KeptFolders(7, ["cat"]))
     assert cache.load_folders("store", PREFIX) == KeptFolders(7, ["cat"])
-    (path,) = cache.path.iterdir()
-    with_json(lambda about: about.__setitem__("folders", folders))(path)
+    damage(cache, "about", lambda about: about.__setitem__("folders", folders))
     assert cache.load_folders("store", PREFIX) is None
 
 

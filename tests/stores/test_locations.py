@@ -12,42 +12,30 @@ from fastpipe.core.files import is_url
 from fastpipe.errors import OptionError
 from fastpipe.stores.locations import Location
 
-URLS = ["s3://bucket", "S3://bucket/x", "gs://b/x", "memory://x", "file:///data", "abfs://c@a.dfs.x/y"]
-PATHS = ["/data", "data", "C:\\x", "c://x", "a:/b", "", ".", "//host/x", "/a/s3://b"]
-
 
 def test_urls_are_distinguished_from_paths() -> None:
-    assert all(map(is_url, URLS))
-    assert not any(is_url(path) or is_url(Path(path)) for path in PATHS)
+    urls = ["s3://bucket", "S3://bucket/x", "gs://b/x", "memory://x", "file:///data", "abfs://c@a.dfs.x/y"]
+    paths = ["/data", "data", "C:\\x", "c://x", "a:/b", "", ".", "//host/x", "/a/s3://b"]
+    assert all(map(is_url, urls)) and not any(is_url(path) or is_url(Path(path)) for path in paths)
 
 
 @pytest.mark.parametrize(
     ("url", "root", "bucket", "prefix"),
     [
-        ("s3://bucket", "s3://bucket/", "bucket", ""),
-        ("s3://bucket/", "s3://bucket/", "bucket", ""),
+        ("s3://bucket", "s3://bucket/", "bucket", ""), ("s3://bucket/", "s3://bucket/", "bucket", ""),
         ("S3://Bucket/Train//", "s3://Bucket/Train/", "Bucket", "Train/"),
         ("s3://bucket//x", "s3://bucket//x/", "bucket", "/x/"),
-        ("s3://bucket/a b%20?#c", "s3://bucket/a b%20?#c/", "bucket", "a b%20?#c/"),
         ("https://host:8080/x", "https://host:8080/x/", "host:8080", "x/"),
-        ("file:///data/x", "file:///data/x/", "", "data/x/"),
-        ("memory://x/y", "memory://x/y/", "x", "y/"),
-        ("abfs://box@me.dfs.core.windows.net/x", "abfs://box@me.dfs.core.windows.net/x/",
-         "box@me.dfs.core.windows.net", "x/"),
-        ("/data/x/", "/data/x/", "/data/x", ""),
-        ("/", "/", "/", ""),
+        ("file:///data/x", "file:///data/x/", "", "data/x/"), ("memory://x/y", "memory://x/y/", "x", "y/"),
+        ("abfs://box@me.dfs.x/x", "abfs://box@me.dfs.x/x/", "box@me.dfs.x", "x/"),
+        ("/data/x/", "/data/x/", "/data/x", ""), ("/", "/", "/", ""),
     ],
 )  # fmt: skip
 def test_a_location_has_a_bucket_and_a_prefix(url: str, root: str, bucket: str, prefix: str) -> None:
     location = Location.of(url)
     assert (location.root, location.bucket, location.prefix) == (root, bucket, prefix)
     assert Location.of(location.root) == location
-
-
-def test_a_relative_folder_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert Location.of("x").root == f"{tmp_path}/x/"
-    assert Location.of(Path("x")) == Location.of("x")
+    assert Location.of("x") == Location.of(Path("x")) == Location.of(f"{Path.cwd()}/x/")
 
 
 @given(st.text(min_size=1), st.sampled_from(["s3://bucket/train", "file:///data", "/data/x", "memory://m"]))
@@ -60,27 +48,24 @@ def test_keys_are_those_of_paths(key: str, root: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "message"),
+    ("message", "urls"),
     [
-        ("s3://key:hunter2@bucket/x", "has credentials in it"),
-        ("s3://hunter2@bucket", "has credentials in it"),
-        ("https://me:hunter2@host/x", "has credentials in it"),
-        ("sftp://me:hunter2@host/x", "has credentials in it"),
-        ("abfs://me:hunter2@account.x/y", "has credentials in it"),
-        ("https://host/x?sig=hunter2", r"must end before its '\?'"),
-        ("https://host?sig=hunter2", r"must end before its '\?'"),
-        ("s3://", "names no bucket"),
-        ("s3:///x", "names no bucket"),
-        ("s3://bucket/x.h5?versionId=3", "names one version"),
-        ("simplecache::s3://b/k", "chain of file systems"),
-        ("zip://a.csv::s3://b/x.zip", "chain of file systems"),
-        ("filecache::zip://*.png::file:///x.zip", "chain of file systems"),
+        ("has credentials in it", [
+            "s3://key:hunter2@bucket/x", "s3://hunter2@bucket", "https://me:hunter2@host/x",
+            "sftp://me:hunter2@host/x", "abfs://me:hunter2@account.x/y",
+        ]),
+        (r"must end before its '\?'", ["https://host/x?sig=hunter2", "https://host?sig=hunter2"]),
+        ("names no bucket", ["s3://", "s3:///x"]), ("names one version", ["s3://bucket/x.h5?versionId=3"]),
+        ("chain of file systems", [
+            "simplecache::s3://b/k", "zip://a.csv::s3://b/x.zip", "filecache::zip://*.png::file:///x.zip",
+        ]),
     ],
-)
-def test_urls_that_cannot_work_are_refused_without_their_secrets(url: str, message: str) -> None:
-    with pytest.raises(OptionError, match=message) as caught:
-        Location.of(url)
-    assert "hunter2" not in str(caught.value)
+)  # fmt: skip
+def test_urls_that_cannot_work_are_refused_without_their_secrets(message: str, urls: list[str]) -> None:
+    for url in urls:
+        with pytest.raises(OptionError, match=message) as caught:
+            Location.of(url)
+        assert "hunter2" not in str(caught.value)
 
 
 ARN = "arn:aws:s3:us-west-2:123456789012:accesspoint"

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import shutil
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,15 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from fastpipe.core.locks import LockFile, open_file_locks_are_possible
 from fastpipe.errors import StageError
-from fastpipe.options import Stage
 from fastpipe.stores import stage as module
 from fastpipe.stores import table as files
-from fastpipe.stores.stage import Ledger, StageFolder
+from fastpipe.stores.stage import Ledger
 from fastpipe.stores.table import StageTable
 
 pytestmark = pytest.mark.skipif(
@@ -30,20 +25,13 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def test_a_kept_object_is_read_by_all_and_stays(users: Any) -> None:
-    one, other = users.open(), users.open()
-    assert one.read(3) is None and not other.has(3)
-    assert one.keep(3, users.content(3)) and other.keep(3, users.content(3))
-    assert users.nbytes() == users.SIZE  # it counts once
-    assert other.has(3) and other.read(3) == users.content(3)
-    assert Path(other._folder.object_path(users.name_of(3))).read_bytes() == users.content(3)
-    np.testing.assert_array_equal(one.have(np.array([2, 3])), [False, True])
-    assert users.open().read(3) == users.content(3)
-    assert users.path.stat().st_mode & 0o777 == 0o700
-
-
-def test_another_listing_finds_the_same_object_and_another_store_does_not(users: Any) -> None:
-    users.keep(users.open(), 1)
+# Besides tests/contracts/test_caches.py.
+def test_an_object_counts_once_and_another_listing_finds_it_and_another_store_does_not(users: Any) -> None:
+    one, same = users.open(), users.open()
+    assert one.keep(1, users.content(1)) and same.keep(1, users.content(1))
+    assert users.nbytes() == users.SIZE
+    assert Path(same._folder.object_path(users.name_of(1))).read_bytes() == users.content(1)
+    np.testing.assert_array_equal(one.have(np.array([1, 2])), [True, False])
     other = users.open_other()
     assert not other.has(1) and other.read(1) == users.content(1) and other.has(1)
     elsewhere = users.open(name_of=users.name_elsewhere)
@@ -87,19 +75,9 @@ def test_a_limit_is_each_users_own(users: Any) -> None:
     assert len(users.kept(users.open(limit=450))) == 4 == len(users.files())  # holds from the opening on
 
 
-def test_a_claim_is_had_by_one_at_a_time(users: Any) -> None:
+def test_a_claim_is_had_by_one_at_a_time_and_one_that_waited_finds_the_object(users: Any) -> None:
     one, other = users.open(), users.open()
     byte = other._folder.claim_byte(users.name_of(1))
-    with one.claim(1, 0.0) as is_ours:
-        assert is_ours
-        with other.claim(1, 0.01) as waited_in_vain, other.claim(2, 0.0) as is_another:
-            assert waited_in_vain and is_another
-            assert not other._folder.locks.take(byte)
-    assert other._folder.locks.take(byte)
-
-
-def test_a_claim_that_waited_finds_the_object(users: Any) -> None:
-    one, other = users.open(), users.open()
     found: list[bool] = []
     begun = threading.Event()
 
@@ -107,6 +85,14 @@ def test_a_claim_that_waited_finds_the_object(users: Any) -> None:
         begun.set()
         with table.claim(1, 60.0) as is_ours:
             found.append(is_ours)
+
+    with one.claim(1, 0.0) as is_ours:
+        assert is_ours
+        with other.claim(1, 0.01) as waited_in_vain, other.claim(2, 0.0) as is_another:
+            assert waited_in_vain and is_another
+            assert not other._folder.locks.take(byte)
+    assert other._folder.locks.take(byte)
+    other._folder.locks.release(byte)
 
     for table in (one, other):  # a thread of the same process, and what stands for another process
         begun.clear()
@@ -144,8 +130,7 @@ def test_a_closed_table_is_empty_and_warns_of_nothing(users: Any, caplog: pytest
     users.keep(table, 1)
     with table.claim(1, 0.0):
         table.close()
-    assert not table.has(1) and table.read(1) is None and not table.have(np.arange(3)).any()
-    assert not users.keep(table, 2)
+    assert not table.have(np.arange(3)).any() and not users.kept(table) and not users.keep(table, 2)
     with table.claim(3, 0.0) as is_ours:
         assert is_ours
     users.follow(table, [])
@@ -156,13 +141,9 @@ def test_a_closed_table_is_empty_and_warns_of_nothing(users: Any, caplog: pytest
 # ---- faults ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("of", "name", "code"),
-    [(os, "write", errno.ENOSPC), (files, "_rename", errno.EROFS)],
-    ids=["full", "read-only"],
-)
-def test_a_disk_that_cannot_be_written_is_one_warning(
-    users: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any, of: Any, name: str, code: int
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EDQUOT])
+def test_a_disk_that_cannot_be_written_is_one_warning_and_without_a_table_an_error(
+    users: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any, code: int
 ) -> None:
     def refuse(*_: object) -> int:
         raise OSError(code, os.strerror(code))
@@ -170,39 +151,18 @@ def test_a_disk_that_cannot_be_written_is_one_warning(
     table = users.open()
     users.keep(table, 0)
     with monkeypatch.context() as patched:
-        patched.setattr(of, name, refuse)
+        patched.setattr(*((files, "_rename") if code == errno.EROFS else (os, "write")), refuse)
         assert not users.keep(table, *range(1, 20))
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert os.strerror(code) in caplog.text
     assert users.kept(table) == [0] and users.nbytes() == users.SIZE and not users.unfinished()
-
-
-def test_a_file_that_a_limit_of_the_system_cuts_off_is_not_kept(users: Any, in_child: Any) -> None:
-    table = users.open()
-    users.keep(table, 1)
-
-    def child() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (users.SIZE // 2, users.SIZE // 2))
-        assert not users.keep(table, 2, 3, 4) and users.kept(table) == [1]
-
-    in_child(child)
-    assert users.kept(table) == [1] and users.nbytes() == users.SIZE and not users.unfinished()
-
-
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EDQUOT])
-def test_a_disk_without_room_for_the_table_is_an_error(users: Any, monkeypatch: Any, code: int) -> None:
-    def full(*_: object) -> None:
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
     with pytest.raises(StageError, match=os.strerror(code)):
-        users.open()
+        users.open_other()
 
 
 @pytest.mark.parametrize("count", [1, 10])
-def test_a_folder_that_vanished_is_one_warning(
-    users: Any, caplog: pytest.LogCaptureFixture, count: int
-) -> None:
+def test_a_folder_that_vanished_is_one_warning(users: Any, caplog: Any, count: int) -> None:
     table = users.open()
     users.keep(table, *range(count))
     users.follow(table, [50] * count)
@@ -224,27 +184,6 @@ def test_a_folder_that_is_moved_is_used_on(users: Any, tmp_path: Path) -> None:
     assert users.keep(table, 1) == [1] and len(users.files()) == 1
 
 
-def test_a_link_or_an_open_folder_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "real").mkdir(mode=0o700)
-    (tmp_path / "fastpipe-stage").symlink_to("real")
-    with pytest.raises(StageError, match="is a link"):
-        StageFolder(Stage(tmp_path))
-    (tmp_path / "real" / "fastpipe-stage").mkdir()
-    (tmp_path / "real" / "fastpipe-stage").chmod(0o755)
-    with pytest.raises(StageError, match="chmod 700"):
-        StageFolder(Stage(tmp_path / "real"))
-
-
-def test_a_stage_in_use_is_not_cleared(users: Any) -> None:
-    table = users.open_full()
-    folder = StageFolder(Stage(users.folder))
-    with pytest.raises(StageError, match="in use"):
-        folder.clear()
-    table.close()
-    folder.clear()
-    assert folder.usage()[:2] == (0, 0) and not users.files()
-
-
 # ---- the count of bytes --------------------------------------------------------------------------------
 
 
@@ -258,67 +197,14 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
     ledger._lock.close()
 
 
-ledger_steps = st.tuples(
-    st.integers(0, 1), st.sampled_from(["reserve", "keep", "free", "remove"]), st.integers(0, 60)
-)
-
-
-@given(st.lists(ledger_steps, max_size=60))
-@example([(0, "reserve", 60), (1, "reserve", 41), (1, "reserve", 40), (0, "keep", 0), (1, "free", 0)])
-def test_the_count_is_the_sum_and_never_above_the_limit(steps: list[tuple[int, str, int]]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        ledgers = [Ledger(LockFile(f"{folder}/locks")) for _ in range(2)]
-        ledgers[0].reset(0)
-        writing: tuple[list[int], list[int]] = ([], [])
-        kept: list[int] = []
-        numbers = set()
-        for which, step, nbytes in steps:
-            ledger, mine = ledgers[which], writing[which]
-            held = sum(kept) + sum(map(sum, writing))
-            if step == "reserve":
-                number = ledger.reserve(nbytes, 100)
-                assert (number >= 0) == (held + nbytes <= 100) and number not in numbers
-                if number >= 0:
-                    numbers.add(number)
-                    mine.append(nbytes)
-            elif step == "keep" and mine:
-                kept.append(mine.pop())
-                ledger.written()
-            elif step == "free" and mine:
-                ledger.written(mine.pop())
-            elif step == "remove" and kept:
-                ledger.remove()
-                ledger.removed(kept.pop())
-            assert ledger.nbytes == sum(kept) + sum(map(sum, writing)) <= 100
-        for ledger, mine in zip(ledgers, writing, strict=True):
-            while mine:
-                ledger.written(mine.pop())
-        assert (ledgers[0].nbytes, ledgers[0].is_reliable) == (sum(kept), True)
-        for ledger in ledgers:
-            ledger._lock.close()
-
-
-@pytest.mark.parametrize("step", [lambda it: it.reserve(1, 100), Ledger.remove, Ledger.mark_uncertain])
-def test_a_count_that_was_not_ended_is_not_reliable(ledger: Ledger, step: Callable[[Ledger], object]) -> None:
-    step(ledger)
+def test_a_count_that_was_not_ended_or_of_another_boot_is_unreliable(ledger: Any, monkeypatch: Any) -> None:
+    for step in (lambda: ledger.reserve(1, 100), ledger.remove, ledger.mark_uncertain):
+        step()
+        assert not ledger.is_reliable
+        ledger.reset(5)
+        assert (ledger.nbytes, ledger.is_reliable) == (5, True)
+    monkeypatch.setattr(module, "_boot", lambda: 1)  # the machine has crashed meanwhile
     assert not ledger.is_reliable
-    ledger.reset(5)
-    assert (ledger.nbytes, ledger.is_reliable) == (5, True)
-
-
-def test_a_count_before_a_crash_of_the_machine_is_not_reliable(ledger: Ledger, monkeypatch: Any) -> None:
-    monkeypatch.setattr(module, "_boot", lambda: 1)
-    assert not ledger.is_reliable
-
-
-@pytest.mark.parametrize("left", [0, 20])
-def test_a_count_that_was_cut_off_ends_only_keeping(ledger: Ledger, tmp_path: Path, left: int) -> None:
-    ledger.reset(50)
-    os.truncate(tmp_path / "locks", left)
-    assert ledger.reserve(1, 100) < 0
-    ledger.removed(1)
-    ledger.mark_uncertain()
-    assert ledger.nbytes == 0 and not ledger.is_reliable
 
 
 def test_processes_count_together(ledger: Ledger, forked: Callable[[Callable[[], object]], int]) -> None:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from fastpipe.core.locks import open_file_locks_are_possible
 from fastpipe.core.sample_tables import FrozenSamples, offsets_of, pack_paths
@@ -67,22 +64,16 @@ class Copies:
         return list((self.place / "stage/fastpipe-stage/writing").iterdir())
 
 
-@settings(max_examples=15)
-@given(st.integers(0, 5 * PART), st.integers(1, 5))
-@example(0, 1)
-@example(1, 2)
-@example(PART - 1, 2)
-@example(PART, 2)
-@example(PART + 1, 2)
-@example(3 * PART - 1, 2)
-@example(3 * PART + 1, 2)
-def test_a_file_of_any_size_is_copied_once(size: int, connections: int) -> None:
-    with tempfile.TemporaryDirectory() as name:
-        copies = Copies(Path(name), [size])
-        assert copies.copy(connections=connections) == (content(size), True)
-        assert copies.copy() == (content(size), False)
-        assert not copies.unfinished()
-        copies.table.close()
+@pytest.mark.parametrize("connections", [1, 2, 5])
+def test_a_file_of_any_size_is_copied_once(tmp_path: Path, connections: int) -> None:
+    edges = [0, 1, PART - 1, PART, PART + 1, 3 * PART - 1, 3 * PART + 1, 5 * PART]
+    sizes = [*edges, *np.random.default_rng(connections).integers(0, 5 * PART, 5).tolist()]
+    copies = Copies(tmp_path, sizes)
+    for row, size in enumerate(sizes):
+        assert copies.copy(row, connections=connections) == (content(size), True)
+        assert copies.copy(row) == (content(size), False)
+    assert not copies.unfinished()
+    copies.table.close()
 
 
 def test_a_failure_leaves_nothing(tmp_path: Path) -> None:

@@ -10,20 +10,10 @@ import numpy.typing as npt
 from fastpipe.core.extras import require
 from fastpipe.core.types import Box, Size
 
-__all__ = ["ArrayImage"]
-
 
 class ArrayImage:
-    """A :class:`fastpipe.core.types.EncodedImage` over an array, which remembers what it was asked for.
-
-    Args:
-        pixels: uint8 (H, W, 3).
-
-    Attributes:
-        pixels: those pixels.
-        size: their height and width.
-        regions: the boxes that were decoded, in order.
-        wholes: how often the whole image was.
+    """An :class:`fastpipe.core.types.EncodedImage` over uint8 (H, W, 3), which remembers what it was asked for:
+    ``regions`` are the boxes that were decoded, in order, and ``wholes`` is how often the whole image was.
 
     >>> image = ArrayImage(np.zeros((4, 5, 3), np.uint8))
     >>> image.region(Box(1, 2, 3, 2)).shape, image.regions
@@ -32,19 +22,16 @@ class ArrayImage:
 
     def __init__(self, pixels: npt.NDArray[np.uint8]) -> None:
         self.pixels = pixels
-        self.size = Size(pixels.shape[0], pixels.shape[1])
+        self.size = Size(*pixels.shape[:2])
         self.regions: list[Box] = []
         self.wholes = 0
 
     def region(self, box: Box) -> npt.NDArray[np.uint8]:
         """Decode a rectangle, which must lie inside the image."""
-        inside = box.top + box.height <= self.size.height and box.left + box.width <= self.size.width
-        if min(box.top, box.left) < 0 or min(box.height, box.width) < 1 or not inside:
-            raise AssertionError(f"{box} does not lie inside of {self.size}")
+        bottom, right = box.top + box.height, box.left + box.width
+        assert 0 <= box.top < bottom <= self.size.height and 0 <= box.left < right <= self.size.width, box
         self.regions.append(box)
-        return np.ascontiguousarray(
-            self.pixels[box.top : box.top + box.height, box.left : box.left + box.width]
-        )
+        return np.ascontiguousarray(self.pixels[box.top : bottom, box.left : right])
 
     def rows(self, top: int, count: int) -> None:
         """Nothing is decoded beforehand."""
@@ -56,15 +43,12 @@ class ArrayImage:
         """There is no file."""
 
     def give(self, box: Box, pixels: npt.NDArray[np.uint8]) -> None:
-        """Take pixels in the place of its own."""
         raise AssertionError("an image without a file is decoded by nobody")
 
     def info(self) -> dict[Any, Any]:
-        """What a file says beside its pixels."""
         return {"comment": b"from the file"}
 
     def pil(self) -> Any:
-        """The whole image as Pillow has it."""
         self.wholes += 1
         image = require("PIL.Image", extra="image").fromarray(self.pixels)
         image.info.update(self.info())

@@ -3,23 +3,43 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
 from benchmarks.lines import markdown
 from fastpipe.bench.report import print_result, short_markdown
 from fastpipe.bench.results import load
+from fastpipe.bench.runner import Sample
 
-__all__ = ["Run", "checked_result", "rated"]
 
-
-class Run:
+class Run(NamedTuple):
     """A finished command: its exit code, what it printed, what it said, and the folder of its files."""
 
-    def __init__(self, code: int, printed: str, said: str, folder: Path) -> None:
-        self.code, self.printed, self.said, self.folder = code, printed, said, folder
+    code: int
+    printed: str
+    said: str
+    folder: Path
+
+
+def ran(folder: Path, *command: object, **environment: str) -> Run:
+    """Run Python with a command that is to write all files to a folder."""
+    given = [
+        sys.executable,
+        *map(str, command),
+        "--json",
+        str(folder / "r.json"),
+        "--plot",
+        str(folder / "r.png"),
+    ]
+    done = subprocess.run(
+        given, capture_output=True, text=True, check=False, env={**os.environ, **environment}
+    )
+    return Run(done.returncode, done.stdout, done.stderr, folder)
 
 
 def checked_result(run: Run, *secrets: Path, rounds: int = 1) -> dict[str, Any]:
@@ -51,6 +71,4 @@ def checked_result(run: Run, *secrets: Path, rounds: int = 1) -> dict[str, Any]:
 
 def rated(*rates: float) -> list[Any]:
     """Samples of these rates, one a round."""
-    from fastpipe.bench.runner import Sample
-
     return [Sample(number, 100, 100 / rate) for number, rate in enumerate(rates)]

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["ManualClock"]
-
 
 class ManualClock:
     """In the place of ``time.perf_counter``, or of the module ``time``.
-
-    Attributes:
-        now: seconds.
 
     >>> clock = ManualClock()
     >>> clock.now += 2
@@ -25,9 +20,7 @@ class ManualClock:
         return self.now
 
     def perf_counter(self) -> float:
-        """The same."""
         return self.now
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass."""
         self.now += seconds

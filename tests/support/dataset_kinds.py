@@ -23,8 +23,6 @@ from fastpipe import FastHDF5Dataset, FastImageFolder, FastPatchDataset
 from fastpipe.bench.synthetic import photo_tree
 from fastpipe.sampling import Grid, Uniform
 
-__all__ = ["KINDS", "RANDOM", "STEADY", "H5pyRows", "Kind", "noise"]
-
 STEADY = transforms.Compose([transforms.Resize(40), transforms.CenterCrop(32), transforms.ToTensor()])
 RANDOM = transforms.Compose(
     [transforms.RandomResizedCrop(24), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
@@ -36,14 +34,15 @@ class H5pyRows(Dataset[Any]):
 
     def __init__(self, paths: Any, keys: Any, sample_dims: int = 1) -> None:
         self.paths = [paths] if isinstance(paths, (str, Path)) else list(paths)
-        self.keys = keys
-        names = (
-            [keys] if isinstance(keys, str) else list(keys.values() if isinstance(keys, Mapping) else keys)
+        self.keys, self.leads = keys, []
+        first = (
+            keys
+            if isinstance(keys, str)
+            else next(iter(keys.values() if isinstance(keys, Mapping) else keys))
         )
-        self.leads = []
         for path in self.paths:
             with h5py.File(path, "r") as file:
-                self.leads.append(file[names[0]].shape[:sample_dims])
+                self.leads.append(file[first].shape[:sample_dims])
         self.ends = np.cumsum([int(np.prod(lead)) for lead in self.leads])
 
     def __len__(self) -> int:
@@ -234,22 +233,22 @@ def _patches(volume: str, labels: str | None = None) -> Callable[..., FastPatchD
     return make
 
 
-def _within(place: tuple[int, ...]) -> list[int]:
-    def touches(start: tuple[int, ...]) -> bool:
-        sides = zip(start, PATCH, place, CHUNK, strict=True)
-        return all(at < low + long and low < at + side for at, side, low, long in sides)
-
-    return [index for index, start in enumerate(STARTS) if touches(start)]
+def _in_second_chunk() -> list[int]:
+    """The patches that touch the chunk that is the second in each dimension."""
+    return [
+        index for index, start in enumerate(STARTS)
+        if all(at < 2 * long and long < at + side for at, side, long in zip(start, PATCH, CHUNK, strict=True))
+    ]  # fmt: skip
 
 
 def _bad_object(folder: Path) -> list[int]:
     (folder / "x.zarr/c/1/1/1").write_bytes(b"damaged")
-    return _within((4, 4, 8))
+    return _in_second_chunk()
 
 
 def _bad_labels(folder: Path) -> list[int]:
-    _overwrite(folder / "x.h5", "labels", (4, 4, 8))
-    return _within((4, 4, 8))
+    _overwrite(folder / "x.h5", "labels", CHUNK)
+    return _in_second_chunk()
 
 
 def _with(make: Callable[..., Any], **fixed: Any) -> Callable[..., Any]:
@@ -268,7 +267,7 @@ KINDS: dict[str, Kind] = {
     "images of a table": Kind(
         _photos,
         lambda folder, **options: FastImageFolder.from_samples(_table(folder), **{"transform": STEADY, **options}),
-        lambda folder: OwnImages(_table(folder), STEADY), {"transform": RANDOM},
+        lambda folder: OwnImages(_table(folder), STEADY), {"transform": RANDOM}, _no_images,
     ),
     "images, staged": Kind(_photos, _staged(_images), _stock_images, {"transform": RANDOM}),
     "images, remote": Kind(

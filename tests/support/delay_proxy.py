@@ -24,14 +24,15 @@ from collections import deque
 from dataclasses import asdict, dataclass, fields, replace
 from typing import cast
 
-__all__ = ["Counts", "DelayProxy", "Faults", "main"]
-
-
 _END = b"\r\n\r\n"
 _HOST = "127.0.0.1"
 _MOST_HEADERS = 1 << 16
 _CLOCK_S = 1e-3  # by which a timer may come early
-_CODES = {429: "TooManyRequests", 500: "InternalError", 503: "SlowDown"}
+_REFUSED = (
+    b'<?xml version="1.0" encoding="UTF-8"?>'
+    b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+)
+_REFUSAL = b"HTTP/1.1 503 SlowDown\r\nContent-Type: application/xml\r\nContent-Length: %d" % len(_REFUSED)
 
 
 @dataclass(frozen=True)
@@ -40,66 +41,42 @@ class Faults:
 
     Attributes:
         delay_ms, jitter_ms: the time to first byte: uniform in delay ± jitter.
-        busy: the share of requests without a body that are answered with ``status``.
-        status: of these answers.
+        busy: the share of requests without a body that are refused with the status 503.
         cut: the share of answers that end with a reset of the connection, in the middle of their body.
-        stall: the share of answers that stop there, and never end, while the connection stays.
-        cut_after: bytes of an answer, its headers among them, before it is cut or stops; shorter ones pass.
+        cut_after: bytes of an answer, its headers among them, before it is cut; shorter ones pass.
     """
 
     delay_ms: float = 30.0
     jitter_ms: float = 10.0
     busy: float = 0.0
-    status: int = 503
     cut: float = 0.0
-    stall: float = 0.0
     cut_after: int = 4096
 
 
 @dataclass
 class Counts:
-    """What has come by.
-
-    Attributes:
-        connections: that clients have made.
-        requests: that they have sent.
-        busy: that were answered with the status of a busy server.
-        cut: whose answers were cut.
-        stalled: whose answers stopped.
-        received: bytes of the server's answers.
-        cpu_s: seconds of this process.
-    """
+    """Connections and requests that have come by; how many were refused, or had their answer cut; bytes of the
+    server's answers; and seconds of this process."""
 
     connections: int = 0
     requests: int = 0
     busy: int = 0
     cut: int = 0
-    stalled: int = 0
     received: int = 0
     cpu_s: float = 0.0
 
 
 class DelayProxy:
-    """The proxy, in a process of its own, from ``__enter__`` to ``__exit__``.
+    """The proxy before the server at the port ``target``, from ``__enter__`` to ``__exit__``.
 
-    Args:
-        target: the port of the server.
-        faults: what goes wrong from the beginning on.
-        seed: of delays and faults.
-
-    Attributes:
-        port: on which it listens.
-
-    Example:
-        >>> with DelayProxy(9000, Faults(delay_ms=5)) as proxy:
-        ...     before = proxy.change(busy=0.1)
-        >>> before.requests
-        0
+    >>> with DelayProxy(9000, Faults(delay_ms=5)) as proxy:
+    ...     before = proxy.change(busy=0.1)
+    >>> before.requests
+    0
     """
 
     def __init__(self, target: int, faults: Faults = Faults(), seed: int = 0) -> None:
-        self._command = [sys.executable, __file__, "--target", str(target)]
-        self._command += ["--seed", str(seed)]
+        self._command = [sys.executable, __file__, "--target", str(target), "--seed", str(seed)]
         for name, value in asdict(faults).items():
             self._command += [f"--{name.replace('_', '-')}", str(value)]
         self.port = 0
@@ -126,23 +103,10 @@ class DelayProxy:
             process.wait()
 
     def counts(self) -> Counts:
-        """What has come by so far."""
         return self.change()
 
     def change(self, **faults: float) -> Counts:
-        """Let other things go wrong from now on.
-
-        Args:
-            faults: fields of ``Faults``.
-
-        Returns:
-            What has come by so far.
-
-        Raises:
-            TypeError: there is no such field.
-        """
-        for name in faults.keys() - asdict(Faults()).keys():
-            raise TypeError(f"there is no fault {name!r}")
+        """Let other things go wrong from now on: fields of ``Faults``; return what has come by so far."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(faults) + "\n")
         self._process.stdin.flush()
@@ -199,9 +163,7 @@ class _Client(asyncio.Protocol):
         self._body = 0  # bytes of the request's body that are still to come
         self._due = 0.0  # when what was sent is to be heard
         self._waiting: deque[tuple[float, bytes]] = deque()
-        self._left = -1  # bytes until the answer is cut, or stops
-        self._stalls = False  # the answer stops then
-        self._stalled = False  # it has: nobody hears of this connection again
+        self._left = -1  # bytes until the answer is cut
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._proxy.counts.connections += 1
@@ -245,11 +207,9 @@ class _Client(asyncio.Protocol):
         self._due = max(self._due, self._loop.time() + proxy.delay())
         if not self._body and proxy.random.random() < proxy.faults.busy:
             proxy.counts.busy += 1
-            self._loop.call_at(self._due, self._say_busy, head.startswith(b"HEAD "), proxy.faults.status)
+            self._loop.call_at(self._due, self._say_busy, head.startswith(b"HEAD "))
             return
-        cuts = proxy.random.random() < proxy.faults.cut
-        self._stalls = not cuts and proxy.random.random() < proxy.faults.stall
-        self._left = proxy.faults.cut_after if cuts or self._stalls else -1
+        self._left = proxy.faults.cut_after if proxy.random.random() < proxy.faults.cut else -1
         self._later(head)
 
     def _later(self, data: bytes) -> None:
@@ -262,35 +222,25 @@ class _Client(asyncio.Protocol):
         while self._server is not None and self._waiting and self._waiting[0][0] <= now:
             self._server.transport.write(self._waiting.popleft()[1])
 
-    def _say_busy(self, is_head: bool, status: int) -> None:
+    def _say_busy(self, is_head: bool) -> None:
         if not self.transport.is_closing():
-            self.transport.write(_refusal(status, is_head))
+            self.transport.write(_REFUSAL + _END + (b"" if is_head else _REFUSED))
 
     def answer(self, data: bytes) -> None:
-        """Pass on what the server says."""
+        """Pass on what the server says, up to where it is to be cut."""
         self._proxy.counts.received += len(data)
-        if self._stalled:
-            return
         if self._left < 0:
             self.transport.write(data)
             return
-        if len(data) <= self._left:
-            self._left -= len(data)
-            self.transport.write(data)
-            return
         self.transport.write(data[: self._left])
-        self._left = -1
-        if self._stalls:
-            self._proxy.counts.stalled += 1
-            self._stalled = True
-            return
-        self._proxy.counts.cut += 1
-        self._loop.call_soon(self.transport.abort)
+        self._left -= len(data)
+        if self._left < 0:
+            self._proxy.counts.cut += 1
+            self._loop.call_soon(self.transport.abort)
 
     def end(self) -> None:
         """The server has closed the connection."""
-        if not self._stalled:
-            self.transport.close()
+        self.transport.close()
 
     def pause_writing(self) -> None:
         if self._server is not None:
@@ -303,14 +253,6 @@ class _Client(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         if self._server is not None:
             self._server.transport.close()
-
-
-def _refusal(status: int, is_head: bool) -> bytes:
-    code = _CODES.get(status, "ServiceUnavailable")
-    body = f"<Error><Code>{code}</Code><Message>Please reduce your request rate.</Message></Error>"
-    body = f'<?xml version="1.0" encoding="UTF-8"?>{body}'
-    head = f"HTTP/1.1 {status} {code}", "Content-Type: application/xml", f"Content-Length: {len(body)}"
-    return "\r\n".join(head).encode() + _END + (b"" if is_head else body.encode())
 
 
 def _content_length(head: bytes) -> int:
@@ -336,7 +278,6 @@ async def _serve(port: int, proxy: _Proxy) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Serve until stdin ends; the first line of stdout is the port."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=0, help="to listen on (default: a free one)")
     parser.add_argument("--target", type=int, required=True, help="the server's port")

@@ -8,14 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["CallCount", "dying_at"]
-
 
 class CallCount:
-    """Attributes:
-    calls: that were made.
-    """
-
     calls = 0
 
 
@@ -27,11 +21,9 @@ def dying_at(
 ) -> Iterator[CallCount]:
     """Count calls of functions in this block, and kill this process, as ``kill -9`` does, at one of them.
 
-    Args:
-        number: of the call, from 1, which is not made any more; 0 for none.
-        functions: that are counted: where they stand, such as ``os``, and their names.
-        half: called right before it dies, with the function's name, itself and its arguments, for what a
-            write that is cut off leaves.
+    The call of this number, from 1, is not made any more; 0 is none.  Functions are told by where they stand, such
+    as ``os``, and by name.  ``half`` is called right before the process dies, with the function's name, itself and
+    its arguments, for what a write that is cut off leaves.
 
     >>> with dying_at(0, [(os, "getpid")]) as count:
     ...     _ = os.getpid(), os.getpid()
@@ -58,3 +50,12 @@ def dying_at(
     finally:
         for place, name, function in real:
             setattr(place, name, function)
+
+
+def half_of_it(name: str, real: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    """Write the first half of what a call was to write."""
+    if name in ("write", "pwrite", "pwritev"):
+        descriptor, data, *offset = arguments
+        data = b"".join(data) if name == "pwritev" else bytes(data)
+        first = data[: len(data) // 2]
+        real(descriptor, [first] if name == "pwritev" else first, *offset)

@@ -35,10 +35,9 @@ def _watch(event: str, arguments: tuple[Any, ...]) -> None:
         return
     if event != "open" or arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
         folder, name = os.path.split(os.path.abspath(os.fsdecode(path)))
-        # A stage is written to by way of its open folder.
-        _touched.add(
-            os.path.join(os.path.realpath(folder) if folder.startswith("/proc/self/fd/") else folder, name)
-        )
+        if folder.startswith("/proc/self/fd/"):  # a stage is written to by way of its open folder
+            folder = os.path.realpath(folder)
+        _touched.add(os.path.join(folder, name))
 
 
 def _refuse(*arguments: Any) -> None:
@@ -58,20 +57,15 @@ def imported(is_wanted: Any) -> dict[str, str]:
     import fastpipe
 
     skipped: dict[str, str] = {}
-
-    def failed(name: str) -> None:
-        error = sys.exc_info()[1]
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        missing = missing or getattr(error.__cause__, "name", None)  # what is said with the pip command
-        if missing is None or missing.split(".")[0] == "fastpipe":
-            raise error  # type: ignore[misc]
-        skipped[name] = missing
-
     for module in _walked(fastpipe.__path__, "fastpipe.", is_wanted):
         try:
             importlib.import_module(module)
-        except ImportError:
-            failed(module)
+        except ImportError as error:
+            missing = error.name if isinstance(error, ModuleNotFoundError) else None
+            missing = missing or getattr(error.__cause__, "name", None)  # what is said with the pip command
+            if missing is None or missing.split(".")[0] == "fastpipe":
+                raise
+            skipped[module] = missing
     return skipped
 
 
@@ -114,19 +108,17 @@ def use_loaders(folder: Path) -> None:
         fastpipe.BadSamples("raise"), fastpipe.Decode(), fastpipe.Shuffle(), fastpipe.Shard(0, 1),
     )  # fmt: skip
     cache, stage, subset, bad, decode, shuffle, shard = options
-    policy = transforms.Compose(
-        [transforms.RandomResizedCrop(16), transforms.TrivialAugmentWide(), transforms.ToTensor()]
-    )
+    crop, policy = transforms.RandomResizedCrop(16), transforms.TrivialAugmentWide()
+    policy = transforms.Compose([crop, policy, transforms.ToTensor()])
     images = fastpipe.FastImageFolder(
         photos, policy, cache=cache, stage=stage, classes=subset, bad_samples=bad, decode=decode
     )
     rows = fastpipe.FastHDF5Dataset(folder / "rows.h5", "x")
     patches = fastpipe.FastPatchDataset(folder / "volume.zarr", (4, 4))
+    first = fastpipe.FastLoader(images, 2, shuffle, shard=shard, seed=0, augment="auto")
     loaders = [
-        fastpipe.FastLoader(images, 2, shuffle, shard=shard, seed=0, augment="auto"),
-        fastpipe.FastLoader(fastpipe.FastImageFolder(photos, policy), 2),
-        fastpipe.FastLoader(rows, 2),
-        fastpipe.FastLoader(patches, 2),
+        first,
+        *(fastpipe.FastLoader(one, 2) for one in (fastpipe.FastImageFolder(photos, policy), rows, patches)),
     ]
     for loader in loaders:
         assert len(list(loader)) >= 2
@@ -136,6 +128,7 @@ def use_loaders(folder: Path) -> None:
 def use_augmentations(folder: Path) -> None:
     """All augmentations, of floats and, where they take them, of bytes."""
     import torch
+    from augmentations import CHAINS, OPS, batch_for
 
     from fastpipe import augment
     from fastpipe.errors import AugmentError
@@ -146,35 +139,17 @@ def use_augmentations(folder: Path) -> None:
         def on_tensors(self, images: Any, columns: Any, of_bytes: bool) -> Any:
             return 1 - images
 
-    grey = augment.RandomGrayscale(0.5)
-    every = [
-        Own(), grey, augment.Compose([grey], fuse=True), augment.RandomApply(grey), augment.RandomResizedCrop(8),
-        augment.RandomHorizontalFlip(), augment.RandomVerticalFlip(), augment.RandomErasing(1.0, value="random"),
-        augment.RandomAffine(30, interpolation="bilinear"), augment.RandomRotation(30), augment.GaussianBlur(5),
-        augment.ColorJitter(0.5, 0.5, 0.5, 0.2), augment.Normalize([0.5] * 3, [0.5] * 3), augment.ToDtype(),
-        augment.RandAugment(8), *(augment.TrivialAugmentWide() for _ in range(8)),
-        augment.MixUp(num_classes=3), augment.CutMix(num_classes=3),
-        augment.SpecAugment(1, 4, 1, 4), augment.RandomGain(), augment.TimeShift(4),
-        augment.RandomAffine3D(30), augment.RandomElastic3D((2, 2, 2), 1.0), augment.RandomFlip3D(),
-        augment.RandomRotate90(), augment.GaussianNoise3D((0.1, 0.2)), augment.GaussianBlur3D((0.5, 1.0)),
-        augment.LowResolution3D((0.5, 0.9)), augment.Brightness3D((0.5, 1.5)), augment.Contrast3D((0.5, 1.5)),
-        augment.Gamma3D((0.5, 1.5)), augment.MotionSpeed((0.5, 1.5)), augment.MotionTranslation(0.1),
-        augment.MotionScale((0.5, 1.5)), augment.MotionMirror([(0, 1)]),
-    ]  # fmt: skip
+    every = [Own(), CHAINS["fused"], *OPS.values()]
     torch.manual_seed(0)
-    batches = {
-        "images": torch.rand(4, 3, 16, 16), "volumes": torch.rand(2, 1, 6, 8, 8), "motion": torch.rand(2, 9, 5, 3),
-    }  # fmt: skip
     for op in every:
-        kind = getattr(op, "kind", "images")  # a Compose has none
-        floats = batches[kind]
-        more = [torch.tensor([0, 1, 2, 1])] if getattr(op, "mixes", False) else []
+        floats = batch_for(op)
+        more = [torch.arange(len(floats)) % 2] if getattr(op, "mixes", False) else []
         found = op(floats, *more)
         assert torch.isfinite(found[0] if more else found).all(), op
-        if kind == "images":
+        if floats.ndim == 4 and floats.shape[1] == 3:
             with suppress(AugmentError):  # takes floats only
                 op((255 * floats).to(torch.uint8), *more)
-    check_all_used(augment, (*every, grey.draw((4, 3, 16, 16))))
+    check_all_used(augment, (*every, OPS["grey"].draw((4, 3, 16, 16))))
 
 
 # ---- TensorFlow ----------------------------------------------------------------------------------

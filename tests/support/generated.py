@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,6 @@ import numpy as np
 
 import fastpipe
 from fastpipe.generation import Generated, generate
-
-__all__ = [
-    "content", "contents", "environment", "failing", "folder_of", "made", "noted", "noted_rows", "plain", "ragged",
-]  # fmt: skip
 
 
 def plain(index: int, rng: np.random.Generator) -> dict[str, Any]:
@@ -31,6 +27,18 @@ def failing(index: int, rng: np.random.Generator) -> dict[str, Any]:
     if index % 9 == 4:
         raise ValueError(index)
     return {"x": rng.random(), "r": np.arange(index % 5), "y": index}
+
+
+def failing_in(bad: Container[int], until: int = 99) -> Callable[..., Any]:
+    """Return a function that fails for some rows, in each attempt that draws no larger number."""
+
+    def sample(index: int, rng: np.random.Generator) -> dict[str, Any]:
+        drawn = rng.integers(100)
+        if index in bad and drawn < until + 1:
+            raise ValueError(f"no scene {index}")
+        return {"x": drawn, "r": np.arange(drawn % 5), "index": index}
+
+    return sample
 
 
 def made(fn: Callable[..., Any], out: Path, n: int = 60, **options: Any) -> Generated:

@@ -12,6 +12,7 @@ import h5py
 import hdf5plugin
 import numpy as np
 from h5py import h5d, h5p, h5s, h5t, h5z
+from same import same
 
 from fastpipe.core.native import native
 from fastpipe.core.pool import Job, NativeJob
@@ -41,19 +42,20 @@ COMPRESSORS: list[tuple[int, tuple[int, ...]] | None] = [
 
 
 class Rows(NamedTuple):
-    """A batch as the native core leaves it.
-
-    Attributes:
-        arrays: one for each dataset, (samples, *sample_shape).
-        is_made: bool (samples,): which rows the core made; the others it declined.
-        statuses: uint8 (samples, 8).
-        batch: the ``native.RowBatch``, or None.
-    """
+    """A batch as the native core leaves it: an array for each dataset, (samples, *sample_shape), which rows it made,
+    bool (samples,), their statuses, uint8 (samples, 8), and the ``native.RowBatch``, or None."""
 
     arrays: list[Any]
     is_made: Any
     statuses: Any
     batch: Any
+
+
+def stored(path: Path, data: Any, libver: Any = None, userblock_size: int = 0, **options: Any) -> Path:
+    """Writes a file of one dataset, ``x``, and returns its path."""
+    with h5py.File(path, "w", libver=libver, userblock_size=userblock_size) as file:
+        file.create_dataset("x", data=data, **options)
+    return path
 
 
 def layout_of(path: Path, name: str = "x") -> Layout:
@@ -134,13 +136,6 @@ def read_alone(reader: RowReader, samples: Any, before: int = 0xAB) -> Any:
     return outs[0] if len(outs) == 1 else outs
 
 
-def same_bits(found: Any, expected: Any) -> bool:
-    """Whether arrays are equal to the last bit; bytes between fields are no values."""
-    if expected.dtype.names:
-        return all(same_bits(found[name], expected[name]) for name in expected.dtype.names)
-    return bool(found.shape == expected.shape and found.tobytes() == expected.tobytes())
-
-
 def flip(path: Path, offset: int, mask: int = 1) -> None:
     """Changes bits of one byte of a file."""
     content = bytearray(path.read_bytes())
@@ -163,20 +158,18 @@ def check_all_ways(
         "shared": file.opened() if file is not None else None,
     }
     for name in kinds:
-        memory = memories[name]
-        reader = reader_of(
-            path, sample_dims, layout, memory=lambda *_, memory=memory: (memory, 0), threads=2, turn=0.4
-        )
+        options = {"memory": lambda *_, memory=memories[name]: (memory, 0), "threads": 2, "turn": 0.4}
+        reader = reader_of(path, sample_dims, layout, **options)
         for threads in (0, 2):
             parts = [samples] if name == "none" else np.array_split(samples, 3)  # some of a chunk's at a time
             for part in parts:
                 rows = read_natively(reader, part, 0x5A + threads, threads)
                 assert rows.is_made.all(), (name, threads, rows.statuses[~rows.is_made][:1])
-                assert same_bits(rows.arrays[0], flat[part]), (name, threads)
+                assert same(rows.arrays[0], flat[part]), (name, threads)
     few = samples[:6]
-    assert same_bits(read_alone(reader_of(path, sample_dims, layout), few), flat[few])
+    assert same(read_alone(reader_of(path, sample_dims, layout), few), flat[few])
     if file is not None:
-        del reader, memory, memories
+        del reader, options, memories
         file.close()
 
 
@@ -192,12 +185,10 @@ def check_chunks(path: Path, layout: Layout, expected: Any) -> None:
     for number, decoded in zip(numbers.tolist(), out, strict=True):
         assert reader.decode_alone(number).tobytes() == decoded.tobytes()
         place = np.unravel_index(number, grid)
-        box = [
-            slice(int(at) * side, int(at + 1) * side) for at, side in zip(place, layout.chunk, strict=True)
-        ]
-        part = expected[tuple(box)]
+        sides = zip(place, layout.chunk, strict=True)
+        part = expected[tuple(slice(int(at) * side, int(at + 1) * side) for at, side in sides)]
         inside = decoded.view(layout.dtype).reshape(layout.chunk)[tuple(map(slice, part.shape))]
-        assert same_bits(inside, part)
+        assert same(inside, part)
 
 
 def content(shape: tuple[int, ...], dtype: Any, values: str, random: Any) -> Any:

@@ -11,8 +11,6 @@ from fastpipe.images.pillow_rules import pillow_filter
 from fastpipe.images.pixels import Region
 from fastpipe.images.steps import BOX, FLIP, GREY, RESIZE, described_step
 
-__all__ = ["Crop", "Flip", "Grey", "Operation", "Resize", "fold", "pillow_resize"]
-
 
 class Crop(NamedTuple):
     """Cut a box, which may reach outside; what lies outside is filled, if there is a fill."""

@@ -9,23 +9,6 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "bmp_rle8",
-    "exif_block",
-    "icc_profile",
-    "jpeg_edit_frame",
-    "jpeg_insert",
-    "jpeg_payload",
-    "jpeg_replace",
-    "jpeg_scan_span",
-    "jpeg_without",
-    "png",
-    "png_chunk",
-]
-
-
-_FRAME_MARKERS = (0xC0, 0xC1, 0xC2)
-
 # First column, first row, column step and row step of the seven passes of an interlaced PNG.
 _ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
 
@@ -66,27 +49,23 @@ def jpeg_payload(data: bytes, marker: int) -> bytes:
 def jpeg_replace(data: bytes, marker: int, payload: bytes, *, claimed: int | None = None) -> bytes:
     """Change the first segment of a kind; ``claimed`` is a wrong length for its header."""
     start, end = _find(data, marker)
-    length = len(payload) + 2 if claimed is None else claimed
-    return data[: start + 2] + struct.pack(">H", length) + payload + data[end:]
+    length = struct.pack(">H", len(payload) + 2 if claimed is None else claimed)
+    return data[: start + 2] + length + payload + data[end:]
 
 
 def jpeg_edit_frame(
-    data: bytes,
-    *,
-    size: tuple[int, int] | None = None,
-    sampling: tuple[int, int] | None = None,
+    data: bytes, *, size: tuple[int, int] | None = None, sampling: tuple[int, int] | None = None,
     precision: int | None = None,
-) -> bytes:
+) -> bytes:  # fmt: skip
     """Rewrite the frame header: (height, width), the first component's factors, bits a sample."""
-    start, _ = _find(data, *_FRAME_MARKERS)
+    start, _ = _find(data, 0xC0, 0xC1, 0xC2)
     edited = bytearray(data)
     if precision is not None:
         edited[start + 4] = precision
     if size is not None:
         edited[start + 5 : start + 9] = struct.pack(">HH", *size)
     if sampling is not None:
-        horizontal, vertical = sampling
-        edited[start + 11] = horizontal << 4 | vertical
+        edited[start + 11] = sampling[0] << 4 | sampling[1]
     return bytes(edited)
 
 
@@ -110,21 +89,13 @@ def png_chunk(kind: bytes, payload: bytes) -> bytes:
 
 
 def png(
-    samples: npt.NDArray[np.unsignedinteger],
-    *,
-    colour: int,
-    interlaced: bool = False,
-    extra: bytes = b"",
+    samples: npt.NDArray[np.unsignedinteger], *, colour: int, interlaced: bool = False, extra: bytes = b"",
     claimed_size: tuple[int, int] | None = None,
-) -> bytes:
-    """A PNG file of 8 or 16 bits a sample.
+) -> bytes:  # fmt: skip
+    """A PNG file of samples, uint8 or uint16 (H, W, channels).
 
-    Args:
-        samples: uint8 or uint16, (H, W, channels).
-        colour: PNG's colour type: 0 grey, 2 RGB, 4 grey + alpha, 6 RGBA.
-        interlaced: in seven passes (Adam7).
-        extra: whole chunks to put before the pixels.
-        claimed_size: a wrong (height, width) for the header.
+    ``colour`` is PNG's type: 0 grey, 2 RGB, 4 grey + alpha, 6 RGBA.  ``extra`` are whole chunks before the
+    pixels, and ``claimed_size`` a wrong (height, width) for the header.
     """
     height, width = samples.shape[:2] if claimed_size is None else claimed_size
     header = struct.pack(">IIBBBBB", width, height, 8 * samples.itemsize, colour, 0, 0, int(interlaced))
@@ -140,9 +111,8 @@ def png(
 def bmp_rle8(indices: npt.NDArray[np.uint8]) -> bytes:
     """A run-length coded BMP file of 8 bits a pixel with a palette of colours; (H, W) in."""
     height, width = indices.shape
-    coded = (
-        b"".join(b"".join(bytes((1, value)) for value in row) + b"\0\0" for row in indices[::-1]) + b"\0\1"
-    )
+    rows = [b"".join(bytes((1, value)) for value in row) for row in indices[::-1]]
+    coded = b"\0\0".join([*rows, b"\0\1"])
     palette = b"".join(bytes((i, 255 - i, i * 7 % 256, 0)) for i in range(256))
     offset = 14 + 40 + len(palette)
     info = struct.pack("<IiiHHIIiiII", 40, width, height, 1, 8, 1, len(coded), 2835, 2835, 256, 0)

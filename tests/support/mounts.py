@@ -15,12 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["Mount", "missing_for_mounts", "rclone_mount", "s3fs_mount"]
-
-
-_PATIENCE_S = 30.0
-_END_S = 5.0
-_POLL_S = 0.02
+_PATIENCE_S, _END_S, _POLL_S = 30.0, 5.0, 0.02
 
 # Of scripts that read each image once in an epoch: nothing is kept, and nothing asked twice.
 _RCLONE = (
@@ -30,16 +25,7 @@ _RCLONE = (
 
 
 class Mount:
-    """A mounted bucket.
-
-    Args:
-        path: where it is.
-        process: the program.
-
-    Attributes:
-        path: where it is.
-        pid: of the program.
-    """
+    """A bucket that a program has mounted at a path."""
 
     def __init__(self, path: Path, process: subprocess.Popen[bytes]) -> None:
         self.path, self.pid = path, process.pid
@@ -73,11 +59,7 @@ class Mount:
 
 
 def missing_for_mounts(program: str) -> str:
-    """Why a program cannot mount anything on this machine, and what to do; empty where it can.
-
-    Args:
-        program: ``"s3fs"`` or ``"rclone"``.
-    """
+    """Why ``"s3fs"`` or ``"rclone"`` cannot mount on this machine, and what to do; empty where it can."""
     for name in (program, _unmounter(), "setpriv"):
         if shutil.which(name) is None:
             return f"no {name}: apt-get install {program} fuse3 util-linux"
@@ -85,9 +67,8 @@ def missing_for_mounts(program: str) -> str:
         with open("/dev/fuse", "r+b", buffering=0):
             return ""
     except OSError as error:
-        return (
-            f"no /dev/fuse ({error.strerror}): run it where FUSE is allowed (docker run --device /dev/fuse)"
-        )
+        why = f"no /dev/fuse ({error.strerror})"
+        return f"{why}: run it where FUSE is allowed (docker run --device /dev/fuse)"
 
 
 def _unmounter() -> str:
@@ -98,17 +79,9 @@ def _unmounter() -> str:
 def s3fs_mount(
     endpoint: str, bucket: str, key: str, secret: str, mountpoint: Path, options: Sequence[str] = ()
 ) -> Iterator[Mount]:
-    """A bucket mounted by s3fs-fuse.
+    """A bucket mounted by s3fs-fuse at an empty folder, with further options as of ``s3fs -o``.
 
-    Args:
-        endpoint: the server's address.
-        bucket: the bucket's name.
-        key, secret: who reads it.
-        mountpoint: an empty folder.
-        options: further ones, as of ``s3fs -o``.
-
-    Raises:
-        RuntimeError: it cannot be mounted; the message has the end of what the program says.
+    Where it cannot be, the RuntimeError has the end of what the program says.
     """
     settings = ",".join([f"url={endpoint}", "use_path_request_style", "ro", *options])
     environment = {"AWSACCESSKEYID": key, "AWSSECRETACCESSKEY": secret}
@@ -122,9 +95,7 @@ def rclone_mount(
 ) -> Iterator[Mount]:
     """A bucket mounted by rclone; errors as of ``s3fs_mount``, but to mount it asks no server.
 
-    Args:
-        endpoint, bucket, key, secret, mountpoint: as there.
-        options: of ``rclone mount``; by default those with which it reads whole small files fastest.
+    The default options of ``rclone mount`` are those with which it reads whole small files fastest.
     """
     settings = {
         "TYPE": "s3", "PROVIDER": "Ceph", "REGION": "us-east-1", "LIST_VERSION": "2", "ACCESS_KEY_ID": key,
@@ -140,8 +111,7 @@ def rclone_mount(
 def _mounted(
     program: str, arguments: Sequence[str], environment: Mapping[str, str], mountpoint: Path
 ) -> Iterator[Mount]:
-    missing = missing_for_mounts(program)
-    if missing:
+    if missing := missing_for_mounts(program):
         raise RuntimeError(missing)
     if os.path.ismount(mountpoint):
         raise RuntimeError(f"{mountpoint} is a mount already: unmount it, or name another folder")
@@ -159,10 +129,8 @@ def _mounted(
             while not os.path.ismount(mountpoint):
                 if process.poll() is not None or time.monotonic() > deadline:
                     said.seek(0)
-                    words = said.read().decode(errors="replace").strip()[-500:]
-                    raise RuntimeError(
-                        f"{program} has not mounted {mountpoint}: {words or 'it says nothing'}"
-                    )
+                    words = said.read().decode(errors="replace").strip()[-500:] or "it says nothing"
+                    raise RuntimeError(f"{program} has not mounted {mountpoint}: {words}")
                 time.sleep(_POLL_S)
             yield mount
         finally:

@@ -1,4 +1,10 @@
-"""An S3 server with buckets, for tests and benchmarks: one that is started here, or one that is there."""
+"""An S3 server with buckets, for tests and benchmarks: one that is started here, or one that is there.
+
+What is started is Ceph's gateway, its monitor and one OSD, on loopback.  They end with the process that started
+them, however that ends.  They need Debian's packages ``radosgw ceph-mon ceph-osd ceph-common``, and root, as whom
+Ceph's programs run without further ado.  What is stored is in memory, and gone with the server.  Settings:
+https://docs.ceph.com/en/latest/radosgw/config-ref/ and .../rados/configuration/.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +30,7 @@ from delay_proxy import DelayProxy, Faults
 
 from fastpipe.core.extras import require
 
-__all__ = ["S3", "S3Missing", "S3Proxy", "S3Server", "missing_programs"]
-
-
-# ----------------------------------------------------------------------------------------------------
-# A real S3 server for tests and benchmarks: Ceph's gateway, its monitor and one OSD, on loopback.
-#
-# Its programs end with the process that started them, however that ends.
-#
-# It needs Debian's packages ``radosgw ceph-mon ceph-osd ceph-common``, and root, as whom Ceph's programs
-# run without further ado. What is stored is in memory, and gone with the server. Settings:
-# https://docs.ceph.com/en/latest/radosgw/config-ref/ and .../rados/configuration/.
-
 _PROGRAMS = ("setpriv", "ceph", "ceph-mon", "ceph-osd", "monmaptool", "radosgw", "radosgw-admin")
-_PACKAGES = "radosgw ceph-mon ceph-osd ceph-common"
 _HOST = "127.0.0.1"
 _PATIENCE_S = 60.0
 _POLL_S = 0.05
@@ -84,7 +77,7 @@ osd objectstore = memstore
 osd class update on start = false
 osd crush initial weight = 1
 osd memory target = 939524096
-memstore device bytes = {capacity}
+memstore device bytes = 2147483648
 [client]
 rgw data = {folder}/rgw
 rgw frontends = beast endpoint={host}:{port} tcp_nodelay=1
@@ -98,29 +91,20 @@ def missing_programs() -> str:
     """Why there can be no server on this machine, and what to do; empty where there can."""
     missing = [name for name in _PROGRAMS if shutil.which(name) is None]
     if missing:
-        return f"no {missing[0]}: apt-get install {_PACKAGES}"
+        return f"no {missing[0]}: apt-get install radosgw ceph-mon ceph-osd ceph-common"
     return "" if os.geteuid() == 0 else "Ceph's programs want to be run by root"
 
 
 class S3Server:
-    """A server, from ``__enter__`` to ``__exit__``.
+    """A server of one user, from ``__enter__`` to ``__exit__``; some megabytes of it are in an empty folder.
 
-    Args:
-        folder: an empty folder for what it has on disk: some megabytes.
-        capacity: bytes of memory for objects.
-
-    Attributes:
-        access_key, secret_key: of its one user.
-
-    Raises:
-        RuntimeError: it does not start; the message has the end of the log.
+    Where it does not start, the RuntimeError has the end of the log.
     """
 
     access_key, secret_key = "fastpipe", "not-a-secret"
 
-    def __init__(self, folder: Path, capacity: int = 2 << 30) -> None:
-        self._folder, self._capacity = folder, capacity
-        self._configuration = folder / "ceph.conf"
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._configuration = folder, folder / "ceph.conf"
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         # The kernel ends a program with the thread that started it, which is not to be one that ends earlier.
         self._starter = ThreadPoolExecutor(1, "fastpipe-s3")
@@ -128,29 +112,23 @@ class S3Server:
 
     @property
     def endpoint(self) -> str:
-        """Its address."""
         return f"http://{_HOST}:{self.port}"
 
     def __enter__(self) -> S3Server:
         try:
             self._start()
         except BaseException:
-            self.close()
+            self.__exit__()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End its programs."""
         for name in reversed(list(self._running)):
             self._end(name, signal.SIGKILL)  # what it has is not wanted any more
         self._starter.shutdown()
 
     @property
     def pids(self) -> list[int]:
-        """Its processes."""
         return [process.pid for process in self._running.values()]
 
     def stop_gateway(self, *, kill: bool = False) -> None:
@@ -161,31 +139,16 @@ class S3Server:
         self._end("gateway", signal.SIGKILL if kill else signal.SIGTERM)
 
     def start_gateway(self) -> None:
-        """Start it, again."""
         self._run("gateway", "radosgw", "-n", "client.rgw.a", "-f")
         self._await("gateway", self._answers)
-
-    def cpu_seconds(self) -> float:
-        """Of all of its programs so far."""
-        ticks = 0
-        for process in self._running.values():
-            with contextlib.suppress(OSError):
-                fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-                ticks += int(fields[11]) + int(fields[12])
-        return ticks / os.sysconf("SC_CLK_TCK")
 
     def _start(self) -> None:
         for name in ("mon", "osd", "run", "log", "rgw"):
             (self._folder / name).mkdir()
         (self._folder / "keyring").touch()
         self.port, monitor = _free_ports(2)
-        fsid = str(uuid.uuid4())
-        self._configuration.write_text(
-            _CONFIGURATION.format(
-                fsid=fsid, host=_HOST, monitor=monitor, port=self.port, folder=self._folder,
-                capacity=self._capacity,
-            )
-        )  # fmt: skip
+        fsid, places = str(uuid.uuid4()), {"host": _HOST, "monitor": monitor, "port": self.port}
+        self._configuration.write_text(_CONFIGURATION.format(fsid=fsid, folder=self._folder, **places))
         monitors = str(self._folder / "monmap")
         self._do("monmaptool", "--create", "--addv", "a", f"[v2:{_HOST}:{monitor}]", "--fsid", fsid, monitors)
         self._do("ceph-mon", "-i", "a", "--mkfs", "--monmap", monitors)
@@ -263,9 +226,6 @@ def _free_ports(count: int) -> Sequence[int]:
         return [int(one.getsockname()[1]) for one in sockets]
 
 
-# ----------------------------------------------------------------------------------------------------
-# An S3 server with buckets, for tests and benchmarks: one that is started here, or one that is there.
-
 _ENDPOINT = "FASTPIPE_S3_ENDPOINT"
 
 
@@ -274,11 +234,7 @@ class S3Missing(Exception):  # noqa: N818 - a state of the machine
 
 
 class S3Proxy(DelayProxy):
-    """A proxy before the server.
-
-    Attributes:
-        options: ``storage_options`` through it.
-    """
+    """A proxy before the server, with the ``storage_options`` through it."""
 
     def __init__(self, port: int, faults: Faults, options: Mapping[str, Any]) -> None:
         super().__init__(port, faults)
@@ -291,19 +247,14 @@ class S3Proxy(DelayProxy):
 
 
 class S3:
-    """A server, from ``__enter__`` to ``__exit__``.
+    """A server, from ``__enter__``, which may raise ``S3Missing``, to ``__exit__``.
 
     ``$FASTPIPE_S3_ENDPOINT`` names one that is there already (``http://host:port``; with AWS_ACCESS_KEY_ID
     and AWS_SECRET_ACCESS_KEY); else Ceph's programs are started, where this machine has them.
 
     Attributes:
-        endpoint: its address.
         options: ``storage_options`` as s3fs takes them.
-        server: the server, if it was started here.
-        folder: where it has files then; else empty.
-
-    Raises:
-        S3Missing: there is none.
+        server, folder: the server, and where it has files, if it was started here; else None, and empty.
     """
 
     def __init__(self) -> None:
@@ -318,12 +269,10 @@ class S3:
         with ExitStack() as stack:
             key, secret = os.environ.get("AWS_ACCESS_KEY_ID"), os.environ.get("AWS_SECRET_ACCESS_KEY")
             if not self.endpoint:
-                missing = missing_programs()
-                if missing:
+                if missing := missing_programs():
                     raise S3Missing(f"{missing}; or name a server by ${_ENDPOINT}")
-                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="fastpipe-s3-"))
-                self.folder = folder
-                self.server = stack.enter_context(S3Server(Path(folder)))
+                self.folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="fastpipe-s3-"))
+                self.server = stack.enter_context(S3Server(Path(self.folder)))
                 self.endpoint = self.server.endpoint
                 key, secret = self.server.access_key, self.server.secret_key
             self.options = {"key": key, "secret": secret, "endpoint_url": self.endpoint}
@@ -337,7 +286,6 @@ class S3:
 
     @property
     def port(self) -> int:
-        """The server's port."""
         return int(self.endpoint.rpartition(":")[2])
 
     @property
@@ -352,11 +300,9 @@ class S3:
         return name
 
     def put(self, bucket: str, key: str, data: bytes) -> None:
-        """Put an object into a bucket."""
         self._fs.call_s3("put_object", Bucket=bucket, Key=key, Body=data)
 
     def delete(self, bucket: str, key: str) -> None:
-        """Remove an object."""
         self._fs.call_s3("delete_object", Bucket=bucket, Key=key)
 
     def keys(self, bucket: str) -> list[str]:
@@ -365,22 +311,4 @@ class S3:
         return [one["Key"] for one in found]
 
     def proxy(self, faults: Faults) -> S3Proxy:
-        """A proxy before it."""
         return S3Proxy(self.port, faults, self.options)
-
-    def stop_gateway(self, *, kill: bool = False) -> None:
-        """End the program that answers.
-
-        Raises:
-            S3Missing: the server was not started here.
-        """
-        self._own().stop_gateway(kill=kill)
-
-    def start_gateway(self) -> None:
-        """Start it again."""
-        self._own().start_gateway()
-
-    def _own(self) -> S3Server:
-        if self.server is None:
-            raise S3Missing(f"the server at ${_ENDPOINT} cannot be stopped from here: unset it")
-        return self.server

@@ -9,8 +9,6 @@ import numpy as np
 import torch
 from PIL import Image
 
-__all__ = ["same"]
-
 
 def same(a: Any, b: Any) -> bool:
     """Return whether two values are equal in types, dtypes, shapes, strides, devices and to the last bit."""

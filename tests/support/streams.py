@@ -1,13 +1,57 @@
-"""Batches of loaders, as values that tests compare."""
+"""Batches of loaders, as values that tests compare; and a script's own samplers and streams."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
+from torch.utils.data import IterableDataset, Sampler
 
-__all__ = ["outcomes", "plain", "stream"]
+from fastpipe import FastLoader
+
+BY_PROCESSES = partial(FastLoader, workers="processes")
+
+
+class OwnSampler(Sampler[Any]):
+    """A sampler of a script's: in each epoch it gives what ``make`` returns."""
+
+    def __init__(self, make: Callable[[], Iterable[Any]], count: int) -> None:
+        self._make, self._count = make, count
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._make())
+
+    def __len__(self) -> int:
+        return self._count
+
+
+class Rounds(Sampler[int]):
+    """A sampler of a script's for 11 samples, with the methods that torchdata asks for."""
+
+    def __init__(self) -> None:
+        self._rounds = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self._rounds += 1
+        yield from ((self._rounds * 3 + number) % 11 for number in range(11))
+
+    def __len__(self) -> int:
+        return 11
+
+    def state_dict(self) -> dict[str, int]:
+        return {"rounds": self._rounds}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._rounds = state["rounds"]
+
+
+class Stream(IterableDataset[int]):
+    """The numbers 0, 1 and 2."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
 
 
 def plain(value: Any) -> Any:

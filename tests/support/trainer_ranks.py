@@ -13,6 +13,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,6 @@ from torchvision import transforms as v1
 from fastpipe import FastImageFolder, FastLoader, Shard
 from fastpipe.errors import OptionError
 from fastpipe.torch import prepare
-
-__all__ = [
-    "RANDOM", "SAMPLES", "SEED", "Rows", "lightning_module", "numbers", "rows", "run_ranks", "seen_in", "trainer_of"
-]  # fmt: skip
 
 SEED = 5
 SAMPLES = 19
@@ -110,10 +107,8 @@ def run_ranks(what: str, folder: Path, world: int, *launcher: str) -> list[dict[
     try:
         output, _ = process.communicate(timeout=170)
     finally:  # ranks of their own session end with it
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         process.wait()
     assert process.returncode == 0, output
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
@@ -132,9 +127,8 @@ def _shard(folder: Path) -> None:
 
     distributed.init_process_group("gloo")
     shard = Shard.auto()
-    found: dict[str, Any] = {
-        "shard": [shard.rank, shard.world, distributed.get_rank(), distributed.get_world_size()]
-    }
+    ranks = [shard.rank, shard.world, distributed.get_rank(), distributed.get_world_size()]
+    found: dict[str, Any] = {"shard": ranks}
     dataset = FastImageFolder(folder / "photos", RANDOM, threads=1)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -181,8 +175,12 @@ def _lightning(folder: Path) -> None:
         getattr(trainer, stage)(module, loader)
         loop = trainer.fit_loop if stage == "fit" else trainer.predict_loop
         used = loop._combined_loader.flattened[0]
-        seed, sampler = used._effective_seed(), type(used.sampler).__name__
-        kinds = [type(used).__name__, seed, used.shard == shard, sampler]
+        kinds = [
+            type(used).__name__,
+            used._effective_seed(),
+            used.shard == shard,
+            type(used.sampler).__name__,
+        ]
         found[name] = {"kinds": kinds, "seen": module.seen}
     _write(folder, rank, found)
 

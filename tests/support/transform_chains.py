@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 from torchvision import transforms as v1
 from torchvision.transforms import InterpolationMode, v2
 
-__all__ = ["chains"]
-
 EDGE = st.integers(1, 40)
 SIZE = EDGE | st.tuples(EDGE, EDGE)
 MODES = st.sampled_from(list(InterpolationMode))

@@ -71,14 +71,16 @@ def read_zarr(path: Path) -> Any:
 
 
 def _write_sharded(path: Path, data: Any, chunk: Any, rows: int | None = None, **options: Any) -> None:
-    shards = tuple(2 * side for side in chunk)
-    options = {
-        "shape": data.shape,
+    options |= {
         "chunks": chunk,
-        "shards": shards,
+        "shards": tuple(2 * side for side in chunk),
         "dtype": data.dtype.newbyteorder("="),
-    } | options
-    zarr.create_array(path, **options)[:rows] = data[:rows]
+    }
+    zarr.create_array(path, shape=data.shape, **options)[:rows] = data[:rows]
+
+
+def _n5_at(path: Path) -> dict[str, Any]:
+    return {"driver": "n5", "kvstore": {"driver": "file", "path": f"{os.fspath(path)}/"}}
 
 
 def write_n5(
@@ -86,21 +88,15 @@ def write_n5(
 ) -> Any:
     """Writes an array with tensorstore, of which only some rows are written perhaps; returns its store."""
     metadata = {
-        "dataType": data.dtype.name,
-        "dimensions": data.shape,
-        "blockSize": chunk,
-        "compression": compression,
-    }
-    kvstore = {"driver": "file", "path": f"{os.fspath(path)}/"}
-    spec = {"driver": "n5", "kvstore": kvstore, "metadata": metadata}
-    store = tensorstore.open(spec, create=True).result()
+        "dataType": data.dtype.name, "dimensions": data.shape, "blockSize": chunk, "compression": compression,
+    }  # fmt: skip
+    store = tensorstore.open({**_n5_at(path), "metadata": metadata}, create=True).result()
     store[: len(data[:rows])].write(data[:rows]).result()
     return store
 
 
 def read_n5(path: Path) -> Any:
-    spec = {"driver": "n5", "kvstore": {"driver": "file", "path": f"{path}/"}}
-    return np.asarray(tensorstore.open(spec).result().read().result())
+    return np.asarray(tensorstore.open(_n5_at(path)).result().read().result())
 
 
 def write_hdf5(path: Path, data: Any, chunk: Any, rows: int | None = None, **options: Any) -> None:

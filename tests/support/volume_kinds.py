@@ -4,126 +4,78 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-import blosc2
 import h5py
-import nibabel
 import numcodecs
 import numpy as np
-import tensorstore
 import tifffile
 import zarr
+from volume_files import write_blosc2, write_n5, write_nifti, write_npy
 from zarr.codecs import BloscCodec, BytesCodec, GzipCodec, ZstdCodec
 
-__all__ = ["VOLUME_KINDS", "coordinates", "cut", "equal", "random_array", "write_volume"]
 
-
-def _zarr(path: str, array: Any, chunk: Sequence[int], **options: Any) -> str:
-    zarr.create_array(f"{path}.zarr", data=array, chunks=tuple(chunk), **options)
-    return f"{path}.zarr"
-
-
-def _sharded(path: str, array: Any, chunk: Sequence[int]) -> str:
-    return _zarr(path, array, chunk, shards=tuple(2 * side for side in chunk))
-
-
-def _n5(path: str, array: Any, chunk: Sequence[int], compression: str) -> str:
-    metadata = {
-        "dimensions": list(array.shape), "blockSize": list(chunk), "dataType": array.dtype.name,
-        "compression": {"type": compression},
-    }  # fmt: skip
-    spec = {"driver": "n5", "kvstore": {"driver": "file", "path": f"{path}.n5/"}, "metadata": metadata}
-    tensorstore.open(spec, create=True).result().write(array).result()
-    return f"{path}.n5"
-
-
-def _within(chunk: Sequence[int], array: Any) -> tuple[int, ...]:
-    return tuple(min(side, size) for side, size in zip(chunk, array.shape, strict=True))
+def _zarr(path: str, array: Any, chunk: Sequence[int], is_sharded: bool = False, **options: Any) -> None:
+    shards = tuple(2 * side for side in chunk) if is_sharded else None
+    zarr.create_array(path, data=array, chunks=tuple(chunk), shards=shards, **options)
 
 
 def _hdf5(path: str, array: Any, chunk: Sequence[int], **options: Any) -> str:
-    with h5py.File(f"{path}.h5", "w") as file:
-        file.create_dataset("raw", data=array, chunks=_within(chunk, array), **options)
+    with h5py.File(path, "w") as file:
+        file.create_dataset("raw", data=array, chunks=tuple(map(min, chunk, array.shape)), **options)
         file["other"] = np.zeros(3)
-    return f"{path}.h5/raw"
+    return f"{path}/raw"
 
 
-def _contiguous(path: str, array: Any, chunk: Sequence[int]) -> str:
-    with h5py.File(f"{path}.h5", "w") as file:
-        file["group/raw"] = array
-    return f"{path}.h5"  # the only dataset needs no name
+def _contiguous(path: str, array: Any, chunk: Sequence[int]) -> None:
+    with h5py.File(path, "w") as file:
+        file["group/raw"] = array  # the only dataset needs no name
 
 
-def _tiff(path: str, array: Any, chunk: Sequence[int], end: str = "tif", **options: Any) -> str:
+def _tiff(path: str, array: Any, chunk: Sequence[int], **options: Any) -> None:
     if options.get("tile"):
         options["tile"] = tuple(-(-side // 16) * 16 for side in chunk[-2:])
     if options.get("rowsperstrip"):
         options["rowsperstrip"] = chunk[-2]
-    tifffile.imwrite(f"{path}.{end}", array, photometric="minisblack", **options)
-    return f"{path}.{end}"
+    tifffile.imwrite(path, array, photometric="minisblack", **options)
 
 
-def _slices(path: str, array: Any, chunk: Sequence[int], **options: Any) -> str:
+def _slices(path: str, array: Any, chunk: Sequence[int], end: str, **options: Any) -> None:
     os.mkdir(path)
     for number, page in enumerate(array):
-        _tiff(f"{path}/{number:04}", page, chunk, **options)
-    return path
+        _tiff(f"{path}/{number:04}.{end}", page, chunk, **options)
 
 
-def _nifti(path: str, array: Any, chunk: Sequence[int], end: str) -> str:
-    nibabel.save(nibabel.Nifti1Image(array, np.eye(4), dtype=array.dtype), f"{path}.{end}")
-    return f"{path}.{end}"
-
-
-def _b2nd(path: str, array: Any, chunk: Sequence[int]) -> str:
-    sides = _within(chunk, array)
-    blocks = tuple(max(1, side // 2) for side in sides)
-    blosc2.asarray(array, chunks=sides, blocks=blocks, urlpath=f"{path}.b2nd", mode="w")
-    return f"{path}.b2nd"
-
-
-def _npy(path: str, array: Any, chunk: Sequence[int], order: Any = "C") -> str:
-    np.save(f"{path}.npy", np.asarray(array, order=order))
-    return f"{path}.npy"
-
-
-_V2 = {"zarr_format": 2}
-# Of each kind a function that writes it, and its options.
-_WRITERS: dict[str, tuple[Callable[..., str], dict[str, Any]]] = {
-    "zarr3 blosc": (_zarr, {"compressors": BloscCodec(cname="lz4", clevel=3, shuffle="shuffle")}),
-    "zarr3 bitshuffle": (_zarr, {"compressors": BloscCodec(cname="zstd", clevel=3, shuffle="bitshuffle")}),
-    "zarr3 zstd": (_zarr, {"compressors": ZstdCodec(level=1)}),
-    "zarr3 gzip": (_zarr, {"compressors": GzipCodec(level=1)}),
-    "zarr3 none": (_zarr, {"compressors": None}),
-    "zarr3 big-endian": (_zarr, {"serializer": BytesCodec(endian="big"), "compressors": ZstdCodec(level=1)}),
-    "zarr3 sharded": (_sharded, {}),
-    "zarr2 blosc": (_zarr, {"compressors": numcodecs.Blosc(cname="zstd", clevel=3), **_V2}),
-    "zarr2 zstd": (_zarr, {"compressors": numcodecs.Zstd(level=1), **_V2}),
-    "zarr2 zlib": (_zarr, {"compressors": numcodecs.Zlib(level=1), **_V2}),
-    "zarr2 none": (_zarr, {"compressors": None, **_V2}),
-    "zarr2 fortran": (_zarr, {"order": "F", **_V2}),
-    "n5 gzip": (_n5, {"compression": "gzip"}),
-    "n5 raw": (_n5, {"compression": "raw"}),
-    "hdf5 gzip": (_hdf5, {"compression": "gzip", "shuffle": True}),
-    "hdf5 lzf": (_hdf5, {"compression": "lzf", "fletcher32": True}),
-    "hdf5 chunks": (_hdf5, {}),
-    "hdf5 scale-offset": (_hdf5, {"scaleoffset": 0}),
-    "hdf5 contiguous": (_contiguous, {}),
-    "tiff tiles": (_tiff, {"tile": True, "compression": "zlib", "predictor": True}),
-    "tiff strips": (_tiff, {"end": "tiff", "rowsperstrip": True, "compression": "zlib"}),
-    "tiff raw": (_tiff, {}),
-    "tiff big-endian": (_tiff, {"byteorder": ">"}),
-    "tiff big-endian tiles": (_tiff, {"byteorder": ">", "tile": True, "compression": "zlib"}),
-    "tiff raw tiles": (_tiff, {"tile": True}),
-    "bigtiff": (_tiff, {"bigtiff": True, "compression": "zlib"}),
-    "tiff folder": (_slices, {}),
-    "tiff folder zlib": (_slices, {"end": "TIF", "compression": "zlib", "tile": True}),
-    "nii": (_nifti, {"end": "nii"}),
-    "nii.gz": (_nifti, {"end": "nii.gz"}),
-    "b2nd": (_b2nd, {}),
-    "npy": (_npy, {}),
-    "npy fortran": (_npy, {"order": "F"}),
+_V2, _ZLIB = {"zarr_format": 2}, {"compression": "zlib"}
+_BIG_ENDIAN = {"serializer": BytesCodec(endian="big"), "compressors": ZstdCodec(level=1)}
+# Of each kind what its names end in, a function that writes it, and its options.
+_WRITERS: dict[str, tuple[str, Callable[..., Any], dict[str, Any]]] = {
+    "zarr3 blosc": (".zarr", _zarr, {"compressors": BloscCodec(cname="lz4", clevel=3, shuffle="shuffle")}),
+    "zarr3 bitshuffle": (".zarr", _zarr, {"compressors": BloscCodec(clevel=3, shuffle="bitshuffle")}),
+    "zarr3 zstd": (".zarr", _zarr, {"compressors": ZstdCodec(level=1)}),
+    "zarr3 gzip": (".zarr", _zarr, {"compressors": GzipCodec(level=1)}),
+    "zarr3 none": (".zarr", _zarr, {"compressors": None}),
+    "zarr3 big-endian": (".zarr", _zarr, _BIG_ENDIAN), "zarr3 sharded": (".zarr", _zarr, {"is_sharded": True}),
+    "zarr2 blosc": (".zarr", _zarr, {"compressors": numcodecs.Blosc(cname="zstd", clevel=3), **_V2}),
+    "zarr2 zstd": (".zarr", _zarr, {"compressors": numcodecs.Zstd(level=1), **_V2}),
+    "zarr2 zlib": (".zarr", _zarr, {"compressors": numcodecs.Zlib(level=1), **_V2}),
+    "zarr2 none": (".zarr", _zarr, {"compressors": None, **_V2}),
+    "zarr2 fortran": (".zarr", _zarr, {"order": "F", **_V2}),
+    "n5 gzip": (".n5", write_n5, {"compression": {"type": "gzip"}}),
+    "n5 raw": (".n5", write_n5, {"compression": {"type": "raw"}}),
+    "hdf5 gzip": (".h5", _hdf5, {"compression": "gzip", "shuffle": True}),
+    "hdf5 lzf": (".h5", _hdf5, {"compression": "lzf", "fletcher32": True}), "hdf5 chunks": (".h5", _hdf5, {}),
+    "hdf5 scale-offset": (".h5", _hdf5, {"scaleoffset": 0}), "hdf5 contiguous": (".h5", _contiguous, {}),
+    "tiff tiles": (".tif", _tiff, {"tile": True, "predictor": True, **_ZLIB}),
+    "tiff strips": (".tiff", _tiff, {"rowsperstrip": True, **_ZLIB}), "tiff raw": (".tif", _tiff, {}),
+    "tiff big-endian": (".tif", _tiff, {"byteorder": ">"}),
+    "tiff big-endian tiles": (".tif", _tiff, {"byteorder": ">", "tile": True, **_ZLIB}),
+    "tiff raw tiles": (".tif", _tiff, {"tile": True}), "bigtiff": (".tif", _tiff, {"bigtiff": True, **_ZLIB}),
+    "tiff folder": ("", _slices, {"end": "tif"}),
+    "tiff folder zlib": ("", _slices, {"end": "TIF", "tile": True, **_ZLIB}),
+    "nii": (".nii", write_nifti, {}), "nii.gz": (".nii.gz", write_nifti, {}), "b2nd": (".b2nd", write_blosc2, {}),
+    "npy": (".npy", write_npy, {}), "npy fortran": (".npy", write_npy, {"is_fortran": True}),
 }  # fmt: skip
 VOLUME_KINDS = [*_WRITERS, "array"]
 
@@ -132,17 +84,18 @@ def write_volume(kind: str, path: str | os.PathLike[str], array: Any, chunk: Seq
     """Write an array as a volume; return what a script names, where ``path`` has no suffix yet."""
     if kind == "array":
         return array.copy()
-    made, options = _WRITERS[kind]
-    return made(os.fspath(path), array, chunk, **options)
+    end, write, options = _WRITERS[kind]
+    place = f"{os.fspath(path)}{end}"
+    named = write(Path(place) if write is write_nifti else place, array, chunk, **options)
+    return named if isinstance(named, str) else place
 
 
 def cut(array: Any, start: Sequence[int], size: Sequence[int], mode: Any = "error", value: float = 0) -> Any:
     """Return a patch of the last dimensions, as ``numpy.pad`` and slicing make it."""
     lead = array.ndim - len(size)
     before = [max(0, -at) for at in start]
-    behind = [
-        max(0, at + side - most) for at, side, most in zip(start, size, array.shape[lead:], strict=True)
-    ]
+    ends = zip(start, size, array.shape[lead:], strict=True)
+    behind = [max(0, at + side - most) for at, side, most in ends]
     if any(before) or any(behind):
         assert mode != "error"
         options = {"constant_values": np.array(value).astype(array.dtype)} if mode == "constant" else {}

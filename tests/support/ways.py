@@ -18,7 +18,6 @@ import numpy as np
 import fastpipe
 
 _ROOT = os.path.dirname(fastpipe.__file__) + os.sep
-_RNG = np.random.default_rng(0)
 
 
 class Crossed:
@@ -52,14 +51,9 @@ def _module(frame: Any) -> str | None:
 
 
 def _photos(folder: Path) -> str:
-    from PIL import Image
+    from fastpipe.bench.synthetic import photo_tree
 
-    for name in "ab":
-        (folder / name).mkdir()
-        for number in range(8):
-            pixels = _RNG.integers(0, 255, (80, 100, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(folder / name / f"{number}.jpg")
-    return str(folder)
+    return str(photo_tree(folder / "photos", classes=2, per_class=8, sizes=(80, 100)))
 
 
 def _second_batch(dataset: Any) -> set[str]:
@@ -145,9 +139,7 @@ def bench(folder: Path) -> set[str]:
     """A benchmark's case."""
     from fastpipe.cli import main
 
-    photos = folder / "photos"
-    photos.mkdir()
-    argv = ["bench", "images", "--quick", "--data", _photos(photos)]
+    argv = ["bench", "images", "--quick", "--data", _photos(folder)]
     with contextlib.redirect_stdout(io.StringIO()), Crossed() as crossed:
         assert main(argv) == 0
     return crossed.modules

@@ -34,14 +34,8 @@ def started() -> None:
 
 
 class Photos:
-    """A table of photographs.
-
-    Attributes:
-        paths: of the files.
-        sizes: width and height of each.
-        boxes: int (N, 4): left, top, right, bottom.
-        labels: names.
-    """
+    """A table of photographs, with a name as the label, the width and height, and a box (left, top, right,
+    bottom) of each."""
 
     def __init__(self, folder: Path) -> None:
         self.paths = sorted(str(path) for path in folder.rglob("*") if path.is_file())
@@ -66,7 +60,6 @@ class Photos:
 
 @pytest.fixture(scope="session")
 def photo_table(photos: Path) -> Photos:
-    """The photographs of this machine, or made ones."""
     return Photos(photos)
 
 
@@ -88,11 +81,7 @@ def by_pillow() -> Callable[..., Any]:
 @pytest.fixture
 def rows() -> Callable[[Any], list[Any]]:
     """All rows of a dataset of (images, labels) or images, as arrays."""
-
-    def found(dataset: Any) -> list[Any]:
-        return [tf.nest.map_structure(lambda one: one.numpy(), element) for element in dataset.unbatch()]
-
-    return found
+    return lambda made: [tf.nest.map_structure(lambda one: one.numpy(), row) for row in made.unbatch()]
 
 
 @pytest.fixture

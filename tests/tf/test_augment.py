@@ -66,34 +66,9 @@ def _changed(augment: Any, images: Any, way: str, key: Any = _KEY) -> Any:
     return tf.function(lambda one: augment(one, key=key), jit_compile=compiled or None)(images).numpy()
 
 
-@pytest.fixture
-def not_fused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's products of matrices as Augment has them: on some processors its library fuses operations."""
-    monkeypatch.setattr("fastpipe.augment.geometry._library_fuses", lambda: False)
-
-
-@pytest.fixture
-def native_batches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """The shapes of batches that the native core changes from now on."""
-    shapes: list[tuple[int, ...]] = []
-    change = augment_module.change_natively
-
-    def noted(images: Any, *others: Any) -> Any:
-        shapes.append(images.shape)
-        return change(images, *others)
-
-    monkeypatch.setattr(augment_module, "change_natively", noted)
-    return shapes
-
-
 def _images(dtype: str, shape: tuple[int, ...] = (16, 40, 52, 3)) -> Any:
     images = np.random.default_rng(0).random(shape, np.float32)
     return (images * 255).astype(np.uint8) if dtype == "uint8" else images
-
-
-def _by_torch(chain: list[Any], images: Any) -> Any:
-    made = of_torch.Compose(chain)(torch.from_numpy(images).movedim(-1, 1).contiguous(), key=_KEY)
-    return made.movedim(1, -1).numpy()
 
 
 @settings(deadline=None, max_examples=20)
@@ -112,12 +87,15 @@ def test_its_numbers_are_those_of_keys(seed: int, epoch: int, draws: list[int], 
 @pytest.mark.parametrize("dtype", ["float32", "uint8"])
 @pytest.mark.parametrize("number", range(len(_CASES)), ids=lambda number: "+".join(_CASES[number][0]))
 def test_it_changes_images_as_fastpipe_augment_does(
-    number: int, dtype: str, way: str, not_fused: None
+    number: int, dtype: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # torch's products of matrices as Augment has them: on some processors its library fuses operations.
+    monkeypatch.setattr("fastpipe.augment.geometry._library_fuses", lambda: False)
     arguments, chain = _CASES[number]
     images = _images(dtype)
     augment = Augment(value_range=(0, 1), jit_compile=way == "compiled", **arguments)
-    made, wanted = _changed(augment, images, way), _by_torch(chain, images)
+    by_torch = of_torch.Compose(chain)(torch.from_numpy(images).movedim(-1, 1).contiguous(), key=_KEY)
+    made, wanted = _changed(augment, images, way), by_torch.movedim(1, -1).numpy()
     assert made.dtype == wanted.dtype == dtype
     assert np.any(wanted != images)
     if way in _WAYS[:2]:
@@ -153,22 +131,17 @@ def test_the_native_core_gives_what_the_operations_give(size: Any, channels: int
         assert apart.max() <= 4 and (apart > 0).sum() <= 2 + 0.01 * apart.size
 
 
-def test_nan_and_infinity_stay_where_they_are() -> None:
+def test_nan_and_infinity_stay_where_they_are_and_an_endless_warp_reads_nothing_outside() -> None:
     images = _images("float32")
     images[:, 0, 0], images[:, 5, 5], images[:, 39, 51] = np.nan, np.inf, -np.inf
     made = Augment(horizontal_flip=0.5, vertical_flip=0.5)(images, key=_KEY).numpy()
     np.testing.assert_array_equal(np.sort(made.reshape(16, -1)), np.sort(images.reshape(16, -1)))
     warped = Augment(rotation=5, translation=0.1)(images, key=_KEY).numpy()
     assert 0 < np.isnan(warped).mean() < 0.05
-
-
-@pytest.mark.parametrize(
-    "arguments", [{"rotation": (-np.inf, np.inf)}, {"zoom": (1e-30, 1e-30)}, {"zoom": (1e30, 1e30)}], ids=str
-)
-def test_an_endless_warp_reads_nothing_outside_the_image(arguments: dict[str, Any]) -> None:
-    with np.errstate(all="ignore"):
-        made = Augment(fill=0.5, **arguments)(_images("float32") + 1, key=_KEY).numpy()
-    assert made.min() >= 0.5 and made.max() <= 2
+    for endless in ({"rotation": (-np.inf, np.inf)}, {"zoom": (1e-30, 1e-30)}, {"zoom": (1e30, 1e30)}):
+        with np.errstate(all="ignore"):
+            made = Augment(fill=0.5, **endless)(_images("float32") + 1, key=_KEY).numpy()
+        assert made.min() >= 0.5 and made.max() <= 2, endless
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "bfloat16", "float32"])
@@ -183,24 +156,26 @@ def test_no_instruction_set_changes_a_bit(dtype: str) -> None:
     assert len(set(made)) == 1
 
 
-def test_values_in_memory_and_datasets_are_changed_natively(native_batches: Any) -> None:
-    images, augment = tf.constant(_images("uint8")), Augment(jit_compile=False, **_ALL)
+def test_datasets_are_changed_natively_and_functions_by_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes, change = list[Any](), augment_module.change_natively
+
+    def noted(images: Any, *others: Any) -> Any:
+        shapes.append(images.shape)
+        return change(images, *others)
+
+    monkeypatch.setattr(augment_module, "change_natively", noted)
+    images, augment = tf.constant(_images("uint8")), Augment(jit_compile=False, rotation=20, contrast=0.3)
+    dataset, function = tf.data.Dataset.from_tensors(images), tf.function(augment)
+    function(images)
+    tf.function(lambda image: function(image), jit_compile=True)(images)  # the trace is used again
+    assert len(list(dataset.map(tf.function(augment)))) == 1
+    assert shapes == []
     augment(images)
-    assert native_batches == [images.shape]
-    dataset = tf.data.Dataset.from_tensors(images)
+    assert shapes == [images.shape]
     assert len(list(dataset.map(augment, num_parallel_calls=2))) == 1
     assert len(list(dataset.map(lambda image: augment(image) // 2))) == 1
     assert len(list(dataset.flat_map(lambda image: dataset.map(augment)))) == 1
-    assert len(native_batches) == 4
-
-
-def test_functions_are_made_of_operations(native_batches: Any) -> None:
-    images, augment = tf.constant(_images("uint8")), Augment(jit_compile=False, rotation=20, contrast=0.3)
-    function = tf.function(augment)
-    function(images)
-    tf.function(lambda image: function(image), jit_compile=True)(images)  # the trace is used again
-    assert len(list(tf.data.Dataset.from_tensors(images).map(tf.function(augment)))) == 1
-    assert native_batches == []
+    assert len(shapes) == 4
 
 
 def test_gradients_are_those_of_the_operations() -> None:
@@ -234,18 +209,15 @@ def test_calls_differ_and_the_seed_repeats_them() -> None:
     np.testing.assert_array_equal(one, again(images).numpy())
     np.testing.assert_array_equal(two, again(images).numpy())
     assert np.any(one != Augment(seed=4, jit_compile=False, **_ALL)(images).numpy())
-
-
-def test_the_default_seed_comes_from_numpys_global_generator() -> None:
     seeds = []
     for seed in (7, 7, None):
         if seed is not None:
             np.random.seed(seed)
         seeds.append(Augment(horizontal_flip=0.5).get_config()["seed"])
-    assert seeds[0] == seeds[1] != seeds[2]
+    assert seeds[0] == seeds[1] != seeds[2], "by default it comes from NumPy's global generator"
 
 
-def test_modalities_share_their_geometry_whatever_their_sizes() -> None:
+def test_modalities_share_their_geometry_whatever_their_sizes_and_name_what_is_changed() -> None:
     small = _images("float32", (16, 32, 32, 3))
     large = np.repeat(np.repeat(small, 2, axis=1), 2, axis=2)
     inputs = {"rgb": small, "depth": large, "age": np.arange(16.0)}
@@ -254,14 +226,10 @@ def test_modalities_share_their_geometry_whatever_their_sizes() -> None:
     np.testing.assert_array_equal(made["age"], inputs["age"])
     np.testing.assert_array_equal(made["depth"][:, ::2, ::2], made["rgb"])
     assert np.any(made["rgb"] != small)
-
-
-def test_modalities_and_colours_name_what_is_changed() -> None:
-    images = _images("float32", (16, 32, 32, 3))
     augment = Augment(horizontal_flip=0.5, brightness=0.5, modalities=["rgb", "depth"], colours=["rgb"])
-    made = augment({"rgb": images, "depth": images, "mask": images}, key=_KEY)
-    flips = Augment(horizontal_flip=0.5)(images, key=_KEY).numpy()
-    np.testing.assert_array_equal(made["mask"], images)
+    made = augment({"rgb": small, "depth": small, "mask": small}, key=_KEY)
+    flips = Augment(horizontal_flip=0.5)(small, key=_KEY).numpy()
+    np.testing.assert_array_equal(made["mask"], small)
     np.testing.assert_array_equal(made["depth"], flips)
     assert np.any(made["rgb"] != flips)
 
@@ -274,8 +242,7 @@ def test_labels_are_handed_through() -> None:
     mapped = dataset.map(augment, num_parallel_calls=2)
     assert mapped.element_spec == dataset.element_spec
     assert np.concatenate([one[1].numpy() for one in mapped]).tolist() == labels.tolist()
-    named = dataset.map(lambda image, label: ({"a": image, "b": image}, label)).map(augment)
-    for inputs, _ in named:
+    for inputs, _ in dataset.map(lambda image, label: ({"a": image, "b": image}, label)).map(augment):
         np.testing.assert_array_equal(inputs["a"], inputs["b"])
 
 
@@ -288,14 +255,20 @@ def _model(augment: Any, **options: Any) -> Any:
     return model
 
 
-def test_a_model_augments_while_it_trains_only() -> None:
-    augment = Augment(seed=1, **_ALL)
+def test_a_model_augments_while_it_trains_only_and_is_saved_and_loaded(tmp_path: Any) -> None:
+    augment = Augment(seed=1, name="changes", modalities=None, cutout_scale=(0.1, 0.2), **_ALL)
+    assert Augment.from_config(augment.get_config()).get_config() == augment.get_config()
     model = keras.Sequential([keras.Input((40, 52, 3)), augment])
     images = _images("float32") * 255
     np.testing.assert_array_equal(model(images, training=False), images)
     np.testing.assert_array_equal(model.predict(images, verbose=0), images)
     assert np.any(model(images, training=True).numpy() != images)
     assert np.any(augment(images).numpy() != images)  # as a function, always
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of Keras's own calls of NumPy
+        model.save(tmp_path / "model.keras")
+        loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(loaded(images, training=True), model(images, training=True))
 
 
 @pytest.mark.few(1)
@@ -307,19 +280,6 @@ def test_a_model_with_it_fits(jit_compile: bool) -> None:
     history = model.fit(images, np.arange(20) % 3, batch_size=8, epochs=2, verbose=0)
     assert np.isfinite(history.history["loss"]).all()
     assert int(augment.calls.value) == 6  # the last batch, of 4, among them
-
-
-def test_a_model_with_it_is_saved_and_loaded(tmp_path: Any) -> None:
-    augment = Augment(seed=1, name="changes", modalities=None, cutout_scale=(0.1, 0.2), **_ALL)
-    assert Augment.from_config(augment.get_config()).get_config() == augment.get_config()
-    model = keras.Sequential([keras.Input((40, 52, 3)), augment])
-    images = _images("float32") * 255
-    model(images, training=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of Keras's own calls of NumPy
-        model.save(tmp_path / "model.keras")
-        loaded = keras.models.load_model(tmp_path / "model.keras")
-    np.testing.assert_array_equal(loaded(images, training=True), model(images, training=True))
 
 
 def test_replicas_draw_other_numbers_and_fit(two_replicas: Any) -> None:
@@ -339,11 +299,10 @@ def test_replicas_draw_other_numbers_and_fit(two_replicas: Any) -> None:
 
 
 def test_a_dataset_draws_by_seed_epoch_and_position(photo_table: Any) -> None:
-    options: dict[str, Any] = {"boxes": "box", "image_size": (32, 32), "seed": 9, "rescale": 1 / 255}
+    both = {"boxes": "box", "image_size": 32, "seed": 9, "rescale": 1 / 255, "batch_size": 5}
     augment = Augment(value_range=(0, 1), **_ALL)
-    table = photo_table.table
-    made = fastpipe.tf.image_dataset(table, "label", batch_size=5, augment=augment, **options)
-    plain = fastpipe.tf.image_dataset(table, "label", batch_size=5, **options)
+    made = fastpipe.tf.image_dataset(photo_table.table, augment=augment, **both)
+    plain = fastpipe.tf.image_dataset(photo_table.table, **both)
     for epoch in range(2):
         at = 0
         for (images, labels), (before, wanted) in zip(made, plain, strict=True):
@@ -358,28 +317,19 @@ def test_a_dataset_draws_by_seed_epoch_and_position(photo_table: Any) -> None:
     [
         ({"horizontal_flip": 1.5}, "horizontal_flip must be a probability"),
         ({"rotation": (10, -10)}, "rotation= must be a number of at least 0, or two"),
-        ({"rotation": -5}, "rotation="),
-        ({"rotation": None}, "rotation="),
-        ({"zoom": 1.5}, "zoom="),
-        ({"zoom": 1.0}, "zoom= must give factors above 0"),
-        ({"translation": 2}, "translation must"),
-        ({"translation": (0.1, 0.2, 0.3)}, "translation must"),
-        ({"translation": (0.1,)}, "translation must"),
-        ({"brightness": (-1, 1)}, "brightness="),
-        ({"hue": 0.7}, "hue="),
-        ({"cutout": float("nan")}, "cutout must"),
-        ({"cutout_scale": (0.5, 0.1)}, "cutout_scale must"),
-        ({"interpolation": "cubic"}, "interpolation"),
-        ({"value_range": (1, 0)}, "value_range="),
+        ({"rotation": -5}, "rotation="), ({"rotation": None}, "rotation="), ({"zoom": 1.5}, "zoom="),
+        ({"zoom": 1.0}, "zoom= must give factors above 0"), ({"translation": 2}, "translation must"),
+        ({"translation": (0.1, 0.2, 0.3)}, "translation must"), ({"translation": (0.1,)}, "translation must"),
+        ({"brightness": (-1, 1)}, "brightness="), ({"hue": 0.7}, "hue="),
+        ({"cutout": float("nan")}, "cutout must"), ({"cutout_scale": (0.5, 0.1)}, "cutout_scale must"),
+        ({"interpolation": "cubic"}, "interpolation"), ({"value_range": (1, 0)}, "value_range="),
         ({"seed": 1.75}, "float"),
     ],
-)
+    ids=str,
+)  # fmt: skip
 def test_arguments_that_do_not_fit_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises((fastpipe.errors.FastpipeError, TypeError), match=message):
         Augment(**{"horizontal_flip": 0.5, **arguments})
-
-
-_A = {"a": np.zeros((2, 8, 8, 3), np.float32)}
 
 
 @pytest.mark.parametrize(
@@ -389,7 +339,7 @@ _A = {"a": np.zeros((2, 8, 8, 3), np.float32)}
         ({}, np.zeros((2, 3, 32, 32), np.float32), "channels last"),
         ({}, np.zeros((2, 8, 8, 3), np.int32), "the input is int32"),
         ({}, {"a": np.zeros((2, 3))}, r"there are no images \(N, H, W, C\) among the inputs \['a'\]"),
-        ({"modalities": ["b"]}, _A, "modalities= names 'b'"),
+        ({"modalities": ["b"]}, {"a": np.zeros((2, 8, 8, 3), np.float32)}, "modalities= names 'b'"),
         *(
             ({"cutout": 1.0, "fill": fill}, np.zeros((2, 8, 8, 3), np.uint8), "uint8 need a whole number")
             for fill in (300, -1, 0.5)

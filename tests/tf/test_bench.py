@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,6 @@ from fastpipe.bench.tf import spec_of as tf_spec
 from fastpipe.errors import OptionError
 
 _SPECS = {spec.key: spec for spec in full.specs()}
-_LENGTHS = {"crop": 8, "augment": 8, "folder": 6, "modalities": 5, "hdf5": 9, "patches": 5}
 
 
 @pytest.fixture(scope="module")
@@ -43,15 +43,8 @@ def setting(tree: Path, tmp_path: Path) -> Setting:
 @pytest.fixture
 def rows(setting: Setting) -> Iterator[Any]:
     """Makes rows by their keys, and closes them."""
-    made: list[EpochRow] = []
-
-    def make(*keys: str) -> list[EpochRow]:
-        made.extend(EpochRow(_SPECS[key], setting) for key in keys)
-        return made[-len(keys) :]
-
-    yield make
-    for row in made:
-        row.close()
+    with ExitStack() as stack:
+        yield lambda *keys: [stack.enter_context(closing(EpochRow(_SPECS[key], setting))) for key in keys]
 
 
 def test_photos_are_the_jpegs_of_class_folders_spread_evenly(tmp_path: Path, capsys: Any) -> None:
@@ -81,7 +74,8 @@ def test_photos_are_the_jpegs_of_class_folders_spread_evenly(tmp_path: Path, cap
 @pytest.mark.parametrize("key", list(_SPECS))
 def test_a_row_goes_through_whole_epochs(key: str, rows: Any, setting: Setting) -> None:
     (row,) = rows(key)
-    assert row.chunk == _LENGTHS[row.spec.section] and row.measure(2 * row.chunk) > 0
+    lengths = {"crop": 8, "augment": 8, "folder": 6, "modalities": 5, "hdf5": 9, "patches": 5}
+    assert row.chunk == lengths[row.spec.section] and row.measure(2 * row.chunk) > 0
     if row.spec.section == "augment":  # batches in memory are changed and stay images
         first = next(iter(row.dataset)).numpy()
         assert first.shape == (4, 128, 128, 3) and first.dtype == np.float32 and np.isfinite(first).all()
@@ -98,18 +92,6 @@ def test_a_row_that_fails_leaves_the_run_and_one_that_gives_too_few_is_an_error(
     row.dataset = row.dataset.map(lambda images, labels: tf.io.decode_jpeg(tf.constant(b"none")))
     with pytest.raises(ContenderError, match="it failed: "):
         row.measure(8)
-
-
-@pytest.fixture
-def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows with a process of their own run in a thread of this one, where TensorFlow is imported."""
-
-    def here(count: int, context: Any, initializer: Any, arguments: Any) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(count, initializer=initializer, initargs=arguments)
-
-    monkeypatch.setattr(case, "ProcessPoolExecutor", here)
-    # The other rows are of this process too: it does not freeze.
-    monkeypatch.setattr(case.gc, "freeze", lambda: None)
 
 
 def test_the_check_sees_all_samples_of_fastpipes_rows(rows: Any, setting: Setting) -> None:
@@ -149,11 +131,10 @@ def test_the_check_finds_a_wrong_row(spoil: Any, words: str, setting: Setting) -
 
 
 def test_targets_are_judged_by_the_median() -> None:
-    samples = {
+    found = targets({
         "crop-threads": rated(250, 180, 240), "crop-replaced": rated(100, 100, 100),
         "crop-hand": rated(200, 200, 200), "crop-ram": rated(1900, 2100, 2000), "folder-threads": rated(20, 20, 20),
-    }  # fmt: skip
-    found = targets(samples)
+    })  # fmt: skip
     assert [one["is_met"] for one in found] == [True, False, True, None, None]
     assert [one["got"] and one["got"]["median"] for one in found] == [2.4, 1.2, 20.0, None, None]
     assert [one["is_met"] for one in targets({})] == [None] * 5
@@ -161,13 +142,14 @@ def test_targets_are_judged_by_the_median() -> None:
 
 @pytest.mark.parametrize("is_wrong", [False, True])
 def test_some_rows_are_measured_unless_pixels_differ(
-    tree: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Any,
-    in_this_process: None,
-    is_wrong: bool,
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, is_wrong: bool
 ) -> None:
+    # Rows with a process of their own run in a thread of this one, where TensorFlow is imported.  The other
+    # rows are of this process too: it does not freeze.
+    monkeypatch.setattr(
+        case, "ProcessPoolExecutor", lambda count, context, begin, given: ThreadPoolExecutor(count, "", begin, given)
+    )  # fmt: skip
+    monkeypatch.setattr(case.gc, "freeze", lambda: None)
     kept = ["crop-replaced", "crop-threads", "crop-hand"]
     for kind in (case.Bench, full.Bench):
         monkeypatch.setattr(kind, "specs", staticmethod(lambda: [_SPECS[key] for key in kept]))
@@ -189,21 +171,19 @@ def test_some_rows_are_measured_unless_pixels_differ(
 
 @pytest.mark.slow
 def test_a_quick_run_measures_everything_without_torch(tree: Path, tmp_path: Path) -> None:
-    code = (
-        "import sys\n"
-        "sys.path.insert(0, 'benchmarks')\n"
-        "import paths\n"
-        "from benchmarks.run import main\n"
-        "code = main(sys.argv[1:])\n"
-        "assert 'torch' not in sys.modules, 'the case goes without'\n"
-        "sys.exit(code)\n"
-    )
-    command = ["tf", "--quick", "--rounds", "1", "--batch-size", "4", "--data", str(tree), "--peers"]
-    command += ["--json", str(tmp_path / "r.json"), "--plot", str(tmp_path / "r.png")]
-    root = Path(full.__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *command], capture_output=True, text=True, check=False, cwd=root
-    )
+    code = """
+import sys
+sys.path.insert(0, 'benchmarks')
+import paths
+from benchmarks.run import main
+code = main(sys.argv[1:])
+assert 'torch' not in sys.modules, 'the case goes without'
+sys.exit(code)
+"""
+    words = f"tf --quick --rounds 1 --batch-size 4 --data {tree} --peers"
+    words += f" --json {tmp_path}/r.json --plot {tmp_path}/r.png"
+    command, root = [sys.executable, "-c", code, *words.split()], Path(full.__file__).parents[2]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=root)
     result = checked_result(Run(done.returncode, done.stdout, done.stderr, tmp_path), tree)
     assert "AutoGraph" not in done.stderr and "belonging to" not in done.stdout, "TensorFlow is quiet"
     assert list(result["sections"]) == list(SECTIONS) and result["missing"] == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,25 +30,21 @@ def files(photo_table: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 
     Boxes of the column "box" are inside, those of "any" may reach outside."""
     folder, rng = tmp_path_factory.mktemp("files"), np.random.default_rng(3)
-    odd = [str(case.path) for case in odd_images(folder / "odd") if case.expect == "ok"]
-    damaged = []
+    paths = [str(case.path) for case in odd_images(folder / "odd") if case.expect == "ok"][::2]
+    paths += photo_table.paths[:16]
     for number in range(24):
         path = folder / f"{number:02}.jpg"
         with Image.open(photo_table.paths[number % len(photo_table)]) as photo:
             photo.convert("RGB").resize((90, 70)).save(path, quality=85, progressive=number % 3 == 0)
         path.write_bytes(damaged_at_random(path.read_bytes(), rng))
-        damaged.append(str(path))
-    paths = [*photo_table.paths[:16], *odd[::2], *damaged]
+        paths.append(str(path))
     paths = [paths[place] for place in rng.permutation(len(paths) // 2 * 2)]
 
     def box(path: str, beyond: int) -> list[int]:
         with Image.open(path) as image:
-            first = [int(rng.integers(-beyond, side)) for side in image.size]
-            last = [
-                int(rng.integers(max(0, at) + 1, side + beyond + 1))
-                for at, side in zip(first, image.size, strict=True)
-            ]
-        return [*first, *last]
+            first = rng.integers(-beyond, image.size)
+            last = rng.integers(np.maximum(0, first) + 1, np.array(image.size) + beyond + 1)
+        return [*first.tolist(), *last.tolist()]
 
     return {
         "file": paths, "row": list(range(len(paths))), "label": ["a", "b"] * (len(paths) // 2),
@@ -82,9 +77,8 @@ def check_same(source: Any, count: int = 1, **options: Any) -> list[Epoch]:
         if isinstance(other, str):
             assert one == other
             continue
-        for element, same in zip(one, other, strict=True):
-            for array, like in zip(element, same, strict=True):
-                np.testing.assert_array_equal(array, like)
+        for array, like in zip(sum(one, []), sum(other, []), strict=True):  # type: ignore[arg-type]
+            np.testing.assert_array_equal(array, like)
     return expected
 
 
@@ -120,28 +114,19 @@ _TWO = {"first": {"boxes": "box"}, "second": {"files": "file", "color_mode": "gr
 @pytest.mark.parametrize(
     "options",
     [
-        _TF,
-        {**_TF, "boxes": "box"},
-        {**_TF, "boxes": "any", "outside": "clip"},
+        _TF, {**_TF, "boxes": "box"}, {**_TF, "boxes": "any", "outside": "clip"},
         {**_TF, "boxes": "box", "interpolation": "bicubic", "antialias": True},
-        {**_TF, "boxes": "box", "interpolation": "nearest"},
-        {**_TF, "color_mode": "grayscale"},
-        {**_TF, "crop_to_aspect_ratio": True},
-        {**_TF, "boxes": "box", "preprocess": _brighter},
-        {"preprocess": _brighter, "thread_safe": True},
-        {"preprocess": _noisy, "boxes": "box"},
+        {**_TF, "boxes": "box", "interpolation": "nearest"}, {**_TF, "color_mode": "grayscale"},
+        {**_TF, "crop_to_aspect_ratio": True}, {**_TF, "boxes": "box", "preprocess": _brighter},
+        {"preprocess": _brighter, "thread_safe": True}, {"preprocess": _noisy, "boxes": "box"},
         {"preprocess": _noisy, "boxes": "any", "outside": "pad", "thread_safe": True},
-        {"drop_remainder": True},
-        {"batch_size": None},
-        {"shard": Shard(1, 3), "bad_samples": "replace"},
-        {"shard": Shard(0, 2, "eval"), "bad_samples": "replace"},
-        {"threads": 1},
-        {"modalities": _TWO, "tabular": {"row": "row"}},
-        {"modalities": _TWO, "bad_samples": "replace"},
+        {"drop_remainder": True}, {"batch_size": None}, {"threads": 1},
+        {"shard": Shard(1, 3), "bad_samples": "replace"}, {"shard": Shard(0, 2, "eval"), "bad_samples": "replace"},
+        {"modalities": _TWO, "tabular": {"row": "row"}}, {"modalities": _TWO, "bad_samples": "replace"},
         {"modalities": _TWO, "bad_samples": "raise"},
     ],
     ids=lambda options: "-".join(options),  # the same in all processes, unlike a function's repr
-)
+)  # fmt: skip
 def test_epochs_are_the_same(files: dict[str, Any], options: dict[str, Any]) -> None:
     first, _ = check_same(files, 2, **options)
     assert isinstance(first, str) == (options.get("bad_samples") == "raise")
@@ -165,33 +150,20 @@ def test_kept_samples_are_the_same(files: Any, where: str, options: dict[str, An
 
 
 def test_it_continues_with_any_epoch(files: dict[str, Any]) -> None:
-    expected = epochs(files, "auto", 3)[2]
-    made = image_dataset(
-        files, image_size=24, cache="off", batch_size=8, seed=2, bad_samples="skip",
-        decode=Decode(backend="dali"),
-    )  # fmt: skip
+    options: Any = {"image_size": 24, "cache": "off", "batch_size": 8, "seed": 2, "bad_samples": "skip"}
+    made = image_dataset(files, decode=Decode(backend="dali"), **options)
     next(iter(made))  # an epoch that is left
     made.set_epoch(2)
-    for element, same in zip(made, expected, strict=True):
+    for element, same in zip(made, epochs(files, "auto", 3)[2], strict=True):
         for array, like in zip(element, same, strict=True):
             np.testing.assert_array_equal(array.numpy(), like)
 
 
-@pytest.fixture
-def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Files that were read."""
-    paths: list[str] = []
-    read_file: Callable[[str], bytes] = image_stream.read_file
-    monkeypatch.setattr(image_stream, "read_file", lambda path: (paths.append(path), read_file(path))[1])
-    return paths
-
-
 @pytest.mark.parametrize("parity", ["pil", "tf"])
-def test_dali_decodes_all_images_of_a_batch_at_once(
-    photo_tree: Path, monkeypatch: pytest.MonkeyPatch, read: list[str], parity: Any
-) -> None:
+def test_dali_decodes_all_images_of_a_batch_at_once(photo_tree: Path, monkeypatch: Any, parity: Any) -> None:
     decoded: list[list[bool]] = []  # of each call, which of its parts it decoded
-    decode = DaliDecoder.decode
+    read: list[str] = []
+    decode, read_file = DaliDecoder.decode, image_stream.read_file
 
     def counted(self: DaliDecoder, *arguments: Any) -> list[Any]:
         images = decode(self, *arguments)
@@ -199,6 +171,7 @@ def test_dali_decodes_all_images_of_a_batch_at_once(
         return images
 
     monkeypatch.setattr(DaliDecoder, "decode", counted)
+    monkeypatch.setattr(image_stream, "read_file", lambda path: (read.append(path), read_file(path))[1])
     jpegs = [str(path) for path in sorted(photo_tree.rglob("*.jp*g"))[:12]]
     made = image_dataset(
         {"file": jpegs, "box": [[3, 2, 40, 30]] * 12}, None, image_size=16, batch_size=4, parity=parity,
@@ -211,17 +184,12 @@ def test_dali_decodes_all_images_of_a_batch_at_once(
     assert set(made.stage_seconds) >= {"read", "decode", "transform"}
     assert len(list(made)) == 3
     assert len(decoded) == 3 and len(read) == 24, "what is kept is not decoded again"
-
-
-def test_images_that_dali_declines_are_decoded_from_what_was_read(
-    photo_tree: Path, monkeypatch: pytest.MonkeyPatch, read: list[str]
-) -> None:
-    jpegs = [str(path) for path in sorted(photo_tree.rglob("*.jp*g"))[:6]]
-    expected = epochs(jpegs, "auto", labels=None, bad_samples="raise")
-    read.clear()
+    options: Any = {"labels": None, "bad_samples": "raise", "parity": parity}
+    expected = epochs(jpegs[:6], "auto", **options)
+    read.clear()  # images that it declines are decoded from what was read
     monkeypatch.setattr(DaliDecoder, "decode", lambda self, parts: [None] * len(parts))
-    np.testing.assert_array_equal(epochs(jpegs, "dali", labels=None, bad_samples="raise"), expected)
-    assert sorted(read) == jpegs
+    np.testing.assert_array_equal(epochs(jpegs[:6], "dali", **options), expected)
+    assert sorted(read) == jpegs[:6]
 
 
 def test_the_plan_says_who_decodes(photo_table: Any) -> None:

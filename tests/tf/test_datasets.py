@@ -90,16 +90,13 @@ def test_ranks_share_an_epoch(make: Make) -> None:
     assert {len(make(shard=Shard(rank, 3))) for rank in range(3)} == {2}
 
 
-@pytest.mark.parametrize(("drop", "sizes"), [(False, [10, 10, 3]), (True, [10, 10])])
-def test_the_last_batch_is_short_or_dropped(make: Make, drop: bool, sizes: list[int]) -> None:
-    made = make(batch_size=10, drop_remainder=drop)
-    assert [len(batch) for batch in made] == sizes
-    assert len(made) == len(sizes)
-    assert made.element_spec.shape[0] == (10 if drop else None)
+def test_the_last_batch_is_short_or_dropped_and_single_samples_come_without_a_batch(make: Make) -> None:
+    for drop, sizes in ((False, [10, 10, 3]), (True, [10, 10])):
+        made = make(batch_size=10, drop_remainder=drop)
+        assert [len(batch) for batch in made] == sizes
+        assert len(made) == len(sizes)
+        assert made.element_spec.shape[0] == (10 if drop else None)
     assert isinstance(made, Dataset) and isinstance(made.map(lambda batch: batch).prefetch(1), Dataset)
-
-
-def test_single_samples_come_without_a_batch(make: Make) -> None:
     made = make(batch_size=None, shuffle=False)
     assert [int(np.ravel(sample)[0]) for sample in made] == list(range(ROWS)) and len(made) == ROWS
 
@@ -109,7 +106,7 @@ def test_kept_batches_are_never_written_to_again(make: Make) -> None:
     assert numbers(batches) == list(range(ROWS)) * 3
 
 
-def test_an_epoch_may_be_left(make: Make) -> None:
+def test_an_epoch_may_be_left_and_an_iterator_keeps_its_dataset(make: Make) -> None:
     made = make()
     for _ in range(3):
         for _ in made:
@@ -118,9 +115,6 @@ def test_an_epoch_may_be_left(make: Make) -> None:
     next(iterator)
     del iterator
     assert sorted(numbers(made)) == list(range(ROWS))
-
-
-def test_an_iterator_keeps_its_dataset(make: Make) -> None:
     iterator = iter(make().batch(2, drop_remainder=True))
     gc.collect()
     assert next(iterator).shape[:2] == (2, 4)
@@ -135,34 +129,19 @@ def test_a_dataset_without_any_reference_says_so(make: Make) -> None:
         next(iter(spec._from_tensor_list([variant])))
 
 
-def _wait_until(is_so: Callable[[], bool]) -> None:
-    """TensorFlow's threads free what they hold when they like."""
-    for _ in range(600):
-        if is_so():
-            return
-        gc.collect()
-        threading.Event().wait(0.05)
-    raise AssertionError("it is still there")
-
-
-def test_threads_end_with_the_dataset(folder: Path) -> None:
-    def threads() -> int:
-        return sum(thread.name.startswith("fastpipe-decode") for thread in threading.enumerate())
-
-    before = threads()
-    made = _images(folder, batch_size=4).map(lambda images: images)
-    assert len(numbers(made)) == ROWS and threads() > before
-    del made
-    _wait_until(lambda: threads() == before)
-
-
 def test_an_array_is_freed_with_its_dataset() -> None:
+    """As its threads are, which ``no_leaks`` looks for after each test."""
     array = np.zeros((9, 9, 9), np.uint8)
     reference = weakref.ref(array)
     made = patch_dataset(array, (4, 5, 6), sampling=Positions([(0, 1, 2)]))
     assert len(list(made)) == len(list(made.reference())) == 1
     del array, made
-    _wait_until(lambda: reference() is None)
+    for _ in range(600):  # TensorFlow's threads free what they hold when they like
+        gc.collect()
+        if reference() is None:
+            return
+        threading.Event().wait(0.05)
+    raise AssertionError("it is still there")
 
 
 class Recording(keras.Model):  # type: ignore[misc]  # Keras ships no types
@@ -204,23 +183,19 @@ def test_keras_trains_on_and_continues_with_any_epoch(make: Make) -> None:
         assert fitted(make().prefetch(1), initial_epoch=first) == whole[steps * first :]
 
 
-# Keras's use of NumPy.
 @pytest.mark.few(3)
-@pytest.mark.filterwarnings("ignore:__array__ implementation doesn:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn:DeprecationWarning")  # of Keras
 @pytest.mark.parametrize("frequency", ["epoch", 2])
 @pytest.mark.parametrize(("epoch", "step"), [(1, 1), (2, 2), (2, 6)])
 def test_backup_and_restore_begins_the_epoch_anew(
     folder: Path, tmp_path: Path, frequency: Any, epoch: int, step: int
 ) -> None:
-    def rows() -> Any:
-        return _rows(folder, batch_size=4, shuffle=True, seed=3)
+    def fit(*arguments: Any) -> list[list[int]]:
+        return fitted(_rows(folder, batch_size=4, shuffle=True, seed=3), *arguments)
 
-    def backup() -> Any:
-        return keras.callbacks.BackupAndRestore(tmp_path / "backup", frequency)
-
-    whole, steps = fitted(rows()), 6
-    seen = fitted(rows(), epoch * steps + step, backup())
+    whole, steps, backup = fit(), 6, keras.callbacks.BackupAndRestore
+    seen = fit(epoch * steps + step, backup(tmp_path / "backup", frequency))
     assert seen == whole[: len(seen)]
-    again = fitted(rows(), None, backup())
+    again = fit(None, backup(tmp_path / "backup", frequency))
     assert again == whole[-len(again) :] and len(again) % steps == 0
     assert len(again) == steps * (EPOCHS - epoch) or frequency != "epoch"

@@ -8,7 +8,6 @@ import os
 import socket
 import subprocess
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -67,21 +66,12 @@ def test_keras_fits_on_two_replicas(engine: str, numbered: dict[str, Any], two_r
             return images
 
     with two_replicas.scope():
-        model = keras.Sequential(
-            [keras.Input((8, 8, 3)), Counted(), keras.layers.Flatten(), keras.layers.Dense(_COUNT)]
-        )
+        layers = [keras.Input((8, 8, 3)), Counted(), keras.layers.Flatten(), keras.layers.Dense(_COUNT)]
+        model = keras.Sequential(layers)
         model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     history = model.fit(_dataset(numbered, engine, rescale=1 / 255), epochs=2, verbose=0, shuffle=False)
     assert np.isfinite(history.history["loss"]).all()
     assert sum(counts) == 2 * _COUNT
-
-
-def _ports(count: int) -> str:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return ",".join(str(one.getsockname()[1]) for one in sockets)
 
 
 @pytest.mark.slow
@@ -89,7 +79,9 @@ def _ports(count: int) -> str:
 def test_two_workers_share_an_epoch(how: str, photo_table: Any, tmp_path: Path) -> None:
     for number, path in enumerate(photo_table.paths[:5]):
         os.symlink(path, tmp_path / f"{number}{Path(path).suffix}")
-    script, ports = Path(__file__).with_name("worker_script.py"), _ports(2)
+    with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
+        ports = f"{first.getsockname()[1]},{second.getsockname()[1]}"
+    script = Path(__file__).with_name("worker_script.py")
     workers = [
         subprocess.Popen(
             [sys.executable, str(script), str(rank), ports, how, str(tmp_path)],
@@ -121,23 +113,16 @@ def _config(monkeypatch: pytest.MonkeyPatch, task: str, index: int, **jobs: int)
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": task, "index": index}}))
 
 
-@pytest.mark.parametrize(
-    ("task", "index", "jobs", "part"),
-    [
-        ("worker", 1, {"worker": 2}, (1, 2)),
-        ("worker", 1, {"worker": 2, "chief": 1}, (2, 3)),
-        ("chief", 0, {"worker": 2, "chief": 1}, (0, 3)),
-        ("worker", 0, {"worker": 1}, None),
-    ],
-)
-def test_a_worker_gets_its_part(
-    monkeypatch: pytest.MonkeyPatch, task: str, index: int, jobs: dict[str, int], part: Any
-) -> None:
+def test_a_worker_gets_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TF_CONFIG", raising=False)
     assert shard_of("auto", is_shuffled=True, seed=1) is None
-    _config(monkeypatch, task, index, **jobs)
-    wanted = None if part is None else fastpipe.Shard(*part, "eval")
-    assert shard_of("auto", is_shuffled=True, seed=1) == wanted
+    two, three = {"worker": 2}, {"worker": 2, "chief": 1}
+    parts = [("worker", 1, two, (1, 2)), ("worker", 1, three, (2, 3)), ("chief", 0, three, (0, 3))]
+    for task, index, jobs, part in parts:
+        _config(monkeypatch, task, index, **jobs)
+        assert shard_of("auto", is_shuffled=True, seed=1) == fastpipe.Shard(*part, "eval")
+    _config(monkeypatch, "worker", 0, worker=1)
+    assert shard_of("auto", is_shuffled=True, seed=1) is None
     context = tf.distribute.InputContext(3, 2, 6)
     assert shard_of(context, is_shuffled=False, seed=None) == fastpipe.Shard(2, 3, "eval")
     assert shard_of(fastpipe.Shard(1, 2), is_shuffled=True, seed=0) == fastpipe.Shard(1, 2)
@@ -170,9 +155,7 @@ def test_the_data_service_serves_each_sample_once(numbered: dict[str, Any]) -> N
     workers = [service.WorkerServer(service.WorkerConfig(dispatcher_address=address)) for _ in range(2)]
     try:
         dataset = _dataset(numbered, "graph")
-        served = dataset.apply(
-            service.distribute(processing_mode=service.ShardingPolicy.DYNAMIC, service=dispatcher.target)
-        )
+        served = dataset.apply(service.distribute(service.ShardingPolicy.DYNAMIC, dispatcher.target))
         assert (served.element_spec, served.class_names) == (dataset.element_spec, dataset.class_names)
         wanted = {int(label): image for image, label in dataset.unbatch()}
         for _ in range(2):

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-import pytest
 import tensorflow as tf
 from scipy import stats
 
 from fastpipe.tf import Augment
 
-_EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "keras_multimodal"
 COUNT = 10_000
 SURE = 1e-4  # at fixed seeds a smaller p is a real difference
 SIDE, BUMP = 24, 30.0  # pixels; where the bump of ``_probe`` is, in degrees from the horizontal
-
-
-def _same(ours: npt.NDArray[Any], theirs: npt.NDArray[Any]) -> None:
-    """Compare two samples by the Kolmogorov-Smirnov test."""
-    assert stats.ks_2samp(ours, theirs, method="asymp").pvalue > SURE
 
 
 def _probe() -> npt.NDArray[np.float32]:
@@ -60,17 +51,10 @@ def _read(images: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
     }  # fmt: skip
 
 
-def _script(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(f"keras_multimodal_{name}", _EXAMPLE / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.SIDE = SIDE
-    return module
-
-
-def test_the_example_changes_images_as_the_script_it_replaces(monkeypatch: pytest.MonkeyPatch) -> None:
-    before, after = _script("before"), _script("after")
+def test_the_example_changes_images_as_the_script_it_replaces(example: Any, monkeypatch: Any) -> None:
+    with example("keras_multimodal") as scripts:
+        before, after = scripts["before"], scripts["after"]
+    before.SIDE = after.SIDE = SIDE
     tf.random.set_seed(0)
     monkeypatch.setattr(tf, "py_function", lambda function, given, dtype: tf.constant(_probe()))
     name = before.MODALITIES[0]
@@ -85,19 +69,17 @@ def test_the_example_changes_images_as_the_script_it_replaces(monkeypatch: pytes
     augmented = keras.Model(image, after.augmented(image))
     changed = augmented(np.broadcast_to(_probe(), (COUNT, SIDE, SIDE, 3)), training=True).numpy()
     ours = _read(changed)
-
     for found in (ours, theirs):
-        assert abs(found["angle"]).max() < 10.5  # a centroid is read to half a degree
-        assert abs(found["angle"]).max() > 9.5
+        assert 9.5 < abs(found["angle"]).max() < 10.5  # a centroid is read to half a degree
         assert 0.799 < found["contrast"].min() < 0.801 and 1.199 < found["contrast"].max() < 1.201
         assert 24.9 < abs(found["brightness"]).max() < 25.1  # not cut off before contrast is changed
+        correlations = np.corrcoef([column.astype(float) for column in found.values()])
+        assert abs(correlations - np.eye(5)).max() < 0.05  # each is drawn by itself
     assert changed.min() == 0 and changed.max() <= 255
     for kind in ("angle", "contrast", "brightness"):
-        _same(ours[kind], theirs[kind])
+        assert stats.ks_2samp(ours[kind], theirs[kind], method="asymp").pvalue > SURE
     for kind in ("is_mirrored", "is_upside_down"):
         assert stats.binomtest(int(ours[kind].sum()), COUNT, 0.5).pvalue > SURE
-    for found in (ours, theirs):  # each is drawn by itself
-        assert abs(np.corrcoef([column.astype(float) for column in found.values()]) - np.eye(5)).max() < 0.05
 
 
 def test_a_rotation_is_keras_s_the_other_way_round_but_for_border_pixels() -> None:

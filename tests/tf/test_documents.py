@@ -23,18 +23,15 @@ _PAGE = _ROOT / "docs" / "cases" / "tensorflow.md"
 
 @pytest.fixture
 def table(photo_table: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pd.DataFrame:
-    """The table that the pages speak of, with files and photos in two folders; in the folder that is the
-    current one."""
+    """The table that the pages speak of, and its photos in two folders, in the folder that is the current one."""
     monkeypatch.chdir(tmp_path)
-    count = 12
     for folder in ("photo", "thermal"):
         Path(folder).mkdir()
-        for number, path in enumerate(photo_table.paths[:count]):
+        for number, path in enumerate(photo_table.paths[:12]):
             os.symlink(path, f"{folder}/{number}.jpg")
-    table = pd.DataFrame(photo_table.boxes[:count], columns=["x0", "y0", "x1", "y1"])
-    table["file"] = [f"{number}.jpg" for number in range(count)]
-    table["grade"] = np.arange(count) % 3
-    table["age"], table["area"] = np.arange(count) + 30.0, np.linspace(0, 1, count)
+    table = pd.DataFrame(photo_table.boxes[:12], columns=["x0", "y0", "x1", "y1"])
+    table["file"], table["grade"] = [f"{number}.jpg" for number in range(12)], np.arange(12) % 3
+    table["age"], table["area"] = np.arange(12) + 30.0, np.linspace(0, 1, 12)
     table.to_csv("wounds.csv", index=False)
     with h5py.File("speech.h5", "w") as file:
         file["mels"], file["words"] = np.ones((40, 8, 4), "f4"), np.arange(40)
@@ -62,8 +59,7 @@ def test_both_sides_of_the_swap_give_the_same(table: pd.DataFrame) -> None:
     assert "In short:" in _PAGE.read_text().partition(diff)[0]
     table = table.assign(file=[str(Path("photo", name).absolute()) for name in table["file"]])
     before, after = (_side(diff, sign, table) for sign in ("-", "+"))
-    assert before == after
-    assert len(before) == len(table)
+    assert before == after and len(before) == len(table)
 
 
 _PAGES = {path.relative_to(_ROOT): _blocks(path, "python") for path in sorted((_ROOT / "docs").rglob("*.md"))}

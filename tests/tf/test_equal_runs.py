@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from PIL import Image
+from tensorflow.python.eager import context
 
 import fastpipe.tf.image_stream
 from fastpipe.sampling import Grid
@@ -64,11 +65,11 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     thread.join()
 
 
-def _outcome(files: list[str], make: Callable[[list[Any]], dict[str, Any]]) -> str:
+def _outcome(files: list[str], by: str) -> str:
     """What a run sees: an epoch that is broken off, a whole one, and random numbers of the script's own."""
     keras.utils.set_random_seed(7)
     seen: list[Any] = []
-    dataset = image_dataset(files, None, image_size=4, batch_size=2, cache="off", **make(seen))
+    dataset = image_dataset(files, None, image_size=4, batch_size=2, cache="off", **_options(by, seen))
     for batches in (dataset.take(2), dataset):
         for batch in batches:
             seen.append(float(tf.reduce_sum(tf.nest.flatten(batch)[0])))
@@ -77,67 +78,40 @@ def _outcome(files: list[str], make: Callable[[list[Any]], dict[str, Any]]) -> s
     return repr(seen)
 
 
-def _by_preprocess(seen: list[Any]) -> dict[str, Any]:
+def _options(by: str, seen: list[Any]) -> dict[str, Any]:
+    """Options of a dataset whose images are changed at random, and which notes what Python does."""
+
     def changed(image: Any) -> Any:
         seen.append((image.getpixel((0, 0)), random.random()))
         return np.asarray(image) // 2 + np.uint8(np.random.randint(99))
 
-    return {"preprocess": changed}
-
-
-def _by_python(seen: list[Any]) -> dict[str, Any]:
     def python(images: Any) -> Any:
         seen.append(np.random.rand())
         return images * np.float32(np.random.rand())
 
-    def augment(images: Any) -> Any:
-        return tf.ensure_shape(tf.py_function(python, [images], tf.float32), (None, 4, 4, 3))
-
-    return {"augment": augment}
-
-
-def _by_variable(seen: list[Any]) -> dict[str, Any]:
-    generator = tf.random.Generator.from_seed(5)
-    return {"augment": lambda images: images * generator.uniform(())}
-
-
-def _by_layer(seen: list[Any]) -> dict[str, Any]:
-    layer = keras.layers.RandomBrightness(0.5, seed=3)
-    return {"augment": lambda images: layer(images, training=True)}
-
-
-def _by_operations(seen: list[Any]) -> dict[str, Any]:
-    return {"augment": lambda images: tf.image.random_brightness(images, 50)}
+    generator, layer = tf.random.Generator.from_seed(5), keras.layers.RandomBrightness(0.5, seed=3)
+    augment: dict[str, Callable[[Any], Any]] = {
+        "Python": lambda images: tf.ensure_shape(
+            tf.py_function(python, [images], tf.float32), (None, 4, 4, 3)
+        ),
+        "a variable": lambda images: images * generator.uniform(()),
+        "a layer": lambda images: layer(images, training=True),
+        "operations": lambda images: tf.image.random_brightness(images, 50),
+    }
+    return {"preprocess": changed} if by == "preprocess" else {"augment": augment[by]}
 
 
 @pytest.mark.few(2)
 @pytest.mark.usefixtures("load")
 @pytest.mark.parametrize(
-    ("make", "runs"),
+    ("by", "runs"),
     [
-        (_by_preprocess, 10),
-        (_by_python, 5),
-        (_by_variable, 4),
-        (_by_layer, 4),
-        (_by_operations, 4),
-        pytest.param(_by_preprocess, 30, marks=pytest.mark.slow),
+        ("preprocess", 10), ("Python", 5), ("a variable", 4), ("a layer", 4), ("operations", 4),
+        pytest.param("preprocess", 30, marks=pytest.mark.slow),
     ],
-)
-def test_equal_seeds_give_equal_runs(
-    files: list[str], make: Callable[[list[Any]], dict[str, Any]], runs: int
-) -> None:
-    assert len({_outcome(files, make) for _ in range(runs)}) == 1
-
-
-def _generators() -> dict[str, Any]:
-    from tensorflow.python.eager import context
-
-    numbers = getattr(context.context(), "_rng", None)
-    return {
-        "numpy": repr(np.random.get_state(legacy=False)),
-        "tf.random": tf.random.get_global_generator().state.numpy().tolist(),
-        "operations' seeds": None if numbers is None else numbers.getstate(),
-    }
+)  # fmt: skip
+def test_equal_seeds_give_equal_runs(files: list[str], by: str, runs: int) -> None:
+    assert len({_outcome(files, by) for _ in range(runs)}) == 1
 
 
 # In a process of its own too, where the package is imported.
@@ -206,30 +180,36 @@ _VOLUME = np.zeros((9, 9, 9), np.uint8)
 @pytest.mark.parametrize(
     "make",
     [
-        lambda folder: image_dataset(sorted(map(str, folder.iterdir())), None, image_size=4, shuffle=False),
-        lambda folder: image_dataset(
-            sorted(map(str, folder.iterdir())), None, image_size=4, seed=3, augment=Augment(rotation=9, seed=1)
-        ),
-        lambda folder: image_dataset(folder, None, image_size=4, seed=3, preprocess=lambda image, rng: image),
-        lambda folder: image_dataset(folder, None, image_size=4, seed=3, engine="graph", parity="tf"),
-        lambda folder: image_dataset(folder, None, image_size=4, seed=3, verbose=False),
-        lambda folder: hdf5_dataset(folder.parent / "rows.h5", "x", shuffle=False),
-        lambda folder: hdf5_dataset(folder.parent / "rows.h5", "x", seed=3),
-        lambda folder: patch_dataset(_VOLUME, (2, 2, 2), seed=3),
-        lambda folder: patch_dataset(_VOLUME, (2, 2, 2), sampling=Grid(), shuffle=False),
+        lambda files, folder: image_dataset(files, None, image_size=4, shuffle=False),
+        lambda files, folder: image_dataset(files, None, image_size=4, seed=3, augment=Augment(rotation=9, seed=1)),
+        lambda files, folder: image_dataset(folder, None, image_size=4, seed=3, preprocess=lambda image, rng: image),
+        lambda files, folder: image_dataset(folder, None, image_size=4, seed=3, engine="graph", parity="tf"),
+        lambda files, folder: image_dataset(folder, None, image_size=4, seed=3, verbose=False),
+        lambda files, folder: hdf5_dataset(folder.parent / "rows.h5", "x", shuffle=False),
+        lambda files, folder: hdf5_dataset(folder.parent / "rows.h5", "x", seed=3),
+        lambda files, folder: patch_dataset(_VOLUME, (2, 2, 2), seed=3),
+        lambda files, folder: patch_dataset(_VOLUME, (2, 2, 2), sampling=Grid(), shuffle=False),
     ],
 )  # fmt: skip
-def test_use_changes_nothing(folder: Path, make: Callable[[Path], Any]) -> None:
+def test_use_changes_nothing(files: list[str], folder: Path, make: Callable[..., Any]) -> None:
+    def settings() -> dict[str, Any]:
+        numbers = getattr(context.context(), "_rng", None)
+        return {
+            **found["settings"](), "numpy": repr(np.random.get_state(legacy=False)),
+            "tf.random": tf.random.get_global_generator().state.numpy().tolist(),
+            "operations' seeds": None if numbers is None else numbers.getstate(),
+        }  # fmt: skip
+
     found: dict[str, Any] = {}
     exec(_SETTINGS, found)
     keras.utils.set_random_seed(11)
-    before = {**found["settings"](), **_generators()}
-    dataset = make(folder)
+    before = settings()
+    dataset = make(files, folder)
     for _ in range(2):
         list(dataset)
     list(dataset.take(1))
     assert dataset.plan
-    after = {**found["settings"](), **_generators()}
+    after = settings()
     assert {name for name in before if before[name] != after[name]} == set()
 
 

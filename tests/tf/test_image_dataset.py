@@ -24,13 +24,8 @@ def _rows(dataset: Any) -> list[int]:
     return [int(row) for element in dataset for row in element["row"]]
 
 
-def _numbered(photo_table: Any, count: int | None = None, **arguments: Any) -> Any:
-    count = count or len(photo_table)
-    table = {
-        "file": photo_table.paths[:count],
-        "row": list(range(count)),
-        "label": photo_table.labels[:count],
-    }
+def _numbered(photo_table: Any, **arguments: Any) -> Any:
+    table = {"file": photo_table.paths, "row": range(len(photo_table)), "label": photo_table.labels}
     options = {"image_size": 16, "batch_size": 4, "labels": None, **arguments}
     return image_dataset(table, tabular={"row": "row"}, **options)
 
@@ -44,24 +39,23 @@ def test_kept_samples_are_the_same(
     cache = Cache(where, dir=tmp_path) if where == "disk" else Cache(where, max_bytes=1 << 28)
     table = {"file": photo_table.paths, "box": photo_table.boxes.tolist()}
     both = {"labels": None, "boxes": "box", "image_size": 20, "shuffle": False, "rescale": 0.5}
-    expected = image_dataset(table, cache="off", parity=parity, **both)
-    made = image_dataset(table, cache=cache, parity=parity, **both)
+    expected, made, again = (
+        image_dataset(table, cache=one, parity=parity, **both) for one in ("off", cache, cache)
+    )
     for _ in range(3):
         same(made, expected)
     assert "kept in" in made.plan
-    again = image_dataset(table, cache=cache, parity=parity, **both)  # another dataset of the same cache
     same(again, expected)
     assert again.stage_seconds.get("decode", 0.0) < made.stage_seconds["decode"]
 
 
 def test_a_file_that_changes_is_read_again(settled: Any, tmp_path: Path) -> None:
-    path = tmp_path / "one.png"
-    made = None
+    path, cache = tmp_path / "one.png", Cache("ram", max_bytes=1 << 24)
+    made = image_dataset([str(path)], None, image_size=8, cache=cache)
     for colour in ([10, 20, 30], [90, 80, 70]):
         Image.new("RGB", (8, 8), tuple(colour)).save(path)
-        if made is None:
-            settled(path)
-            made = image_dataset([str(path)], None, image_size=8, cache=Cache("ram", max_bytes=1 << 24))
+        if colour[0] == 10:
+            settled(path)  # only then is it kept
         for _ in range(2):
             assert next(iter(made))[0, 0, 0].numpy().tolist() == colour
 
@@ -109,8 +103,9 @@ def test_limits_of_pillow_hold_for_kept_samples(files: list[str], code: Any) -> 
     off = image_dataset(files, None, cache="off", **both)
     kept = image_dataset(files, None, cache=Cache("ram", max_bytes=1 << 26), **both)
     usual, seen = Image.MAX_IMAGE_PIXELS, []
-    limits = [(True, usual), (False, usual), (True, 1700), (True, 500), (True, None), (True, usual)]
-    for allowed, limit in limits:
+    for allowed, limit in (
+        (True, usual), (False, usual), (True, 1700), (True, 500), (True, None), (True, usual),
+    ):  # fmt: skip
         ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS = allowed, limit
         for _ in range(2):
             seen.append(_epoch(off))
@@ -135,30 +130,23 @@ def _brighter(image: Any) -> Any:
 @pytest.mark.few(2)
 @pytest.mark.parametrize("thread_safe", [False, True])
 @pytest.mark.parametrize("cache", ["off", "ram"])
-def test_preprocess_sees_the_box_before_it_is_resized(
+def test_preprocess_sees_the_box_before_it_is_resized_and_its_floats_are_taken_as_they_are(
     photo_table: Any, rows: Any, thread_safe: bool, cache: Any
 ) -> None:
-    table = {"file": photo_table.paths, "box": photo_table.boxes.tolist()}
-    made = image_dataset(
-        table, None, boxes="box", image_size=24, shuffle=False, preprocess=_brighter, thread_safe=thread_safe,
-        cache=cache,
-    )  # fmt: skip
+    def halved(image: Any) -> Any:
+        return np.asarray(image.resize((24, 24)), np.float64) / 510
+
+    both = {"boxes": "box", "image_size": 24, "shuffle": False, "thread_safe": thread_safe, "cache": cache}
+    made = image_dataset(photo_table.table, None, preprocess=_brighter, **both)
+    floats = image_dataset(photo_table.table, None, preprocess=halved, rescale=7.0, **both)
     for _ in range(2):
-        for image, path, box in zip(rows(made), photo_table.paths, photo_table.boxes.tolist(), strict=True):
+        found = zip(rows(made), rows(floats), photo_table.paths, photo_table.boxes.tolist(), strict=True)
+        for image, other, path, box in found:
             with Image.open(path) as opened:
                 part = opened.convert("RGB").crop(box)
             expected = Image.fromarray(_brighter(part)).resize((24, 24), Image.Resampling.BILINEAR)
             np.testing.assert_array_equal(image, np.asarray(expected, np.float32))
-
-
-def test_floats_of_preprocess_are_taken_as_they_are(photo_table: Any) -> None:
-    def halved(image: Any) -> Any:
-        return np.asarray(image.resize((8, 8)), np.float64) / 510
-
-    path = photo_table.paths[1]
-    made = image_dataset([path], None, image_size=8, preprocess=halved, rescale=7.0)
-    with Image.open(path) as opened:
-        np.testing.assert_allclose(next(iter(made))[0], halved(opened.convert("RGB")), rtol=1e-6)
+            np.testing.assert_allclose(other, halved(part), rtol=1e-6)
 
 
 @pytest.mark.parametrize("thread_safe", [False, True])
@@ -167,10 +155,8 @@ def test_random_numbers_of_preprocess_follow_seed_epoch_and_row(photo_table: Any
         return np.full((8, 8, 3), rng.random())
 
     def epochs(threads: int, seed: int) -> list[Any]:
-        made = image_dataset(
-            photo_table.paths[:9], None, image_size=8, preprocess=noisy, seed=seed, batch_size=4,
-            thread_safe=thread_safe, threads=threads,
-        )  # fmt: skip
+        both = {"image_size": 8, "preprocess": noisy, "batch_size": 4, "thread_safe": thread_safe}
+        made = image_dataset(photo_table.paths[:9], None, seed=seed, threads=threads, **both)
         return [np.concatenate([images.numpy()[:, 0, 0, 0] for images in made]).tolist() for _ in range(2)]
 
     first, second = epochs(1, 3)
@@ -181,9 +167,7 @@ def test_random_numbers_of_preprocess_follow_seed_epoch_and_row(photo_table: Any
 
 @pytest.mark.parametrize("thread_safe", [False, True])
 @pytest.mark.parametrize("policy", ["raise", "replace", "skip"])
-def test_errors_of_preprocess_are_raised_whatever_the_policy(
-    photo_table: Any, thread_safe: bool, policy: Any
-) -> None:
+def test_errors_of_preprocess_are_always_raised(photo_table: Any, thread_safe: bool, policy: Any) -> None:
     def broken(image: Any) -> Any:
         raise ZeroDivisionError("of the script")
 
@@ -214,17 +198,14 @@ _TWO = {"first": {"boxes": "box"}, "second": {}}
 @pytest.fixture
 def damaged(photo_table: Any, tmp_path: Path) -> dict[str, Any]:
     """A table of two images in each row; row 2 has no second file, row 5 a broken one, row 7 a bad box."""
-    second = []
     for n, path in enumerate(photo_table.paths[:10]):
-        copy = tmp_path / f"{n}.jpg"
-        copy.write_bytes(Path(path).read_bytes() if n != 5 else Path(path).read_bytes()[:300])
-        second.append(str(copy))
-    (tmp_path / "2.jpg").unlink()
+        if n != 2:
+            (tmp_path / f"{n}.jpg").write_bytes(Path(path).read_bytes()[: 300 if n == 5 else None])
     boxes = [[0, 0, 9, 9]] * 10
     boxes[7] = [5, 5, 10_000, 20]
-    labels = ["a", "b"] * 5
     return {
-        "first": photo_table.paths[:10], "second": second, "box": boxes, "row": range(10), "label": labels,
+        "first": photo_table.paths[:10], "second": [str(tmp_path / f"{n}.jpg") for n in range(10)], "box": boxes,
+        "row": range(10), "label": ["a", "b"] * 5,
     }  # fmt: skip
 
 
@@ -254,11 +235,10 @@ def test_a_bad_row_is_replaced_as_a_whole(damaged: Any, tmp_path: Path) -> None:
     images = next(iter(image_dataset(alone, batch_size=10, labels=None, **both)))
     taken = []
     for inputs, label in made.unbatch():
-        row = int(inputs["row"])
-        taken.append(row)
-        assert label == row % 2
+        taken.append(int(inputs["row"]))
+        assert label == taken[-1] % 2
         for name in _TWO:
-            np.testing.assert_array_equal(inputs[name], images[name][row])
+            np.testing.assert_array_equal(inputs[name], images[name][taken[-1]])
     assert len(taken) == 10 and not {2, 5, 7} & set(taken)
     assert [row for row in range(10) if taken[row] == row] == [0, 1, 3, 4, 6, 8, 9]
     assert sorted(json.loads(line)["index"] for line in log.read_text().splitlines()) == [2, 5, 7]
@@ -321,24 +301,19 @@ def test_the_graph_gives_nearly_the_same_pixels(photo_table: Any, options: Any, 
     both = {"boxes": "box", "image_size": 24, "shuffle": False, "batch_size": 5, **options}
     made = image_dataset(photo_table.table, engine="graph", **both)
     assert "graph" in made.plan
-    expected = image_dataset(photo_table.table, **both)
-    for (images, labels), (others, same) in zip(made, expected, strict=True):
+    for (images, labels), (others, same) in zip(made, image_dataset(photo_table.table, **both), strict=True):
         assert images.dtype == others.dtype
         assert np.abs(images.numpy().astype(float) - others.numpy()).max() <= apart
         np.testing.assert_array_equal(labels.numpy(), same.numpy())
 
 
 def test_the_graph_shuffles_scales_and_can_be_sent_elsewhere(photo_table: Any) -> None:
-    made = _numbered(
-        photo_table, engine="graph", rescale=(1 / 127.5, -1.0), data_format="channels_first", seed=2,
-        drop_remainder=True,
-    )  # fmt: skip
+    options = {"rescale": (1 / 127.5, -1.0), "data_format": "channels_first", "drop_remainder": True}
+    made = _numbered(photo_table, engine="graph", seed=2, **options)
     first, second = _rows(made), _rows(made)
-    assert first != second
-    assert len(first) == len(set(first)) == len(photo_table) // 4 * 4
-    inputs = next(iter(made))
-    assert inputs["image"].shape == (4, 3, 16, 16)
-    assert -1 <= float(tf.reduce_min(inputs["image"])) < 0
+    assert first != second and len(first) == len(set(first)) == len(photo_table) // 4 * 4
+    image = next(iter(made))["image"]
+    assert image.shape == (4, 3, 16, 16) and -1 <= float(tf.reduce_min(image)) < 0
     graph = made._as_serialized_graph(external_state_policy=tf.data.experimental.ExternalStatePolicy.FAIL)
     assert len(graph.numpy()) > 1000
     with pytest.raises(OptionError, match="set_epoch needs"):
@@ -376,12 +351,9 @@ def test_the_graph_names_files_that_are_no_images(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("engine", ["threads", "graph"])
 def test_augment_is_applied_to_batches_and_samples(photo_table: Any, engine: Any) -> None:
+    both = {"image_size": 8, "augment": lambda images: -images, "engine": engine, "parity": "tf"}
     for batch_size, shape in ((4, (4, 8, 8, 3)), (None, (8, 8, 3))):
-        made = image_dataset(
-            photo_table.paths, None, image_size=8, batch_size=batch_size, augment=lambda images: -images,
-            engine=engine, parity="tf",
-        )  # fmt: skip
-        first = next(iter(made))
+        first = next(iter(image_dataset(photo_table.paths, None, batch_size=batch_size, **both)))
         assert first.shape == shape and float(tf.reduce_max(first)) <= 0
 
 
@@ -394,8 +366,6 @@ def test_names_and_files_survive_what_is_done_to_a_dataset(photo_table: Any) -> 
         made.apply(lambda dataset: dataset.take(1)), made.rebatch(2),
     ]  # fmt: skip
     for other in others:
-        assert isinstance(other, ImageDataset)
-        assert isinstance(other, tf.data.Dataset)
-        assert other.class_names == made.class_names
-        assert other.file_paths == made.file_paths
+        assert isinstance(other, ImageDataset) and isinstance(other, tf.data.Dataset)
+        assert (other.class_names, other.file_paths) == (made.class_names, made.file_paths)
         assert len(list(other.take(1))) == 1

@@ -44,27 +44,22 @@ def _by_image(dataset: Any) -> tuple[dict[int, Any], tf.DType]:
     return found, dataset.element_spec[1].dtype
 
 
+def _compare(dataset: Any, column: Any) -> None:
+    """Compare the labels of a dataset of one batch with what TensorFlow makes of a column."""
+    expected = next(iter(tf.data.Dataset.from_tensor_slices(column).batch(6)))
+    (found,) = (labels for _, labels in dataset)
+    assert found.dtype == expected.dtype == dataset.element_spec[1].dtype
+    np.testing.assert_array_equal(found.numpy(), expected.numpy())
+
+
 _GIVEN: list[list[Any]] = [
-    [0.5, 1.75, 2.25, 40.6, -0.1, 7.0],
-    [(0.5, 1.5), (2.5, 3.5), (4.5, 5.5), (6.5, 7.5), (0, 1), (2, 3)],
-    [2**40, 2**40 + 1, 5, 6, -(2**33), 0],
-    list("ababéa"),
-    [b"a", b"b", b"a", b"a", b"b", b""],
-    [True, False, True, True, False, True],
-    [1, 2.5, 3, 4, 5, 6],
-    [float("nan"), 1.5, 2.0, 3.0, 4.0, 5.0],
-    [np.float64(0.1)] * 6,
-    [np.float32(0.1), *[np.float32(2)] * 5],
-    [np.int64(2**40), *[np.int64(3)] * 5],
-    [1j, *[1j] * 5],
-    [3, 7, 3, 7, 3, 7],
-    [0, 1, 1, 0, 1, 0],
-    [(0, 1), (1, 0), (0, 1), (1, 0), (1, 0), (0, 1)],
-    [(1, 2), (3,), (1, 2), (3, 4), (1, 2), (3, 4)],
-    [2**70, 1, 2, 3, 4, 5],
-    [2**63, 1, 2, 3, 4, 5],
-    [None] * 6,
-]
+    [0.5, 1.75, 2.25, 40.6, -0.1, 7.0], [(0.5, 1.5), (2.5, 3.5), (4.5, 5.5), (6.5, 7.5), (0, 1), (2, 3)],
+    [2**40, 2**40 + 1, 5, 6, -(2**33), 0], list("ababéa"), [b"a", b"b", b"a", b"a", b"b", b""],
+    [True, False, True, True, False, True], [1, 2.5, 3, 4, 5, 6], [float("nan"), 1.5, 2.0, 3.0, 4.0, 5.0],
+    [np.float64(0.1)] * 6, [np.float32(0.1), *[np.float32(2)] * 5], [np.int64(2**40), *[np.int64(3)] * 5],
+    [1j, *[1j] * 5], [3, 7, 3, 7, 3, 7], [0, 1, 1, 0, 1, 0], [(0, 1), (1, 0), (0, 1), (1, 0), (1, 0), (0, 1)],
+    [(1, 2), (3,), (1, 2), (3, 4), (1, 2), (3, 4)], [2**70, 1, 2, 3, 4, 5], [2**63, 1, 2, 3, 4, 5], [None] * 6,
+]  # fmt: skip
 
 
 @pytest.mark.few(10)
@@ -105,70 +100,46 @@ def test_a_subset_has_the_types_of_its_own_labels_as_in_keras(folder: Path, subs
 
 _COLUMNS: list[Any] = [
     *[labels for labels in _GIVEN if not isinstance(labels[0], (str, bytes)) and labels[0] == labels[0]],
-    np.arange(6),
-    np.arange(6, dtype=np.uint8) + 250,
-    np.arange(6, dtype=np.uint64) + 2**63,
-    np.arange(6) / 3,
-    np.arange(6, dtype=np.float16),
-    np.array([True, False] * 3),
-    np.arange(36, dtype=np.int64).reshape(6, 2, 3) * 2**35,
-    np.array([[0.5, np.nan]] * 6),
-    pd.Series([10_000_000_001, 2, 3, 4, 5, 6]),
-    pd.Series([0.25, 1.5, 2.0, 3.0, 4.0, 5.0]),
-    pl.Series([2**50, 2, 3, 4, 5, 6]),
-]
+    np.arange(6), np.arange(6, dtype=np.uint8) + 250, np.arange(6, dtype=np.uint64) + 2**63, np.arange(6) / 3,
+    np.arange(6, dtype=np.float16), np.array([True, False] * 3), np.array([[0.5, np.nan]] * 6),
+    np.arange(36, dtype=np.int64).reshape(6, 2, 3) * 2**35, pd.Series([10_000_000_001, 2, 3, 4, 5, 6]),
+    pd.Series([0.25, 1.5, 2.0, 3.0, 4.0, 5.0]), pl.Series([2**50, 2, 3, 4, 5, 6]),
+]  # fmt: skip
 
 
 @pytest.mark.few(12)
 @pytest.mark.parametrize("column", _COLUMNS, ids=lambda column: str(column)[:30])
 def test_numbers_of_a_table_are_those_of_from_tensor_slices(files: list[str], column: Any) -> None:
     try:
-        expected = next(iter(tf.data.Dataset.from_tensor_slices(column).batch(6)))
+        tf.data.Dataset.from_tensor_slices(column)
     except (TypeError, ValueError):
         with pytest.raises(OptionError, match=r"row \d|rows differ"):
             image_dataset({"file": files, "y": column}, "y", image_size=4)
         return
     made = image_dataset({"file": files, "y": column}, "y", image_size=4, shuffle=False)
-    (found,) = (labels for _, labels in made)
-    assert found.dtype == expected.dtype == made.element_spec[1].dtype
-    np.testing.assert_array_equal(found.numpy(), expected.numpy())
+    _compare(made, column)
     assert image_dataset(files, column, image_size=4).element_spec == made.element_spec
 
 
 @pytest.mark.parametrize("column", [[2**40, 1], [[0.5, 1.5], [2.5, 3.5]], [True, False]], ids=str)
 def test_numbers_are_the_same_by_the_other_engine_and_by_the_reference(files: list[str], column: Any) -> None:
-    files = files[:2]
-    made = image_dataset(files, column, image_size=4, shuffle=False, engine="graph")
-    expected = tf.convert_to_tensor(column)
-    for dataset in (made, made.reference()):
-        (found,) = (labels for _, labels in dataset)
-        assert found.dtype == expected.dtype
-        np.testing.assert_array_equal(found.numpy(), expected.numpy())
+    made = image_dataset(files[:2], column, image_size=4, shuffle=False, engine="graph")
+    _compare(made, column)
+    _compare(made.reference(), column)
 
 
 @pytest.mark.parametrize("kind", ["pandas", "polars", "dict of arrays", "dict of lists", "array", "lists"])
 def test_several_columns_are_several_numbers_of_each_image(files: list[str], kind: str) -> None:
-    x, y = [0.5, 1.25, 2.5, 3.5, 4.5, 5.5], [2**40, 2, 3, 4, 5, 6]
-    frame = pd.DataFrame({"x": x, "y": y})
-    source: Any = {"file": files, **{name: frame[name].to_numpy() for name in "xy"}}
-    labels: Any = ["x", "y"]
-    stock: Any = frame
-    if kind == "pandas":
-        source = pd.DataFrame({"file": files, "x": x, "y": y})
-    elif kind == "polars":
-        source = pl.DataFrame({"file": files, "x": x, "y": y})
-    elif kind == "dict of lists":
-        source, stock = {"file": files, "x": x, "y": y}, [list(row) for row in zip(x, y, strict=True)]
-    elif kind == "array":
-        labels = frame
-    elif kind == "lists":
-        source = pd.DataFrame({"file": files, "both": list(zip(x, y, strict=True))})
-        labels, stock = "both", list(zip(x, y, strict=True))
-    made = image_dataset(source, labels, image_size=4, shuffle=False)
-    expected = next(iter(tf.data.Dataset.from_tensor_slices(stock).batch(6)))
-    (found,) = (labels for _, labels in made)
-    assert found.dtype == expected.dtype
-    np.testing.assert_array_equal(found.numpy(), expected.numpy())
+    table = {"file": files, "x": [0.5, 1.25, 2.5, 3.5, 4.5, 5.5], "y": [2**40, 2, 3, 4, 5, 6]}
+    frame, both = pd.DataFrame(table)[["x", "y"]], list(zip(table["x"], table["y"], strict=True))
+    given: dict[str, tuple[Any, Any, Any]] = {  # the source, its labels, and the same for TensorFlow
+        "pandas": (pd.DataFrame(table), ["x", "y"], frame), "polars": (pl.DataFrame(table), ["x", "y"], frame),
+        "dict of arrays": ({**table, "x": frame.x.to_numpy(), "y": frame.y.to_numpy()}, ["x", "y"], frame),
+        "dict of lists": (table, ["x", "y"], [list(row) for row in both]), "array": (table, frame, frame),
+        "lists": (pd.DataFrame({"file": files, "both": both}), "both", both),
+    }  # fmt: skip
+    source, labels, stock = given[kind]
+    _compare(image_dataset(source, labels, image_size=4, shuffle=False), stock)
 
 
 def test_a_split_table_keeps_labels_with_their_images(files: list[str]) -> None:

@@ -52,9 +52,7 @@ model.fit(made, verbose=0, callbacks=[Interrupted()])
 @pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["kernels", "code", "DALI"])
 @pytest.mark.parametrize(("how", "code"), [("exit", 7), ("error", 1), ("interrupt", -signal.SIGINT)])
-def test_the_interpreter_ends_in_the_middle_of_an_epoch(
-    photo_table: Any, how: str, code: int, kind: str
-) -> None:
+def test_the_interpreter_ends_within_an_epoch(photo_table: Any, how: str, code: int, kind: str) -> None:
     done = run(_ENDING, photo_table.paths[0], how, kind)
     assert done.returncode == code, done.stderr[-2000:]
 

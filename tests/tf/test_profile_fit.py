@@ -86,8 +86,7 @@ class Photos(keras.utils.PyDataset):
 
 
 def loop(model):
-    data = tf.data.Dataset.from_tensor_slices(FILES)
-    data = data.map(sample).batch(4).prefetch(2).repeat()
+    data = tf.data.Dataset.from_tensor_slices(FILES).map(sample).batch(4).prefetch(2).repeat()
     for images, _ in data if sys.argv[2] == "loop" else data.as_numpy_iterator():
         model(images)
 
@@ -99,10 +98,8 @@ def train():
         model.fit(tf.data.Dataset.from_tensor_slices(FILES).map(sample).batch(4), **endless)
     elif sys.argv[2] == "generator":
         model.fit(generate(), steps_per_epoch=100, **endless)
-    elif sys.argv[2] == "PyDataset":
-        model.fit(Photos(), **endless)
-    elif sys.argv[2] == "threads":
-        model.fit(Photos(workers=2), **endless)
+    elif sys.argv[2] in ("PyDataset", "threads"):
+        model.fit(Photos(workers=2 if sys.argv[2] == "threads" else 1), **endless)
     else:
         loop(model)
 
@@ -151,9 +148,7 @@ print("trained")
 
 
 @pytest.mark.slow
-def test_a_fit_of_few_steps_is_measured_before_it_ends_and_again_after_others(
-    profiled: Callable[..., Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_fit_of_few_steps_is_measured_before_it_ends_and_again(profiled: Any, capsys: Any) -> None:
     report = profiled(SHORT, 3, seconds=4)
     assert "trained" not in capsys.readouterr().out
     assert 5 <= report.steps < 12 and report.instant_s is not None
@@ -163,9 +158,7 @@ def test_a_fit_of_few_steps_is_measured_before_it_ends_and_again_after_others(
     assert first.predicted_s is not None and first.predicted_s < report.instant_s
 
 
-def test_a_fit_of_fewer_steps_acquits_no_loader(
-    profiled: Callable[..., Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_fit_of_fewer_steps_acquits_no_loader(profiled: Callable[..., Any], capsys: Any) -> None:
     report = profiled(SHORT, 1, seconds=4)
     assert "trained" in capsys.readouterr().out
     assert report.instant_s is None
@@ -289,7 +282,7 @@ class Numbers(keras.utils.PyDataset):  # type: ignore[misc]
 
 @pytest.mark.parametrize("kind", ["dataset", "generator", "PyDataset"])
 def test_a_fit_that_is_watched_trains_as_ever(kind: str) -> None:
-    def weights(watched: bool) -> list[Any]:
+    def weights() -> list[Any]:
         keras.utils.set_random_seed(3)
         model, batches = _model(keras.optimizers.SGD(1e-4)), [Numbers()[at] for at in range(8)]
         stacked = tuple(map(np.stack, zip(*batches, strict=True)))
@@ -297,14 +290,13 @@ def test_a_fit_that_is_watched_trains_as_ever(kind: str) -> None:
             "dataset": tf.data.Dataset.from_tensor_slices(stacked),
             "generator": (batch for _ in range(3) for batch in batches), "PyDataset": Numbers(),
         }[kind]  # fmt: skip
-        options = {"epochs": 3, "steps_per_epoch": 8 if kind == "generator" else None, "verbose": 0}
-        if not watched:
-            model.fit(data, shuffle=False, **options)
-            return list(model.get_weights())
-        with fastpipe.profile() as profiling:
-            model.fit(data, shuffle=False, **options)
-        assert profiling.report.steps > 10 and profiling.report.is_opaque
+        steps = 8 if kind == "generator" else None
+        model.fit(data, shuffle=False, epochs=3, steps_per_epoch=steps, verbose=0)
         return list(model.get_weights())
 
-    for one, other in zip(weights(False), weights(True), strict=True):
+    plain = weights()
+    with fastpipe.profile() as profiling:
+        watched = weights()
+    assert profiling.report.steps > 10 and profiling.report.is_opaque
+    for one, other in zip(plain, watched, strict=True):
         np.testing.assert_array_equal(one, other)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -31,18 +32,14 @@ def equal(found: list[Any], expected: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("options", "pillow"),
     [
-        ({"interpolation": "bilinear"}, {}),
-        ({"interpolation": "nearest"}, {"how": "NEAREST"}),
-        ({"interpolation": "bicubic"}, {"how": "BICUBIC"}),
-        ({"interpolation": "area"}, {"how": "BOX"}),
-        ({"interpolation": "hamming"}, {"how": "HAMMING"}),
-        ({"interpolation": "lanczos"}, {"how": "LANCZOS"}),
-        ({"color_mode": "grayscale"}, {"mode": "L"}),
-        ({"color_mode": "grayscale", "cache": "ram"}, {"mode": "L"}),
+        ({"interpolation": "bilinear"}, {}), ({"interpolation": "nearest"}, {"how": "NEAREST"}),
+        ({"interpolation": "bicubic"}, {"how": "BICUBIC"}), ({"interpolation": "area"}, {"how": "BOX"}),
+        ({"interpolation": "hamming"}, {"how": "HAMMING"}), ({"interpolation": "lanczos"}, {"how": "LANCZOS"}),
+        ({"color_mode": "grayscale"}, {"mode": "L"}), ({"color_mode": "grayscale", "cache": "ram"}, {"mode": "L"}),
         ({"color_mode": "rgba", "cache": "ram"}, {"mode": "RGBA"}),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_boxes_are_cut_coloured_and_resized_as_pillow_does(
     photo_table: Any, by_pillow: Any, rows: Rows, options: dict[str, Any], pillow: dict[str, str]
 ) -> None:
@@ -54,32 +51,24 @@ def test_boxes_are_cut_coloured_and_resized_as_pillow_does(
         equal(rows(made), expected)
 
 
-def test_scaling_is_that_of_keras(photo_table: Any, rows: Rows) -> None:
-    both = {"labels": None, "image_size": 24, "shuffle": False}
-    layer = tf.keras.layers.Rescaling(1 / 127.5, -1)
-    plain = rows(image_dataset(photo_table.table, cache="off", **both))
+def test_scaling_is_that_of_keras_and_channels_first_gives_planes(photo_table: Any, rows: Rows) -> None:
+    both = {"labels": None, "image_size": (12, 10), "shuffle": False}
+    plain = np.stack(rows(image_dataset(photo_table.table, cache="off", **both)))
     for cache in ("off", "ram"):
         made = image_dataset(photo_table.table, rescale=(1 / 127.5, -1), cache=cache, **both)
         for _ in range(2):
-            np.testing.assert_allclose(rows(made), layer(np.stack(plain)), atol=1e-6)
+            np.testing.assert_allclose(rows(made), keras.layers.Rescaling(1 / 127.5, -1)(plain), atol=1e-6)
+    planes = rows(image_dataset(photo_table.table, data_format="channels_first", **both))
+    np.testing.assert_array_equal(planes, np.moveaxis(plain, -1, 1))
 
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("output", ["uint8", "float16", "float32"])
 @pytest.mark.parametrize("parity", ["pil", "tf"])
-def test_types_of_output_are_those_of_the_reference(
-    photo_table: Any, output: Any, parity: Any, same: Callable[..., None]
-) -> None:
+def test_outputs_are_those_of_the_reference(photo_table: Any, output: Any, parity: Any, same: Any) -> None:
     made = image_dataset(photo_table.table, image_size=24, output=output, shuffle=False, parity=parity)
     assert made.element_spec[0].dtype == output
     same(made, made.reference())
-
-
-def test_channels_first_gives_planes(photo_table: Any) -> None:
-    both = {"image_size": (12, 10), "shuffle": False, "labels": None}
-    planes = image_dataset(photo_table.table, data_format="channels_first", **both)
-    for made, expected in zip(planes, image_dataset(photo_table.table, **both), strict=True):
-        np.testing.assert_array_equal(made.numpy(), np.moveaxis(expected.numpy(), -1, 1))
 
 
 _AS_XYXY = {
@@ -114,11 +103,12 @@ def test_every_kind_of_table_gives_the_same(photo_table: Any, rows: Rows) -> Non
         assert made.class_names == sorted(set(photo_table.labels))
         assert made.file_paths == photo_table.paths
         equal(rows(made), expected)
+    for other in (3, None, [], {}, {"file": ["a"], "label": []}):
+        with pytest.raises(OptionError):
+            image_dataset(other)
 
 
-def test_modalities_have_files_boxes_and_sizes_of_their_own(
-    photo_table: Any, by_pillow: Any, tmp_path: Path
-) -> None:
+def test_modalities_have_files_boxes_and_sizes(photo_table: Any, by_pillow: Any, tmp_path: Path) -> None:
     names = [f"{n}.png" for n in range(len(photo_table))]
     for name, path in zip(names, photo_table.paths, strict=True):
         with Image.open(path) as image:
@@ -152,26 +142,18 @@ def test_modalities_have_files_boxes_and_sizes_of_their_own(
 
 
 @pytest.mark.parametrize("engine", ["threads", "graph"])
-def test_a_boxs_pixels_of_tensorflow_are_those_of_the_whole_image(
-    photo_table: Any, rows: Rows, engine: Any
-) -> None:
-    made = image_dataset(
-        photo_table.table, None, boxes="box", image_size=24, shuffle=False, parity="tf", engine=engine
-    )
-    for image, path, (left, top, right, bottom) in zip(
-        rows(made), photo_table.paths, photo_table.boxes.tolist(), strict=True
-    ):
+def test_pixels_of_a_box_are_those_of_the_whole_image(photo_table: Any, rows: Rows, engine: Any) -> None:
+    options: Any = {"boxes": "box", "image_size": 24, "shuffle": False, "parity": "tf", "engine": engine}
+    found = rows(image_dataset(photo_table.table, None, **options))
+    for image, path, box in zip(found, photo_table.paths, photo_table.boxes.tolist(), strict=True):
+        left, top, right, bottom = box
         whole = tf.image.decode_image(tf.io.read_file(path), channels=3, expand_animations=False)
         part = tf.image.crop_to_bounding_box(whole, top, left, bottom - top, right - left)
         np.testing.assert_allclose(image, tf.image.resize(part, (24, 24)).numpy(), atol=1e-3)
 
 
-def test_a_box_may_reach_outside_and_keep_its_proportions(
-    photo_table: Any, by_pillow: Any, rows: Rows
-) -> None:
-    path = photo_table.paths[0]
-    with Image.open(path) as image:
-        width, height = image.size
+def test_a_box_may_reach_outside_or_keep_proportions(photo_table: Any, by_pillow: Any, rows: Rows) -> None:
+    path, (width, height) = photo_table.paths[0], photo_table.sizes[0]
     box = (-7, 5, width - 3, height + 11)
     for outside, seen in (("pad", box), ("clip", (0, 5, width - 3, height))):
         (made,) = rows(image_dataset([path], None, boxes=[box], image_size=32, outside=outside))
@@ -183,9 +165,8 @@ def test_a_box_may_reach_outside_and_keep_its_proportions(
         options["pad_to_aspect_ratio"] = True  # which makes the box larger: it reaches into the image
         (made,) = rows(image_dataset([path], None, boxes=[(-9, 5, -1, 45)], **options))
         np.testing.assert_array_equal(made, by_pillow(path, (-25, 5, 15, 45), 32))
-    (made,) = rows(
-        image_dataset([path], None, boxes=[(10, 20, 110, 70)], image_size=40, crop_to_aspect_ratio=True)
-    )
+    options = {"boxes": [(10, 20, 110, 70)], "image_size": 40, "crop_to_aspect_ratio": True}
+    (made,) = rows(image_dataset([path], None, **options))
     np.testing.assert_array_equal(made, by_pillow(path, (35, 20, 85, 70), 40))
 
 
@@ -193,9 +174,7 @@ def test_a_box_may_reach_outside_and_keep_its_proportions(
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize("part", range(6))
 @pytest.mark.parametrize("parity", ["pil", "tf"])
-def test_odd_files_are_read_as_the_stock_reads_them(
-    tmp_path: Path, rows: Rows, parity: Any, part: int
-) -> None:
+def test_odd_files_are_read_as_by_the_stock(tmp_path: Path, rows: Rows, parity: Any, part: int) -> None:
     compared = 0
     for case in odd_images(tmp_path)[part::6]:
         made = image_dataset([str(case.path)], None, image_size=(33, 29), parity=parity, cache="off")
@@ -220,9 +199,6 @@ def test_a_table_is_split_as_keras_splits(photo_table: Any, photos: Path) -> Non
         assert one.file_paths == other.file_paths
 
 
-_BOX = [[0, 0, 1, 1]] * 3
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -242,20 +218,17 @@ _BOX = [[0, 0, 1, 1]] * 3
         ({"boxes": [[0, 0, 2**32 + 10, 10]] * 3, "engine": "graph", "parity": "tf"}, r"row 0: the box .* endless"),
         ({"boxes": [[0, 0, float("inf"), 5]] * 3}, r"row 0: the box .* endless"),
         ({"class_names": ["cat"]}, r"row 1 has the label 'dog', which is none of class_names"),
-        ({"modalities": {}}, r"name at least one image"),
-        ({"modalities": {"a": 3}}, r"must be a dict of options"),
+        ({"modalities": {}}, r"name at least one image"), ({"modalities": {"a": 3}}, r"must be a dict of options"),
         ({"modalities": {"a": {"size": 3}}}, r"has no option 'size'"),
         ({"modalities": {"a": {"box_format": "polar"}}}, r"modalities=.*box_format must be one of"),
         ({"modalities": {"a": {"files": "no"}}}, r"names the column 'no'"),
         ({"tabular": {"n": "label"}}, r"tabular=.*must be numbers"),
         ({"modalities": {"a": {"files": "file"}}, "tabular": {"a": [1, 2, 3]}}, r"both of a modality"),
-        ({"label_mode": "what"}, r"label_mode must be one of"),
-        ({"subset": "training"}, r"needs validation_split"),
+        ({"label_mode": "what"}, r"label_mode must be one of"), ({"subset": "training"}, r"needs validation_split"),
         ({"validation_split": 0.1, "subset": "both"}, r"leaves none for validation"),
         ({"box_format": "polar"}, r"box_format must be one of"),
         ({"boxes": [[10, 10, 300, 300]] * 3, "box_format": "rel_xyxy"}, r"is in pixels"),
-        ({"preprocess": 3}, r"preprocess must be a function"),
-        ({"rescale": "half"}, r"rescale must be a factor"),
+        ({"preprocess": 3}, r"preprocess must be a function"), ({"rescale": "half"}, r"rescale must be a factor"),
         ({"output": "float16", "rescale": 1000.0}, r"images from 0.0 to 255000.0, which output='float16'"),
         ({"output": "float16", "rescale": (1.0, 1e5)}, "output='float16' cannot hold"),
         ({"rescale": 1e37}, "output='float32' cannot hold"),
@@ -266,21 +239,13 @@ _BOX = [[0, 0, 1, 1]] * 3
 def test_tables_and_options_that_do_not_fit_are_refused_at_once(
     arguments: dict[str, Any], message: str
 ) -> None:
-    table = {"file": ["a.jpg", "b.jpg", "c.jpg"], "label": ["cat", "dog", "cat"], "box": _BOX}
+    table = {"file": ["a.jpg", "b.jpg", "c.jpg"], "label": ["cat", "dog", "cat"], "box": [[0, 0, 1, 1]] * 3}
     columns = {name: arguments[name] for name in table if name in arguments}
     options = {name: value for name, value in arguments.items() if name not in table}
     if not {"modalities", "boxes"} & set(options):
-        options["boxes"] = "box"
-    if "box_format" in options and "boxes" not in arguments:
-        options["boxes"] = _BOX
+        options["boxes"] = table["box"] if "box_format" in options else "box"
     with pytest.raises(OptionError, match=message):
         image_dataset({**table, **columns}, **options)
-
-
-@pytest.mark.parametrize("source", [3, None, [], {}, {"file": ["a"], "label": []}])
-def test_a_source_that_is_no_table_is_refused(source: Any) -> None:
-    with pytest.raises(OptionError):
-        image_dataset(source)
 
 
 def test_whole_numbers_name_their_classes() -> None:

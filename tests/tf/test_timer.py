@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +67,7 @@ def test_waiting_is_told_from_working(clock: ManualClock) -> None:
     assert str(timer.epochs[0]) == "epoch 0: 1.20 s, 3 steps of 400.0 ms, 75% waiting for data, 8 images/s"
 
 
-def test_late_batches_and_much_waiting_are_warned_of(
-    clock: ManualClock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_late_batches_and_much_waiting_are_warned_of(clock: ManualClock, caplog: Any) -> None:
     timer = EpochTimer(warn_after=0.2, warn_waiting=0.5)
     batches = timer.watch(_range(12))
     timer.on_train_begin()
@@ -87,17 +84,13 @@ def test_late_batches_and_much_waiting_are_warned_of(
         EpochTimer(warn_after=0)
 
 
-def test_batches_that_were_there_before_are_not_waited_for(clock: ManualClock) -> None:
+def test_batches_of_before_are_not_waited_for_and_all_steps_are_counted(clock: ManualClock) -> None:
     timer = EpochTimer()
     timer.on_train_begin()
     batches = list(timer.watch(_range(12)))  # as if a buffer of the framework had asked for them
     fit(timer, clock, batches, [0.0] * 4, step_s=0.1)
     assert timer.epochs[0].waiting == 0.0
     assert timer.epochs[0].images_per_second == pytest.approx(40)
-
-
-def test_several_steps_in_one_execution_are_counted(clock: ManualClock) -> None:
-    timer = EpochTimer()
     timer.on_train_begin()
     timer.on_epoch_begin(0)
     timer.on_train_batch_begin(0)
@@ -105,28 +98,20 @@ def test_several_steps_in_one_execution_are_counted(clock: ManualClock) -> None:
         clock.now += 0.25
     timer.on_train_batch_end(3)
     timer.on_epoch_end(0)
-    times = timer.epochs[0]
+    [times] = timer.epochs
     assert (times.steps, times.step_seconds, times.waiting) == (4, 0.25, 0.0)
 
 
-def _model() -> Any:
+@pytest.mark.parametrize("is_watching", [True, False])
+def test_a_fit_is_timed_and_written_for_tensorboard(is_watching: bool, tmp_path: Path, caplog: Any) -> None:
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-    return model
-
-
-_DATA = tf.data.Dataset.from_tensor_slices((np.zeros((20, 4), np.float32), np.zeros(20))).batch(4)
-
-
-@pytest.mark.parametrize("is_watching", [True, False])
-def test_a_fit_is_timed_and_written_for_tensorboard(
-    is_watching: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    timer, model = EpochTimer(log_dir=tmp_path / "board"), _model()
+    data = tf.data.Dataset.from_tensor_slices((np.zeros((20, 4), np.float32), np.zeros(20))).batch(4)
+    timer = EpochTimer(log_dir=tmp_path)
     caplog.set_level(logging.INFO, "fastpipe.tf")
-    train = timer.watch(_DATA) if is_watching else _DATA
+    train = timer.watch(data) if is_watching else data
     for _ in range(2):  # the second call begins anew
-        model.fit(train, validation_data=_DATA, epochs=3, verbose=0, shuffle=False, callbacks=[timer])
+        model.fit(train, validation_data=data, epochs=3, verbose=0, shuffle=False, callbacks=[timer])
     assert [(one.epoch, one.steps) for one in timer.epochs] == [(0, 5), (1, 5), (2, 5)]
     for one in timer.epochs[1:]:
         assert (one.waiting is None) == (one.images_per_second is None) == (not is_watching)
@@ -136,23 +121,14 @@ def test_a_fit_is_timed_and_written_for_tensorboard(
     lines = [record.getMessage() for record in caplog.records if record.name == "fastpipe.tf"]
     assert lines[0].startswith("epoch 0: ") and ("waiting" in lines[0]) == is_watching
     assert any("timer.watch(dataset)" in line for line in lines) == (not is_watching)
-    points = _points(tmp_path / "board")
+    records = tf.data.TFRecordDataset([str(path) for path in tmp_path.iterdir()])
+    events = [tf.compat.v1.Event.FromString(record.numpy()) for record in records]
+    points = {(value.tag, event.step) for event in events for value in event.summary.value}
     names = ["epoch_seconds", "step_seconds"] + ["waiting", "images_per_second"] * is_watching
-    assert sorted(points) == sorted((f"fastpipe/{name}", epoch) for name in names for epoch in range(3))
+    assert points == {(f"fastpipe/{name}", epoch) for name in names for epoch in range(3)}
 
 
-def _points(folder: Path) -> dict[tuple[str, int], float]:
-    """What TensorBoard finds in a folder."""
-    points = {}
-    for path in folder.iterdir():
-        for record in tf.data.TFRecordDataset(str(path)):
-            event = tf.compat.v1.Event.FromString(record.numpy())
-            for value in event.summary.value:
-                points[value.tag, event.step] = float(tf.make_ndarray(value.tensor))
-    return points
-
-
-def test_watching_changes_nothing_of_a_dataset(photo_table: Any, same: Callable[..., None]) -> None:
+def test_watching_changes_nothing_and_a_timer_is_freed_first(photo_table: Any, same: Any) -> None:
     train = fastpipe.tf.image_dataset(photo_table.table, "label", boxes="box", image_size=16, shuffle=False)
     watched = EpochTimer().watch(train)
     assert watched.class_names == train.class_names
@@ -160,15 +136,9 @@ def test_watching_changes_nothing_of_a_dataset(photo_table: Any, same: Callable[
     same(watched, train)
     inputs = tf.data.Dataset.from_tensor_slices({"a": [1, 2], "b": [3, 4]}).batch(2)
     timer = EpochTimer()
-    same(timer.watch(inputs), inputs)
+    batches, reference = timer.watch(inputs), weakref.ref(timer)
+    same(batches, inputs)
     assert [count for _, count in timer._arrivals] == [2]
-
-
-def test_a_timer_is_freed_while_its_dataset_lives() -> None:
-    timer = EpochTimer()
-    batches = timer.watch(tf.data.Dataset.range(4).batch(2))
-    reference = weakref.ref(timer)
     del timer
     gc.collect()
-    assert reference() is None
-    assert len(list(batches)) == 2
+    assert reference() is None and len(list(batches)) == 1

@@ -26,8 +26,10 @@ def main(rank: int, ports: list[str], how: str, folder: str) -> None:
     files = sorted(os.path.join(folder, name) for name in os.listdir(folder))
     table = {"file": [files[n % len(files)] for n in range(COUNT)], "number": np.arange(COUNT)}
     options: dict[str, Any] = {
-        "image_size": 8, "seed": 3, "augment": fastpipe.tf.Augment(horizontal_flip=0.5),
-    }  # fmt: skip
+        "image_size": 8,
+        "seed": 3,
+        "augment": fastpipe.tf.Augment(horizontal_flip=0.5),
+    }
     if how in ("graph", "shard of graph"):
         options |= {"engine": "graph", "parity": "tf"}
     if how in ("auto", "shard of graph"):

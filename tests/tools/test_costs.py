@@ -6,8 +6,10 @@ import select
 from collections import OrderedDict, UserDict, defaultdict, namedtuple
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ import torch
 from clock import ManualClock
 from hypothesis import given
 from hypothesis import strategies as st
+from pytest import MonkeyPatch
 from torch.utils.data import DataLoader
 
 import fastpipe
@@ -23,40 +26,34 @@ from fastpipe.tools.batches import Replay, rebuilt, resized, size_of
 from fastpipe.tools.costs import Copies, Epoch, copies_of
 
 
-@pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> Any:
+def epochs_of(patch: MonkeyPatch, length: int, skipped: int, seconds: float, **options: Any) -> list[Epoch]:
     """Epochs of a loader that begins with a second, then makes a batch in each further one; steps take half."""
+    clock, alive, looks, found = ManualClock(0.0), [], [], []
 
-    def take(length: int, skipped: int, seconds: float, **options: Any) -> list[Epoch]:
-        clock, alive, looks, found = ManualClock(0.0), [], [], []
+    def begin() -> Iterator[int]:
+        clock.now += 1.0
+        alive.append(1)
+        try:
+            for number in range(length):
+                clock.now += 1.0
+                yield number
+        finally:
+            alive.pop()
 
-        def begin() -> Iterator[int]:
-            clock.now += 1.0
-            alive.append(1)
-            try:
-                for number in range(length):
-                    clock.now += 1.0
-                    yield number
-            finally:
-                alive.pop()
+    def look() -> int:
+        looks.append(1)
+        return len(looks)
 
-        def look() -> int:
-            looks.append(1)
-            return len(looks)
-
-        monkeypatch.setattr(costs, "perf_counter", clock)
-        for epoch in costs.epochs(
-            begin, skipped, seconds, step=lambda _: clock.sleep(0.5), look=look, **options
-        ):
-            assert bool(alive) == (not epoch.is_over)  # its workers can be looked at
-            found.append(epoch)
-        assert not alive
-        return found
-
-    return take
+    patch.setattr(costs, "perf_counter", clock)
+    for epoch in costs.epochs(begin, skipped, seconds, step=lambda _: clock.sleep(0.5), look=look, **options):
+        assert bool(alive) == (not epoch.is_over)  # its workers can be looked at
+        found.append(epoch)
+    assert not alive
+    return found
 
 
-def test_the_first_batches_are_left_out_where_there_is_time(taken: Any) -> None:
+def test_the_first_batches_are_left_out_where_there_is_time(monkeypatch: MonkeyPatch) -> None:
+    taken = partial(epochs_of, monkeypatch)
     [epoch] = taken(100, 2, 20.0)
     assert epoch.taken - epoch.batches == 2 and not epoch.is_over
     assert epoch.seconds == 1.5 * epoch.batches > 20 and epoch.waited == 1.0 * epoch.batches
@@ -67,8 +64,6 @@ def test_the_first_batches_are_left_out_where_there_is_time(taken: Any) -> None:
     assert epoch.taken == epoch.batches < 30 and epoch.seconds == 2.0 + 1.5 * epoch.batches - 1.0
     assert epoch.began == 1
 
-
-def test_epochs_that_end_are_counted_whole_on_request_or_if_they_are_short(taken: Any) -> None:
     for counts_start, batches, seconds in ((False, 8, 12.0), (True, 10, 16.0)):
         first, rest = taken(10, 2, 20.0, counts_start=counts_start, limit=100.0)
         assert first.is_over and (first.batches, first.taken, first.seconds) == (batches, 10, seconds)
@@ -79,10 +74,8 @@ def test_epochs_that_end_are_counted_whole_on_request_or_if_they_are_short(taken
     assert costs.alone(lambda: iter([1]), 0, 1.0) is None, "too few to measure"
 
 
-@pytest.fixture
-def pinned(monkeypatch: pytest.MonkeyPatch) -> set[int]:
-    """Addresses in pinned memory, for a GPU that imitates torch's: it copies a byte in a microsecond, from pinned
-    memory in a tenth of that."""
+def test_copies_to_a_gpu_are_timed_from_memory_as_it_is_and_pinned(monkeypatch: MonkeyPatch) -> None:
+    """The GPU imitates torch's: it copies a byte in a microsecond, from pinned memory in a tenth of that."""
     clock, pinned = ManualClock(), set[int]()
 
     def pin(tensor: Any) -> Any:
@@ -101,12 +94,6 @@ def pinned(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: tensor.data_ptr() in pinned)
     monkeypatch.setattr(costs, "perf_counter", clock)
-    return pinned
-
-
-def test_copies_to_a_gpu_are_timed_from_memory_as_it_is_and_pinned(
-    pinned: set[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
     image = torch.zeros(100, dtype=torch.uint8)
     found = copies_of({"image": image, "rest": ["a", (torch.zeros(25),)], "none": torch.zeros(0)})
     assert found == Copies(200, pytest.approx(200e-6), pytest.approx(20e-6))
@@ -116,10 +103,9 @@ def test_copies_to_a_gpu_are_timed_from_memory_as_it_is_and_pinned(
     assert found is not None and found.as_it_is_s == pytest.approx(found.pinned_s) and len(pinned) == count
     assert copies_of(["a", 1]) is None
 
-    def fail(tensor: Any) -> Any:
-        raise RuntimeError("CUDA error: out of memory")
-
-    monkeypatch.setattr(torch.Tensor, "pin_memory", fail)
+    monkeypatch.setattr(
+        torch.Tensor, "pin_memory", Mock(side_effect=RuntimeError("CUDA error: out of memory"))
+    )
     assert copies_of(torch.zeros(3)) is None
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     assert copies_of(torch.zeros(3)) is None
@@ -127,14 +113,14 @@ def test_copies_to_a_gpu_are_timed_from_memory_as_it_is_and_pinned(
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
-    ("is_pinned", "copy_s", "is_advised"), [(0, 4e-3, True), (1, 4e-3, False), (0, 1e-5, False)]
+    ("pinned", "copy_s", "is_advised"), [(0, 4e-3, True), (1, 4e-3, False), (0, 1e-5, False)]
 )
 def test_pinning_is_advised_where_it_is_measured_to_be_faster(
-    monkeypatch: pytest.MonkeyPatch, is_pinned: bool, copy_s: float, is_advised: bool
+    monkeypatch: MonkeyPatch, pinned: bool, copy_s: float, is_advised: bool
 ) -> None:
     monkeypatch.setattr(diagnosis, "copies_of", lambda batch: Copies(12, copy_s, copy_s / 10))
     loader: Any = DataLoader([torch.zeros(3)] * 4000, batch_size=4)
-    loader.pin_memory = is_pinned
+    loader.pin_memory = pinned
     # In its step a device computes.
     report = fastpipe.profile(loader, lambda batch: select.select([], [], [], 5e-3), seconds=0.3)
     found = [one for one in report.advice if one.what.startswith("pin_memory=True (test_costs.py:")]
@@ -161,22 +147,20 @@ class Frozen(dict):  # type: ignore[type-arg]
         raise KeyError(key)
 
 
-@pytest.mark.parametrize(
-    "batch",
-    [
-        {"x": [1, {"y": 2}]}, UserDict({"x": [1]}), OrderedDict(x=[1]), defaultdict(list, x=[1]),
-        OwnInit([1], 2),
-        [[1], (2, [3])], Pair([1], 2), Sample(torch.ones(2), ["a"]), MappingProxyType({"x": 1}), Frozen(x=1),
-        list(range(1000)), None, "words", 3,
-    ],
-    ids=lambda one: type(one).__name__,
-)  # fmt: skip
-def test_a_batch_of_any_kind_is_rebuilt_in_new_containers(batch: Any) -> None:
-    again = rebuilt(batch)
-    assert type(again) is type(batch) and (again == batch or isinstance(batch, Sample))
-    if isinstance(batch, (list, UserDict)) or (isinstance(batch, dict) and not isinstance(batch, Frozen)):
-        again.clear()
-        assert batch
+KINDS: list[Any] = [
+    {"x": [1, {"y": 2}]}, UserDict({"x": [1]}), OrderedDict(x=[1]), defaultdict(list, x=[1]), OwnInit([1], 2),
+    [[1], (2, [3])], Pair([1], 2), Sample(torch.ones(2), ["a"]), MappingProxyType({"x": 1}), Frozen(x=1),
+    list(range(1000)), None, "words", 3,
+]  # fmt: skip
+
+
+def test_a_batch_of_any_kind_is_rebuilt_in_new_containers() -> None:
+    for batch in KINDS:
+        again = rebuilt(batch)
+        assert type(again) is type(batch) and (again == batch or isinstance(batch, Sample))
+        if isinstance(batch, (list, dict, UserDict)) and not isinstance(batch, Frozen):
+            again.clear()
+            assert batch
 
 
 def test_a_repeated_batch_is_what_it_was_whatever_a_step_does_to_it() -> None:
@@ -194,9 +178,7 @@ def test_a_repeated_batch_is_what_it_was_whatever_a_step_does_to_it() -> None:
         assert batch["more"].pop("labels").pop() == 2 and batch["sample"].words == ["a"]
         batch["sample"].words.clear()
     assert values == [4, *[2] * 5]  # the first change is seen when it was made
-    assert all(one is kept[0][0] and other is uncounted for one, other in kept), (
-        "unchanged ones are not copied"
-    )
+    assert all(one is kept[0][0] and other is uncounted for one, other in kept), "they are not copied"
 
 
 @given(count=st.integers(1, 5), size=st.integers(1, 17))
@@ -204,8 +186,7 @@ def test_a_resized_batch_has_the_samples_of_the_first(count: int, size: int) -> 
     image = torch.arange(count * 2).reshape(count, 2)
     batch = {
         "pair": Pair(image, np.arange(count)), "names": [str(at) for at in range(count)],
-        "scale": torch.tensor(2.0),
-        "parts": (image, [image.float()]), "split": "train", "nothing": None,
+        "scale": torch.tensor(2.0), "parts": (image, [image.float()]), "split": "train", "nothing": None,
     }  # fmt: skip
     made = resized(batch, size)
     wanted = [at % count for at in range(size)]

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,9 +37,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
     return clock
 
 
-class Loader:
-    """Batches of four samples, each of which takes a time that is given."""
-
+class Loader:  # batches of four samples, each of which takes a time that is given
     def __init__(self, clock: ManualClock, waits: list[float], start: float = 0.0) -> None:
         self.clock, self.waits, self.start = clock, waits, start
 
@@ -205,15 +203,6 @@ def test_a_forked_process_does_not_report_the_epoch_of_its_parent(in_child: Any)
     in_child(work)
 
 
-def test_late_batches_are_one_warning_an_epoch(clock: ManualClock, caplog: Messages) -> None:
-    loader = fastpipe.watch(Loader(clock, [5.0, 0.1, 1.5, 0.1, 2.5]), warn_after=1.0)
-    train(loader, clock, 1.0)
-    [record] = caplog.records
-    assert record.levelno == logging.WARNING and record.name == "fastpipe"
-    assert record.getMessage().startswith("epoch 0: 2 of 5 batches took longer than 1 s (median 1.5 s")
-    assert loader.epochs[0].late_batches == 2
-
-
 def test_a_warning_of_a_fast_loader_has_the_stages_of_its_threads(photo_tree: Path, caplog: Messages) -> None:
     dataset = fastpipe.FastImageFolder(photo_tree)
     loader = fastpipe.watch(FastLoader(dataset, batch_size=4, collate_fn=list), warn_waiting=1e-9)
@@ -225,7 +214,14 @@ def test_a_warning_of_a_fast_loader_has_the_stages_of_its_threads(photo_tree: Pa
         assert "`fastpipe profile your_script.py`" in message
 
 
-def test_lines_are_logged_within_an_epoch(clock: ManualClock, caplog: Messages) -> None:
+def test_lines_and_late_batches_are_logged_within_an_epoch(clock: ManualClock, caplog: Messages) -> None:
+    loader = fastpipe.watch(Loader(clock, [5.0, 0.1, 1.5, 0.1, 2.5]), warn_after=1.0)
+    train(loader, clock, 1.0)
+    [record] = caplog.records
+    assert record.levelno == logging.WARNING and record.name == "fastpipe"
+    assert record.getMessage().startswith("epoch 0: 2 of 5 batches took longer than 1 s (median 1.5 s")
+    assert loader.epochs[0].late_batches == 2
+    caplog.clear()
     caplog.set_level(logging.INFO, "fastpipe")
     train(fastpipe.watch(Loader(clock, [3.0, 1.0, 1.0, 1.0, 1.0]), log_every=2), clock, 1.0)
     assert caplog.messages[:2] == [
@@ -258,39 +254,30 @@ def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> Non
         fastpipe.watch(**{"loader": [], **options})
 
 
-Screens = Callable[[bool], io.StringIO]
-
-
-@pytest.fixture
-def screen(monkeypatch: pytest.MonkeyPatch) -> Screens:
+def screen(patch: pytest.MonkeyPatch, is_terminal: bool) -> io.StringIO:
     """A terminal, or a file, to which bars are drawn."""
-
-    def open_one(is_terminal: bool) -> io.StringIO:
-        file = io.StringIO()
-        monkeypatch.setenv("TERM", "xterm")
-        console = Console(file=file, force_terminal=is_terminal, width=100, color_system=None)
-        monkeypatch.setattr(epochs, "_BARS", epochs.Bars(console))
-        return file
-
-    return open_one
+    file = io.StringIO()
+    patch.setenv("TERM", "xterm")
+    console = Console(file=file, force_terminal=is_terminal, width=100, color_system=None)
+    patch.setattr(epochs, "_BARS", epochs.Bars(console))
+    return file
 
 
 def has_bars() -> bool:
     return bool(epochs._BARS._open) or epochs._BARS._progress is not None
 
 
-def test_a_file_gets_a_line_every_ten_seconds(clock: ManualClock, screen: Screens) -> None:
-    file = screen(False)
+def test_a_file_gets_a_line_every_ten_seconds_and_a_terminal_is_drawn_five_times_a_second_at_most(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = screen(monkeypatch, False)
     train(fastpipe.watch(Loader(clock, [2.0] * 8), progress=True), clock, 2.0)
     assert file.getvalue().splitlines() == [
         "epoch 0: 4/8, 1 images/s, 57% waiting for data, 0:00:16 left",
         "epoch 0: 7/8, 1 images/s, 54% waiting for data, 0:00:04 left",
         "epoch 0: 32.00 s, 8 steps of 4000.0 ms, 50% waiting for data, 1 images/s",
     ]
-
-
-def test_a_terminal_is_drawn_five_times_a_second_at_most(clock: ManualClock, screen: Screens) -> None:
-    terminal = screen(True)
+    terminal = screen(monkeypatch, True)
     loader = fastpipe.watch(Loader(clock, [0.01] * 100), progress=True)
     drawn = []
     for _ in loader:
@@ -302,8 +289,8 @@ def test_a_terminal_is_drawn_five_times_a_second_at_most(clock: ManualClock, scr
     assert text.count("\x1b[?25h") == text.count("\x1b[?25l")  # the cursor
 
 
-def test_loops_within_loops_have_a_bar_each(clock: ManualClock, screen: Screens) -> None:
-    terminal = screen(True)
+def test_loops_within_loops_have_a_bar_each(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = screen(monkeypatch, True)
     training = fastpipe.watch(Loader(clock, [1.0] * 3), progress=True)
     validation = fastpipe.watch(Loader(clock, [1.0] * 2), name="validation", progress=True)
     for _ in training:
@@ -315,9 +302,9 @@ def test_loops_within_loops_have_a_bar_each(clock: ManualClock, screen: Screens)
 
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_a_loop_that_is_left_or_fails_removes_its_bar(
-    clock: ManualClock, screen: Screens, is_terminal: bool
+    clock: ManualClock, is_terminal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shown = screen(is_terminal)
+    shown = screen(monkeypatch, is_terminal)
     train(fastpipe.watch(Loader(clock, [1.0] * 5), progress=True), clock, 0, steps=3)
     assert not has_bars() and shown.getvalue().rstrip().endswith("left early")
 
@@ -390,19 +377,13 @@ def test_a_script_that_fails_restores_the_cursor_and_closes_the_library_of_the_g
     assert done.stdout.count("\x1b[?25h") == done.stdout.count("\x1b[?25l") == 1
 
 
-class Nvml:
-    """The functions of nvidia-ml-py that are used, as its documentation has them."""
-
-    NVML_PCIE_UTIL_RX_BYTES = 1
-
-    class NVMLError(Exception):
-        pass
+class Nvml:  # the functions of nvidia-ml-py that are used, as its documentation has them
+    NVML_PCIE_UTIL_RX_BYTES, NVMLError = 1, type("NVMLError", (Exception,), {})
 
     def __init__(self) -> None:
         self.opened = self.closed = 0
         self.handles: list[Any] = []
-        self.rates = [(80, 40)]
-        self.missing = ""
+        self.rates, self.missing = [(80, 40)], ""
 
     def _fail_without(self, name: str) -> None:
         if self.missing == name:
@@ -429,7 +410,7 @@ class Nvml:
         return SimpleNamespace(gpu=gpu, memory=memory)
 
     def nvmlDeviceGetPcieThroughput(self, handle: Any, counter: int) -> int:
-        assert handle[0] == "handle" and counter == self.NVML_PCIE_UTIL_RX_BYTES
+        assert (handle[0], counter) == ("handle", self.NVML_PCIE_UTIL_RX_BYTES)
         self._fail_without("throughput")
         return 2000
 
@@ -485,9 +466,7 @@ def test_the_library_of_the_gpu_is_closed_whatever_ends_the_loop(nvml: Nvml, no_
 
 
 @pytest.mark.parametrize("missing", ["driver", "device", "rates", "throughput"])
-def test_numbers_that_a_gpu_does_not_tell_are_none(
-    nvml: Nvml, missing: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_numbers_that_a_gpu_does_not_tell_are_none(nvml: Nvml, missing: str, monkeypatch: Any) -> None:
     nvml.missing = missing
     loader = fastpipe.watch(range(3))
     assert list(loader) == [0, 1, 2] and nvml.opened == nvml.closed

@@ -17,7 +17,6 @@ import pytest
 
 from fastpipe.hdf5.inspect import DatasetFacts, advise, inspect_file
 
-Inspect = Callable[..., tuple[int, str, str]]
 Make = Callable[[Any], object]
 MIB = 1 << 20
 NOISE = np.random.default_rng(0).integers(0, 9, (1024, 4096), np.uint8)
@@ -53,25 +52,15 @@ def test_facts_of_a_chunked_dataset(tmp_path: Path) -> None:
     assert (facts.samples, facts.sample_nbytes, facts.samples_per_chunk) == (1024, 4096, 32)
     (facts,) = inspect_file(tmp_path / "x.h5", 4, 256)  # more dimensions than it has
     assert (facts.samples, facts.epoch, facts.chunks) == (None, None, 32)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
+    for options, words in (
         (hdf5plugin.Blosc("zstd", 5, 2), "blosc zstd 5, its bitshuffle"),
         (hdf5plugin.Bitshuffle(), "bitshuffle with lz4"),
-    ],
-)
-def test_filters_are_described_in_words(tmp_path: Path, options: Any, words: str) -> None:
-    assert facts_of(tmp_path, made(chunks=(16, 4096), **options)).filters == (words,)
-
-
-def test_samples_without_filters_are_read_one_by_one(tmp_path: Path) -> None:
-    facts = facts_of(tmp_path, made(chunks=(16, 4096)))
-    assert facts.epoch is not None
-    assert (facts.epoch.decodes, facts.epoch.nbytes, facts.epoch.reads) == (1.0, 4 * MIB, 1)
-    facts = facts_of(tmp_path, made(NOISE.reshape(1024, 64, 64), chunks=(16, 64, 16)))
-    assert facts.epoch is not None and facts.epoch.reads == 4 * 64
+    ):
+        assert facts_of(tmp_path, made(chunks=(16, 4096), **options)).filters == (words,)
+    epoch = facts_of(tmp_path, made(chunks=(16, 4096))).epoch  # without filters samples are read one by one
+    assert epoch is not None and (epoch.decodes, epoch.nbytes, epoch.reads) == (1.0, 4 * MIB, 1)
+    epoch = facts_of(tmp_path, made(NOISE.reshape(1024, 64, 64), chunks=(16, 64, 16))).epoch
+    assert epoch is not None and epoch.reads == 4 * 64
 
 
 def external(file: Any) -> None:
@@ -213,23 +202,18 @@ def test_a_missing_plugin_is_named(tmp_path: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
         found = json.loads(done.stdout)
         assert [facts["missing"] for facts in found["datasets"]] == [missing, []]
-        advice = [
-            (one["dataset"], one["kind"], "pip install hdf5plugin" in one["remedies"][0])
-            for one in found["advice"]
-        ]
-        assert advice == [("/x", "missing plugin", True) for _ in missing]
+        advice = [(one["dataset"], one["kind"], one["remedies"][0]) for one in found["advice"]]
+        assert [one[:2] for one in advice] == [("/x", "missing plugin") for _ in missing]
+        assert all("pip install hdf5plugin" in remedy for _, _, remedy in advice)
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    with h5py.File(tmp_path / "x.h5", "w") as file:
+def test_tables_and_json_have_facts_and_advice_and_what_cannot_be_used_is_refused(
+    tmp_path: Path, inspect: Any
+) -> None:
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as file:
         file.create_dataset("images", data=NOISE, chunks=(16, 4096), compression="gzip", compression_opts=9)
-        file["labels [red]"] = np.arange(1024)
-        file["names"] = ["a"] * 1024
-    return tmp_path / "x.h5"
-
-
-def test_tables_and_json_have_facts_and_advice(path: Path, inspect: Inspect) -> None:
+        file["labels [red]"], file["names"] = np.arange(1024), ["a"] * 1024
     code, out, _ = inspect(path)
     assert code == 0 and f"{path}: 3 datasets" in out and "Nothing to advise" not in out
     for text in (
@@ -238,35 +222,33 @@ def test_tables_and_json_have_facts_and_advice(path: Path, inspect: Inspect) -> 
         "/images: 16 samples are compressed together in a chunk of 64 KiB",
     ):  # fmt: skip
         assert text in out
-    code, out, _ = inspect(path, "--json", "--batch-size", "64")
-    found = json.loads(out)
-    assert {name: found[name] for name in ("schema", "file", "batch_size", "sample_dims")} == {
-        "schema": 1, "file": str(path), "batch_size": 64, "sample_dims": 1
-    }  # fmt: skip
+    found = json.loads(inspect(path, "--json", "--batch-size", "64")[1])
+    assert (found["schema"], found["file"], found["batch_size"], found["sample_dims"]) == (
+        1,
+        str(path),
+        64,
+        1,
+    )
     images = found["datasets"][0]
     assert (images["path"], images["chunk"], images["filters"]) == ("/images", [16, 4096], ["gzip 9"])
     assert 8 < images["epoch"]["decodes"] < 16
     assert [one["kind"] for one in found["advice"]] == ["decoded often", "slow codec"]
-
-
-def test_files_without_faults_or_datasets_get_no_advice(tmp_path: Path, inspect: Inspect) -> None:
-    with h5py.File(tmp_path / "x.h5", "w") as file:
-        file["large"], file["small"] = NOISE, 5
-    code, out, _ = inspect(tmp_path / "x.h5")
-    lines = out.splitlines()
-    assert code == 0 and lines[-2] == "Nothing to advise."
-    assert lines[-1].startswith("/large is contiguous, which is ideal")
-    h5py.File(tmp_path / "x.h5", "w").close()
-    code, out, _ = inspect(tmp_path / "x.h5")
-    assert code == 0 and "0 datasets" in out
-
-
-def test_files_and_options_that_cannot_be_used_are_refused(path: Path, inspect: Inspect) -> None:
-    path.with_name("text").write_text("text")
+    (tmp_path / "text").write_text("text")
     for name, message in (("none", "No such file"), ("text", "is not an HDF5 file either")):
-        code, out, errors = inspect(path.with_name(name))
+        code, out, errors = inspect(tmp_path / name)
         assert (code, out) == (2, "") and errors.startswith("fastpipe inspect: ") and message in errors
     for options in (["--batch-size", "0"], ["--sample-dims", "x"]):
         with pytest.raises(SystemExit) as stopped:
             inspect(path, *options)
         assert stopped.value.code == 2
+
+
+def test_files_without_faults_or_datasets_get_no_advice(tmp_path: Path, inspect: Any) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["large"], file["small"] = NOISE, 5
+    code, out, _ = inspect(tmp_path / "x.h5")
+    assert code == 0 and out.splitlines()[-2] == "Nothing to advise."
+    assert out.splitlines()[-1].startswith("/large is contiguous, which is ideal")
+    h5py.File(tmp_path / "x.h5", "w").close()
+    code, out, _ = inspect(tmp_path / "x.h5")
+    assert code == 0 and "0 datasets" in out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import tempfile
 import threading
@@ -20,9 +19,7 @@ from fastpipe.tools.loaders import Watch
 from fastpipe.tools.loops import Loop, WatchedIterator
 
 
-class Squares(Dataset[Any]):
-    """Of a thread that runs long enough to be seen; draws, so that generators show."""
-
+class Squares(Dataset[Any]):  # of a thread that runs long enough to be seen; draws, so that generators show
     def __init__(self, length: int = 24) -> None:
         self.length = length
 
@@ -35,25 +32,19 @@ class Squares(Dataset[Any]):
         return torch.tensor(index**2), torch.rand(())
 
 
-class Batches(Squares):
-    """Answers for a whole batch."""
-
+class Batches(Squares):  # answers for a whole batch
     def __getitems__(self, indices: list[int]) -> Any:
         return [(torch.tensor(index), "batch") for index in indices]
 
 
-class Stream(IterableDataset[int]):
-    """Is iterated, a part of it in each worker."""
-
+class Stream(IterableDataset[int]):  # is iterated, a part of it in each worker
     def __iter__(self) -> Iterator[int]:
         worker = get_worker_info()
         first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
         return iter(range(first, 20, step))
 
 
-class Around(IterableDataset[int]):
-    """Gives what another one does."""
-
+class Around(IterableDataset[int]):  # gives what another one does
     inner: Any = None
     other: Any = None
 
@@ -67,17 +58,6 @@ def test_a_stream_around_another_knows_its_workers_if_that_does() -> None:
     assert not knows_workers(outer), "each of them has the other"
     inner.other = Stream()
     assert knows_workers(outer) and knows_workers(Stream())
-
-
-class WriteKind:
-    """An init function that writes what kind of dataset a worker has."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __call__(self, worker_id: int) -> None:
-        worker = get_worker_info()
-        (self.folder / f"{worker_id}").write_text(type(worker.dataset).__name__ if worker else "")
 
 
 def watch() -> Watch:
@@ -120,24 +100,6 @@ def test_batches_and_draws_are_the_same_and_all_are_counted(dataset: Any, kind: 
     assert costs.makers == kind.get("num_workers", 0)
 
 
-def test_stages_and_lines_are_known(tmp_path: Path) -> None:
-    init = WriteKind(tmp_path)
-    with watch() as watching:
-        loader = DataLoader(Squares(256), batch_size=8, num_workers=1, worker_init_fn=init)
-        list(loader)
-        (known,) = watching.found
-        assert known.witness is not None
-        costs = costs_of(known.witness.accounts())
-    assert {"transform", "collate"} <= set(costs.stages) <= {"transform", "collate", "transfer", "other"}
-    assert costs.wall_s > 0 and costs.cpu_s > 0
-    functions = {(Path(line.file).name, line.function) for line, _, _ in costs.lines}
-    assert any(file == Path(__file__).name and name.endswith("__getitem__") for file, name in functions)
-    assert known.made_at is not None and known.made_at.file == __file__
-    assert known.made_at.function == known.used_at.function == "test_stages_and_lines_are_known"
-    assert known.used_at.line == known.made_at.line + 1
-    assert (tmp_path / "0").read_text() == "Squares", "the user's init function sees the user's dataset"
-
-
 def test_afterwards_no_loader_is_watched_and_no_file_is_left() -> None:
     begin, init = DataLoader.__iter__, DataLoader.__init__
     before = set(os.listdir(tempfile.gettempdir()))
@@ -160,47 +122,15 @@ class Bad(Squares):
         raise ValueError(f"sample {index}")
 
 
-def error_of(loader: Any) -> str:  # which keeps nothing of its traceback
-    try:
-        return str(list(loader))
-    except ValueError as error:
-        return str(error)
-
-
-@pytest.mark.slow
-def test_an_error_of_a_dataset_is_raised() -> None:
-    for workers in (0, 1):
-        with watch():
-            assert "sample 0" in error_of(DataLoader(Bad(), batch_size=4, num_workers=workers))
-    gc.collect()  # torch's worker waits for 5 s, if what its error refers to is collected as garbage
-
-
-def test_a_subclass_with_an_iterator_of_its_own_is_not_watched() -> None:
-    class Own(DataLoader[Any]):
-        def __iter__(self) -> Any:
-            return iter(["mine"])
-
-    with watch() as watching:
-        assert list(Own(range(4))) == ["mine"]  # type: ignore[arg-type]
-    assert not watching.found
-
-
-def test_loaders_that_a_line_makes_for_each_epoch_are_one_loop() -> None:
-    def run(length: int) -> int:
-        loader = DataLoader(Squares(length), batch_size=4, num_workers=1)
-        return len(list(loader))
-
-    with watch() as watching:
-        assert [run(24), run(24), run(24), run(8)] == [6, 6, 6, 2]  # the last one is another loop
-        training, other = watching.found
-        assert training.witness is not None and other.witness is not None
-        assert [costs_of(one.witness.accounts()).batches for one in (training, other)] == [18, 2]
-    assert len(training.loop.epoch_starts) == 3
-
-
-def test_attributes_of_the_dataset_are_reached_through_the_one_that_is_timed() -> None:
+def test_errors_and_attributes_of_the_dataset_are_reached_through_the_one_that_is_timed(
+    tmp_path: Path,
+) -> None:
     def collate(samples: list[Any]) -> int:
         return len(samples)
+
+    def init(worker_id: int) -> None:
+        worker = get_worker_info()
+        (tmp_path / "kind").write_text(type(worker.dataset).__name__ if worker else "")
 
     with watch() as watching:
         loader = DataLoader(Squares(6), batch_size=4, collate_fn=collate)
@@ -210,3 +140,9 @@ def test_attributes_of_the_dataset_are_reached_through_the_one_that_is_timed() -
         assert loader.dataset.__class__ is Squares and loader.collate_fn is collate
         with pytest.raises(AttributeError, match="missing"):
             view.dataset.missing
+        list(DataLoader(Squares(8), batch_size=8, num_workers=1, worker_init_fn=init))
+        assert (tmp_path / "kind").read_text() == "Squares", (
+            "the user's init function sees the user's dataset"
+        )
+        with pytest.raises(ValueError, match="sample 0"):
+            list(DataLoader(Bad(), batch_size=4))

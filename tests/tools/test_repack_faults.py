@@ -16,7 +16,7 @@ import h5py
 import hdf5plugin
 import numpy as np
 import pytest
-from dying import dying_at
+from dying import dying_at, half_of_it
 from pytest import MonkeyPatch
 
 from fastpipe.core import files
@@ -25,8 +25,6 @@ from fastpipe.hdf5 import copying
 from fastpipe.hdf5 import repack as repacking
 from fastpipe.hdf5.repack import UnfinishedFile
 
-Repack = Callable[..., tuple[int, str, str]]
-Forked = Callable[[Callable[[], object]], int]
 ROWS = np.random.default_rng(0).standard_normal((4000, 40))
 
 
@@ -45,13 +43,13 @@ def out(source: Path) -> Path:
 
 
 @pytest.fixture
-def run(source: Path, out: Path, repack: Repack) -> Callable[..., int]:
+def run(source: Path, out: Path, repack: Any) -> Callable[..., int]:
     """Repacks the source to OUT with options; returns the exit code."""
     return lambda *options: repack(source, out, *options)[0]
 
 
 @pytest.fixture
-def error(source: Path, out: Path, repack: Repack) -> Callable[..., str]:
+def error(source: Path, out: Path, repack: Any) -> Callable[..., str]:
     """Repacks the source to OUT with options; returns the one line of its error."""
 
     def fails(*options: str, source: Path = source, out: Path = out) -> str:
@@ -79,9 +77,7 @@ def raising(error: BaseException) -> Callable[..., Any]:
     return fail
 
 
-def test_an_existing_file_is_replaced_only_by_force(
-    out: Path, run: Any, error: Any, monkeypatch: MonkeyPatch
-) -> None:
+def test_a_file_is_replaced_only_by_force(out: Path, run: Any, error: Any, monkeypatch: MonkeyPatch) -> None:
     with monkeypatch.context() as patch:  # it is made while it is packed
         check = repacking.check_structure
         patch.setattr(repacking, "check_structure", lambda *some: (check(*some), out.write_bytes(b"mine")))
@@ -104,11 +100,10 @@ def test_a_name_of_an_unfinished_copy_that_is_no_file_is_an_error(out: Path, err
 
 
 def test_files_of_the_user_stay(source: Path, out: Path, run: Any) -> None:
-    contents = {"HDF5 file": source.read_bytes(), "file": b"mine", "zeros": bytes(100)}
     files_of_user = {
-        out.with_name(f"{name}{number}" if number else name): content
+        out.with_name(f"{name}{number or ''}"): content
         for name in ("out.h5.partial", "out.h5.unfinished", ".out.h5", "fastpipe-repack-mine")
-        for number, content in enumerate(contents.values())
+        for number, content in enumerate((source.read_bytes(), b"mine", bytes(100)))
     }
     precious = out.with_name("precious")
     for path, content in {**files_of_user, precious: b"mine"}.items():
@@ -145,29 +140,27 @@ def test_paths_that_cannot_be_used_are_refused(source: Path, out: Path, error: A
     assert names(out) == ["in.h5", "text"]
 
 
-WRITER = "import h5py, pathlib, sys\nwith h5py.File(sys.argv[1], 'r+'):"
-REPACKER = "import pathlib, sys\nfrom fastpipe.hdf5 import repack\nwith repack.UnfinishedFile(pathlib.Path(sys.argv[2])):"
-
-
-@pytest.mark.parametrize(
-    ("code", "message"),
-    [(WRITER, "is open for writing elsewhere"), (REPACKER, "another process is writing")],
-    ids=["writes IN", "repacks to OUT"],
-)
 def test_another_process_that_uses_the_files_is_an_error(
-    source: Path, out: Path, run: Any, error: Any, code: str, message: str
+    source: Path, out: Path, run: Any, error: Any
 ) -> None:
-    command = [sys.executable, "-c", f"{code}\n    print(flush=True)\n    sys.stdin.read()", source, out]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None and child.stdin is not None
-        child.stdout.readline()
-        assert message in error()
-        child.stdin.close()
-    assert run() == 0
+    repacker = "from fastpipe.hdf5 import repack\nwith repack.UnfinishedFile(pathlib.Path(sys.argv[2])):"
+    for code, message in (
+        ("import h5py\nwith h5py.File(sys.argv[1], 'r+'):", "is open for writing elsewhere"),
+        (repacker, "another process is writing"),
+    ):
+        code = f"import pathlib, sys\n{code}\n    print(flush=True)\n    sys.stdin.read()"
+        command = [sys.executable, "-c", code, source, out]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+            assert child.stdout is not None and child.stdin is not None
+            child.stdout.readline()
+            assert message in error()
+            child.stdin.close()
+        assert run() == 0
+        out.unlink()
 
 
 def test_another_thread_that_repacks_to_the_file_is_an_error(
-    source: Path, out: Path, repack: Repack, run: Any, error: Any
+    source: Path, out: Path, repack: Any, run: Any, error: Any
 ) -> None:
     with UnfinishedFile(out):
         assert "another thread is writing" in error()
@@ -179,9 +172,7 @@ def test_another_thread_that_repacks_to_the_file_is_an_error(
     assert run() == 0
 
 
-def test_a_copy_that_begins_just_now_is_not_taken_for_one_left_behind(
-    out: Path, monkeypatch: MonkeyPatch
-) -> None:
+def test_a_copy_that_begins_just_now_is_not_taken_for_one_left_behind(out: Path, monkeypatch: Any) -> None:
     """Another process removes the file between its making and its locking: it is made again."""
     lock, path, removed = repacking._lock, repacking.unfinished_path(out), []
 
@@ -219,29 +210,20 @@ def other_unit(old: Any, new: Any, *arguments: Any, copy: Any = repacking.copy_s
     new["x"].attrs["unit"] = "mW"
 
 
-def without_gzip(steps: Any) -> Any:
-    return [step for step in steps if step.code == 1]
-
-
-DECODES = h5py.h5z.FILTER_CONFIG_DECODE_ENABLED
-
-
 @pytest.mark.parametrize(
     ("place", "name", "function", "message"),
     [
         (repacking, "try_to_lock", raising(OSError(errno.ENOLCK, "No locks")), "No locks"),
-        (repacking, "open_regular", raising(OSError(errno.EROFS, "Read-only", "unfinished")),
-         "Read-only: 'unfinished'"),
+        (repacking, "open_regular", raising(OSError(errno.EROFS, "Read-only", "a")), "Read-only: 'a'"),
         (repacking, "write_rows", flipped, "/x: rows read back from the copy are not those of the source"),
         (repacking, "copy_structure", other_unit, "/x: its attribute b'unit' would not be the same"),
-        (h5py.h5z, "get_filter_info", lambda code: DECODES,
+        (h5py.h5z, "get_filter_info", lambda code: h5py.h5z.FILTER_CONFIG_DECODE_ENABLED,
          "cannot write its filter gzip 4; choose another --codec"),
     ],
 )  # fmt: skip
 def test_a_copy_that_cannot_be_made_or_is_wrong_never_gets_its_name(
-    out: Path, error: Any, monkeypatch: MonkeyPatch, place: Any, name: str, function: Any,
-    message: str,
-) -> None:  # fmt: skip
+    out: Path, error: Any, monkeypatch: MonkeyPatch, place: Any, name: str, function: Any, message: str
+) -> None:
     monkeypatch.setattr(place, name, function)
     assert message in error()
     assert names(out) == ["in.h5"]
@@ -273,9 +255,7 @@ def test_a_damaged_input_is_an_error(source: Path, out: Path, error: Any) -> Non
 
 
 @pytest.mark.parametrize("after", [0, 40, 105])
-def test_a_full_disk_leaves_no_file(
-    out: Path, run: Any, error: Any, monkeypatch: MonkeyPatch, after: int
-) -> None:
+def test_full_disks_leave_no_file(out: Path, run: Any, error: Any, monkeypatch: Any, after: int) -> None:
     monkeypatch.setattr(repacking, "_STEP_NBYTES", 20000)
     calls, write = 0, os.write
 
@@ -315,8 +295,14 @@ def test_wrong_options_are_refused(out: Path, error: Any, options: str, message:
     assert names(out) == ["in.h5"]
 
 
+def test_a_missing_package_is_named(out: Path, error: Any, monkeypatch: MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "hdf5plugin", None)
+    assert "pip install hdf5plugin" in error("--codec", "lz4")
+    assert names(out) == ["in.h5"]
+
+
 @pytest.mark.parametrize("kind", ["zfp", "scale-offset"])
-def test_filters_that_round_are_not_applied_again(
+def test_rounding_filters_are_not_applied_again(
     source: Path, out: Path, run: Any, error: Any, kind: str
 ) -> None:
     options = {"scaleoffset": 2} if kind == "scale-offset" else dict(hdf5plugin.Zfp(rate=8))
@@ -330,31 +316,23 @@ def test_filters_that_round_are_not_applied_again(
         np.testing.assert_array_equal(new["rounded"], old["rounded"])
 
 
-def test_a_missing_package_is_named(out: Path, error: Any, monkeypatch: MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "hdf5plugin", None)
-    assert "pip install hdf5plugin" in error("--codec", "lz4")
-    assert names(out) == ["in.h5"]
-
-
 def test_a_source_whose_filter_the_library_lacks_is_read_by_fastpipe(
     out: Path, run: Any, monkeypatch: MonkeyPatch
 ) -> None:
     for module in (repacking, copying):
-        monkeypatch.setattr(module, "missing", without_gzip)
+        monkeypatch.setattr(module, "missing", lambda steps: [step for step in steps if step.code == 1])
     monkeypatch.setattr(repacking, "_through_library", raising(AssertionError("the library is asked")))
     assert run("--codec", "lzf") == 0
     assert_whole(out)
 
 
-def test_ctrl_c_leaves_no_file(source: Path, out: Path, repack: Repack, monkeypatch: MonkeyPatch) -> None:
+def test_ctrl_c_leaves_no_file(source: Path, out: Path, repack: Any, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(repacking, "check_structure", raising(KeyboardInterrupt()))
     assert repack(source, out) == (130, "", "fastpipe repack: interrupted\n")
     assert names(out) == ["in.h5"]
 
 
-def test_a_copy_that_was_moved_away_does_not_get_its_name(
-    out: Path, error: Any, monkeypatch: MonkeyPatch
-) -> None:
+def test_a_copy_that_was_moved_away_gets_no_name(out: Path, error: Any, monkeypatch: MonkeyPatch) -> None:
     check, unfinished = repacking.check_structure, repacking.unfinished_path(out)
 
     def moved(*arguments: Any) -> None:
@@ -383,90 +361,47 @@ CALLS = [(os, name) for name in ("write", "fsync", "fchmod", "ftruncate", "unlin
 CALLS += [(repacking, name) for name in ("open_regular", "rename_anew", "sync_folder")]
 
 
-@pytest.fixture
-def small(tmp_path: Path, monkeypatch: MonkeyPatch) -> Path:
-    """Some datasets, and so small steps that there are many of them."""
-    monkeypatch.setattr(repacking, "_STEP_NBYTES", 4000)
-    with h5py.File(tmp_path / "in.h5", "w") as file:
+@pytest.mark.few(1)
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="run it on Linux, which has SIGKILL and fork")
+@pytest.mark.parametrize(("how", "umask"), [("link", 0o022), ("copy", 0)])
+def test_whatever_a_kill_at_the_end_has_left_it_can_be_repacked_again(
+    tmp_path: Path, repack: Any, forked: Any, monkeypatch: MonkeyPatch, how: str, umask: int
+) -> None:
+    source, out = tmp_path / "in.h5", tmp_path / "out.h5"
+    with h5py.File(source, "w") as file:
         file.create_dataset("a", data=SMALL, chunks=(16, 30), compression="lzf")
         file.create_dataset("b", data=[f"text {n}" for n in range(300)])
         file.create_dataset("c", data=SMALL[:, 0] * 0.5, maxshape=(None,), chunks=(50,))
         file["d"] = SMALL[0]
         file["a"].attrs["other"] = file["c"].ref
-    return tmp_path / "in.h5"
 
-
-@pytest.fixture
-def killed(small: Path, repack: Repack, forked: Forked) -> Callable[[int], int]:
-    """Repacks in a process that is killed at a call that changes files, with half of a write done; without a
-    call, it counts them."""
-
-    def half(name: str, real: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-        if name == "write":
-            real(arguments[0], arguments[1][: len(arguments[1]) // 2])
-
-    def work(die_at: int) -> int:
-        with dying_at(die_at, CALLS, half) as count:
-            repack(small, small.with_name("out.h5"), *OPTIONS)
+    def repacked(die_at: int) -> int:
+        with dying_at(die_at, CALLS, half_of_it) as count:
+            repack(source, out, *OPTIONS)
         return count.calls
 
-    def kill(die_at: int) -> int:
-        if not die_at:
-            return work(0)
-        pid = forked(lambda: work(die_at))
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
-        return die_at
+    def assert_repacked() -> None:
+        with h5py.File(source) as old, h5py.File(out) as new:
+            assert all((old[name][()] == new[name][()]).all() for name in "abcd")
+            assert new["a"].chunks == (3, 30) and new["c"].chunks == (3,)
+            assert new[new["a"].attrs["other"]] == new["c"]
 
-    return kill
-
-
-def assert_repacked(source: Path) -> None:
-    with h5py.File(source) as old, h5py.File(source.with_name("out.h5")) as new:
-        assert all((old[name][()] == new[name][()]).all() for name in "abcd")
-        assert new["a"].chunks == (3, 30) and new["c"].chunks == (3,)
-        assert new[new["a"].attrs["other"]] == new["c"]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="run it on Linux, which has SIGKILL and fork")
-def test_a_copy_killed_at_any_call_is_made_anew(small: Path, killed: Any, repack: Repack) -> None:
-    total = killed(0)
-    assert total > 100
-    out, ends = small.with_name("out.h5"), set()
-    unfinished = repacking.unfinished_path(Path("out.h5")).name
-    for die_at in [1, 2, 3, 4, *range(5, total, total // 6), *range(total - 5, total + 1)]:
-        out.unlink(missing_ok=True)
-        killed(die_at)
-        left = names(out)
-        assert left in (["in.h5"], ["in.h5", "out.h5"], [unfinished, "in.h5"])
-        ends.add(tuple(left))
-        if not out.exists():
-            assert repack(small, out, *OPTIONS)[0] == 0
-        assert_repacked(small)
-        assert names(out) == ["in.h5", "out.h5"]
-    assert len(ends) == 3
-
-
-@pytest.mark.few(1)
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="run it on Linux, which has SIGKILL and fork")
-@pytest.mark.parametrize(("how", "umask"), [("link", 0o022), ("copy", 0)])
-def test_whatever_a_kill_at_the_end_has_left_it_can_be_repacked_again(
-    small: Path, killed: Any, repack: Repack, monkeypatch: MonkeyPatch, how: str, umask: int
-) -> None:
+    monkeypatch.setattr(repacking, "_STEP_NBYTES", 4000)  # so small that there are many of them
     monkeypatch.setattr(files, "_renameat2", None)
     if how == "copy":
         monkeypatch.setattr(os, "link", raising(OSError(errno.EPERM, "no links here")))
-    out = small.with_name("out.h5")
     before = os.umask(umask)
     try:
-        total = killed(0)
+        total = repacked(0)
+        assert total > 100
         for die_at in range(total - 7, total + 1):
             out.unlink(missing_ok=True)
-            killed(die_at)
+            _, status = os.waitpid(forked(lambda: repacked(die_at)), 0)
+            assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
             if out.exists():
-                assert_repacked(small)
-            assert repack(small, out, *OPTIONS, "--force")[0] == 0
-            assert_repacked(small)
+                assert_repacked()
+            assert repack(source, out, *OPTIONS, "--force")[0] == 0
+            assert_repacked()
             assert names(out) == ["in.h5", "out.h5"]
             assert out.stat().st_mode & 0o777 == 0o666 & ~umask
     finally:

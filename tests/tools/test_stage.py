@@ -86,9 +86,7 @@ def test_objects_that_cannot_be_copied_are_named(objects: Any, stage: Any, tmp_p
     assert stage(URL, tmp_path / "stage", "--refresh")[0] == 0
 
 
-def test_wrong_arguments_are_refused(
-    objects: Any, stage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_arguments_are_refused(objects: Any, stage: Any, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     for arguments, message in (
         ((URL,), "name a URL"),

@@ -7,6 +7,7 @@ import select
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -26,17 +27,13 @@ LOADER: Any = DataLoader(torch.rand(64, 3), batch_size=8)  # type: ignore[arg-ty
 LOOP: Any = SimpleNamespace(used_at=Line("train.py", 7, "main"))
 
 
-class Waiting(nn.Linear):
-    """A model that takes its time, whatever else the machine does."""
-
+class Waiting(nn.Linear):  # a model that takes its time, whatever else the machine does
     def forward(self, rows: Any) -> Any:
         select.select([], [], [], 0.04)
         return super().forward(rows)
 
 
 class Net(nn.Module):
-    """A small one, of convolutions."""
-
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second, self.last = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Linear(8, 2)
@@ -111,10 +108,7 @@ def test_ways_that_a_model_has_or_cannot_have_are_not_tried(
     assert tried(ModelChanges(IMAGES), mixed, lambda _: 1.0) == ["as it is"]
     assert model.first.weight.is_contiguous(memory_format=torch.channels_last)
 
-    def fail(self: Any) -> None:
-        raise RuntimeError("no compiler")
-
-    monkeypatch.setattr(nn.Module, "compile", fail)
+    monkeypatch.setattr(nn.Module, "compile", Mock(side_effect=RuntimeError("no compiler")))
     with caplog.at_level(logging.WARNING, "fastpipe"):
         assert "compile" not in tried(ModelChanges(IMAGES), Net(), lambda _: 1.0)
     assert "no compiler" in caplog.text
@@ -125,9 +119,8 @@ def test_ways_that_a_model_has_or_cannot_have_are_not_tried(
 
 
 def test_bfloat16_is_fast_where_torch_or_the_processor_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        torch.cuda, "is_bf16_supported", lambda *, including_emulation: not including_emulation
-    )
+    is_supported: Any = lambda *, including_emulation: not including_emulation  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_supported)
     assert steps.bfloat16_is_fast("cuda")
     for line in ("flags : fpu amx_bf16", "Features : fp bf16", "flags : avx2"):
         monkeypatch.setattr(steps.Path, "read_text", lambda path, line=line: f"processor : 0\n{line}\n")

@@ -23,6 +23,7 @@ import pytest
 import torch
 import zarr
 from PIL import Image
+from pytest import MonkeyPatch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Subset
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
@@ -40,16 +41,13 @@ from fastpipe.tools.stacks import Line
 from fastpipe.tools.thread_times import Spent
 from fastpipe.tools.witness import ArrayRead, OpenVolume, Reads, observe, volumes_of
 
-SECONDS = 0.6
 Pair = namedtuple("Pair", "image label")
 V1 = v1.Compose([v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), v1.ToTensor()])
-V2 = v2.Compose(
-    [v2.ToImage(), v2.RandomResizedCrop(32, antialias=True), v2.ToDtype(torch.float32, scale=True)]
-)
+V2 = v2.Compose([v2.ToImage(), v2.RandomResizedCrop(32), v2.ToDtype(torch.float32, scale=True)])
 
 
 def advice_of(loader: Any, name: str, **options: Any) -> list[Any]:
-    report = fastpipe.profile(loader, lambda batch: None, seconds=SECONDS, **options)
+    report = fastpipe.profile(loader, lambda batch: None, seconds=0.6, **options)
     assert report.is_loader_bound
     return [advice for advice in report.advice if name in advice.what]
 
@@ -61,7 +59,7 @@ def watched(loader: Any, batch: Any = None) -> Watched:
 
 
 @pytest.fixture
-def getitem(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+def getitem(monkeypatch: MonkeyPatch) -> Callable[..., Any]:
     """h5py's own function, also where an earlier profile was interrupted and has left an observer."""
     function = h5py.Dataset.__getitem__
     function = inspect.unwrap(function, stop=lambda one: not hasattr(one, "_fastpipe_observers"))
@@ -69,9 +67,7 @@ def getitem(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     return h5py.Dataset.__getitem__
 
 
-class Rows(Dataset[Any]):
-    """Rows of an HDF5 file that each process opens, one by one."""
-
+class Rows(Dataset[Any]):  # of an HDF5 file that each process opens, one by one
     def __init__(self, path: Path, work: int = 0) -> None:
         self.path, self.work, self.file = str(path), work, None
 
@@ -99,15 +95,14 @@ def rows(tmp_path: Path) -> Path:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("workers", [0, 1])
 def test_rows_of_an_hdf5_file_are_read_by_fastpipe(
-    rows: Path, workers: int, getitem: Any, monkeypatch: pytest.MonkeyPatch
+    rows: Path, workers: int, getitem: Any, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.chdir(rows.parents[1])  # from where the advice names the file
     loader = DataLoader(Rows(rows), batch_size=16, shuffle=True, num_workers=workers)
-    report = fastpipe.profile(loader, lambda batch: None, seconds=SECONDS, try_advice=True)
+    report = fastpipe.profile(loader, lambda batch: None, seconds=0.6, try_advice=True)
     first = report.advice[0]
-    assert report.stall[0].name == "read" and first.what.count(
-        f"FastHDF5Dataset('{rows.parent.name}/rows.h5', ['x', 'y'])"
-    )
+    assert report.stall[0].name == "read"
+    assert f"FastHDF5Dataset('{rows.parent.name}/rows.h5', ['x', 'y'])" in first.what
     assert "transform=" not in first.what and "augment=" not in first.what
     assert first.predicted_s is not None and first.predicted_s < report.step_s / 2
     assert first.tried_s is not None and first.tried_s < report.step_s
@@ -140,9 +135,7 @@ def test_reads_of_two_loaders_are_observed_until_there_are_enough(rows: Path, ge
     assert ArrayRead("f", "/x", (8, 4), (3, 4)).sample_dims is None
 
 
-class Patches(Dataset[Any]):
-    """Patches of a volume at random, or of volumes that are loaded for each sample."""
-
+class Patches(Dataset[Any]):  # of a volume at random, or of volumes that are loaded for each sample
     def __init__(self, folder: Path, files: list[tuple[str, str]] = []) -> None:  # noqa: B006
         self.files = files
         if not files:
@@ -220,11 +213,7 @@ def open_image(path: str) -> Any:
 
 
 class Photos(Dataset[Any]):
-    """Photos of a table."""
-
-    def __init__(
-        self, table: list[tuple[str, int]], tfm: Any = V1, form: Any = Pair, load: Any = open_image
-    ) -> None:
+    def __init__(self, table: Any, tfm: Any = V1, form: Any = Pair, load: Any = open_image) -> None:
         self.table, self.tfm, self.form, self.load = table, tfm, form, load
 
     def __len__(self) -> int:
@@ -259,7 +248,7 @@ def test_images_of_a_table_are_read_by_fastpipe(
 ) -> None:
     function, seen = Image.open, []
     loader = DataLoader(Photos(table, tfm, form, load), batch_size=8, shuffle=True, num_workers=workers)
-    report = fastpipe.profile(loader, seen.append, seconds=SECONDS, try_advice=True)
+    report = fastpipe.profile(loader, seen.append, seconds=0.6, try_advice=True)
     assert Image.open is function
     (way,) = [advice for advice in report.advice if "from_samples" in advice.what]
     assert way.predicted_s is not None and way.predicted_s > 0 and way.tried_s is not None
@@ -268,15 +257,9 @@ def test_images_of_a_table_are_read_by_fastpipe(
     assert {(image.shape[1:], image.dtype) for image in map(image_of, seen)} == {((3, 32, 32), torch.float32)}
 
 
-class Twice(Photos):
-    """Two images for a sample."""
-
+class Twice(Photos):  # two images for a sample
     def __getitem__(self, index: int) -> Any:
         return super().__getitem__(index), super().__getitem__(index - 1)
-
-
-def no_tensor(image: Any) -> Any:
-    return torch.from_numpy(np.asarray(image.resize((32, 32))).copy())
 
 
 def with_other(dataset: Any, **more: Any) -> Any:
@@ -284,29 +267,27 @@ def with_other(dataset: Any, **more: Any) -> Any:
     return dataset
 
 
+RECOGNISED: dict[str, tuple[Callable[[Any], Any], bool]] = {
+    "subset": (lambda table: Subset(Photos(table), range(64)), True),
+    "batch sampler": (Photos, True),
+    "two transforms, one by its name": (lambda table: with_other(Photos(table), transform=V1), True),
+    "two transforms": (lambda table: with_other(Photos(table)), False),
+    "two images": (Twice, False),
+    "grey images": (lambda table: Photos(table, load=lambda path: Image.open(path).convert("L")), False),
+    "own transform": (
+        lambda table: Photos(table, lambda one: torch.from_numpy(np.array(one.resize((32, 32))))), False
+    ),
+}  # fmt: skip
+
+
 @pytest.mark.few(2)
-@pytest.mark.parametrize(
-    ("make", "is_advised"),
-    [
-        pytest.param(lambda table: {"dataset": Subset(Photos(table), range(64)), "batch_size": 8}, True,
-                     id="subset"),
-        pytest.param(lambda table: {"dataset": Photos(table), "batch_sampler": BatchSampler(
-            RandomSampler(table), 8, False)}, True, id="batch sampler"),
-        pytest.param(lambda table: {"dataset": with_other(Photos(table), transform=V1), "batch_size": 8},
-                     True,
-                     id="two transforms, one by its name"),
-        pytest.param(lambda table: {"dataset": with_other(Photos(table)), "batch_size": 8}, False,
-                     id="two transforms"),
-        pytest.param(lambda table: {"dataset": Twice(table), "batch_size": 8}, False, id="two images"),
-        pytest.param(lambda table: {"dataset": Photos(table, load=lambda path: Image.open(path).convert("L")),
-                                    "batch_size": 8}, False, id="grey images"),
-        pytest.param(lambda table: {"dataset": Photos(table, no_tensor), "batch_size": 8}, False,
-                     id="own transform"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("case", RECOGNISED)
 @pytest.mark.usefixtures("without_least_gain")
-def test_images_of_a_table_are_recognised(table: list[tuple[str, int]], make: Any, is_advised: bool) -> None:
-    assert bool(advice_of(DataLoader(**make(table)), "from_samples")) == is_advised
+def test_images_of_a_table_are_recognised(table: list[tuple[str, int]], case: str) -> None:
+    make, is_advised = RECOGNISED[case]
+    sampler = BatchSampler(RandomSampler(table), 8, False)
+    how: Any = {"batch_sampler": sampler} if case == "batch sampler" else {"batch_size": 8}
+    assert bool(advice_of(DataLoader(make(table), **how), "from_samples")) == is_advised
 
 
 def test_opened_images_are_observed_in_all_threads_with_their_boxes_and_sizes(table: Any) -> None:
@@ -346,9 +327,7 @@ def test_an_observed_function_is_restored_in_whatever_order_observers_end(order:
     owner.double = other = lambda number: inner(number) + 1
     seen.clear()
     end()
-    assert owner.double is other and owner.double(4) == 9 and not seen, (
-        "a replacement by another package stays"
-    )
+    assert owner.double is other and owner.double(4) == 9 and not seen, "another package's replacement stays"
 
 
 def test_an_error_of_an_observer_is_no_error_of_the_caller(caplog: pytest.LogCaptureFixture) -> None:
@@ -369,13 +348,13 @@ def test_an_error_of_an_observer_is_no_error_of_the_caller(caplog: pytest.LogCap
 @pytest.mark.parametrize("calls_before", list(itertools.combinations_with_replacement(range(4), 3)))
 @pytest.mark.parametrize("moment", ["begin", "end"])
 def test_an_image_that_is_read_while_observing_begins_or_ends_is_seen_whole_or_not(
-    moment: str, calls_before: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    moment: str, calls_before: tuple[int, ...], tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     Image.new("RGB", (8, 8)).save(tmp_path / "x.png")
     images: list[Image.Image] = []
     calls = (
         lambda: Image.open(tmp_path / "x.png"), lambda: images[-1].crop((0, 0, 4, 4)),
-        lambda: images[-1].resize((2, 2))
+        lambda: images[-1].resize((2, 2)),
     )  # fmt: skip
 
     def read_on(wanted: int) -> None:
@@ -420,7 +399,7 @@ def staged(loader: Any, folder: Path, kind: str = "fuse.s3fs", costs: LoaderCost
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(monkeypatch: MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where copies are made."""
     folder = tmp_path_factory.mktemp("made")
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -428,7 +407,7 @@ def made(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFacto
 
 
 def test_a_folder_on_a_mount_is_measured_on_copies_that_are_removed(
-    photo_tree: Path, made: Path, monkeypatch: pytest.MonkeyPatch
+    photo_tree: Path, made: Path, monkeypatch: MonkeyPatch
 ) -> None:
     dataset = ImageFolder(str(photo_tree), v1.ToTensor(), loader=far_loader)
     loader = DataLoader(dataset, batch_size=1, shuffle=True)
@@ -454,9 +433,7 @@ def test_a_folder_on_a_mount_is_measured_on_copies_that_are_removed(
 
 
 @pytest.mark.slow
-def test_a_profile_of_a_mount_advises_to_copy(
-    photo_tree: Path, made: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_profile_of_a_mount_advises_to_copy(photo_tree: Path, made: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(swaps, "file_system", lambda path, mounts: FileSystem("fuse.rclone", 1 << 40))
     dataset = ImageFolder(str(photo_tree), V1, loader=far_loader)
     dataset.samples = dataset.imgs = dataset.samples * 20
@@ -486,16 +463,15 @@ def test_data_are_kept_in_a_cache_of_a_copy_of_the_dataset(photo_tree: Path, row
 
 
 def test_a_cache_is_proposed_only_where_it_holds_all_and_none_does_so_already(
-    rows: Path, monkeypatch: pytest.MonkeyPatch
+    rows: Path, monkeypatch: MonkeyPatch
 ) -> None:
-    def loader(cache: Any) -> FastLoader[Any]:
-        return FastLoader(FastHDF5Dataset(rows, "x", cache=cache), 4)
+    def dataset(cache: Any = "off") -> FastHDF5Dataset:
+        return FastHDF5Dataset(rows, "x", cache=cache)
 
     for cache in ("auto", "ram", "disk", Cache("ram", 4 << 20)):
-        assert not kept(loader(cache))
-    assert kept(loader(Cache("ram", max_bytes=1000)))
-    dataset = FastHDF5Dataset(rows, "x", cache="off")
-    assert not kept(FastLoader(Subset(dataset, [0, 1]), 2)) and not kept(FastLoader(list(range(8)), 2))
+        assert not kept(FastLoader(dataset(cache), 4))
+    assert kept(FastLoader(dataset(Cache("ram", max_bytes=1000)), 4))
+    assert not kept(FastLoader(Subset(dataset(), [0, 1]), 2)) and not kept(FastLoader(list(range(8)), 2))
     for free in (None, 2 << 20):
-        monkeypatch.setattr(candidates, "free_memory", lambda free=free: free)
-        assert not kept(loader("off"))
+        monkeypatch.setattr(candidates, "free_memory", lambda: free)
+        assert not kept(FastLoader(dataset(), 4))

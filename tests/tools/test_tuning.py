@@ -16,16 +16,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import (
-    BatchSampler,
-    ConcatDataset,
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    RandomSampler,
-    Sampler,
-    Subset,
-)
+from torch.utils import data
+from torch.utils.data import DataLoader, Dataset, Sampler
 from torchvision.datasets.folder import default_loader
 from torchvision.transforms import CenterCrop, Compose, ToTensor
 
@@ -42,9 +34,7 @@ Costs = Callable[[Settings], float]
 Any_loader: Any = DataLoader
 
 
-class Folder:
-    """Stands for a dataset of fastpipe's."""
-
+class Folder:  # stands for a dataset of fastpipe's
     def __init__(self, threads: Any = "auto") -> None:
         self.threads = threads
 
@@ -83,11 +73,9 @@ def of_workers(*by: float) -> Costs:
 @pytest.mark.parametrize(
     ("costs", "options", "workers"),
     [
-        pytest.param(of_workers(4.0, 5.0, 2.5, 1.0, 1.5), {}, 3,
-                     id="none of the first values, but beside the best"),
+        pytest.param(of_workers(4, 5, 2.5, 1, 1.5), {}, 3, id="none of the first, but beside the best"),
         pytest.param(lambda one: 8.0 / min(max(one.workers, 0.5), 16), {}, 16, id="as many as help"),
-        pytest.param(lambda one: 1.0 if one.workers else 1.02, {"num_workers": 4}, 4,
-                     id="no change for noise"),
+        pytest.param(lambda one: 1.0 if one.workers else 1.02, {"num_workers": 4}, 4, id="not for noise"),
         pytest.param(of_workers(1.0, 1.1, 8.0, 9.0, 9.0), {}, 0, id="none"),
     ],
 )  # fmt: skip
@@ -111,12 +99,11 @@ def test_threads_of_a_dataset_are_tuned_unless_the_script_sets_them(
     assert own == "auto" or {trial.settings.threads for trial in search.trials} == {3}
 
 
-class Numbers(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(100))
-
-
 def test_a_stream_keeps_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Numbers(data.IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(100))
+
     search, best = searched(monkeypatch, lambda settings: 1.0, loader=DataLoader(Numbers()))
     assert best.settings.workers == 0 and len(search.trials) == 1
     assert search.notes == ["num_workers=0 is kept: the samples of a Numbers may depend on it"]
@@ -134,8 +121,10 @@ def test_settings_beyond_the_budget_are_neither_chosen_nor_tried(monkeypatch: py
 
 @pytest.mark.parametrize(
     ("options", "why"),
-    [({"step": print, "wait": 0.01}, "with a stall of 1.0%, steps hardly wait for data"), ({"seconds": 1e-9},
-     "the time limit was reached")],
+    [
+        ({"step": print, "wait": 0.01}, "with a stall of 1.0%, steps hardly wait for data"),
+        ({"seconds": 1e-9}, "the time limit was reached"),
+    ],
 )  # fmt: skip
 def test_the_search_ends_when_a_step_has_its_data_or_time_is_over(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], why: str
@@ -145,9 +134,7 @@ def test_the_search_ends_when_a_step_has_its_data_or_time_is_over(
     assert search.notes == [f"ended before worker processes: {why}"]
 
 
-def test_settings_that_fail_are_left_out_but_the_scripts_own_must_work(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_settings_that_fail_are_left_out_but_the_scripts_must_work(monkeypatch: pytest.MonkeyPatch) -> None:
     def costs(settings: Settings) -> float:
         if settings.workers >= fails_from:
             raise ValueError("cannot be pickled")
@@ -156,9 +143,8 @@ def test_settings_that_fail_are_left_out_but_the_scripts_own_must_work(
     fails_from = 1
     search, best = searched(monkeypatch, costs)
     assert best.settings.workers == 0
-    assert {trial.why for trial in search.trials if trial.settings.workers} == {
-        "ValueError: cannot be pickled"
-    }
+    reasons = {trial.why for trial in search.trials if trial.settings.workers}
+    assert reasons == {"ValueError: cannot be pickled"}
     fails_from = 0
     with pytest.raises(ValueError, match="cannot be pickled"):
         searched(monkeypatch, costs)
@@ -189,16 +175,11 @@ def test_the_best_of_all_is_found_where_settings_do_not_depend_on_each_other(
         _, best = searched(patch, lambda one: costs(replace(one, threads=4)), folders=[Folder()])
         assert best.batch_s == min(of_workers) * min(of_ahead) * threads[4]
     with pytest.MonkeyPatch.context() as patch:
-        loader = Any_loader(range(9), batch_size=4)
-        _, best = searched(
-            patch, lambda one: costs(replace(one, workers=0)), loader=loader, folders=[Folder()]
-        )
+        _, best = searched(patch, lambda one: costs(replace(one, workers=0)), folders=[Folder()])
         assert best.batch_s == pytest.approx(workers[0] * min(of_ahead) * min(of_threads))
 
 
-class OwnOrder(Sampler[int]):
-    """Draws from a generator of its own."""
-
+class OwnOrder(Sampler[int]):  # draws from a generator of its own
     def __init__(self, generator: Any) -> None:
         self.generator = generator
 
@@ -211,9 +192,7 @@ class OwnOrder(Sampler[int]):
         return iter(order)
 
 
-class Wrapped(OwnOrder):
-    """A sampler of another one's, as those are that give each process a part."""
-
+class Wrapped(OwnOrder):  # a sampler of another one's, as those are that give each process a part
     def __iter__(self) -> Iterator[int]:
         return iter(self.generator)
 
@@ -222,36 +201,25 @@ def seeded() -> torch.Generator:
     return torch.Generator().manual_seed(5)
 
 
-def own(order: Any) -> dict[str, Any]:
-    return {"batch_size": 4, "sampler": order}
+ORDERS: dict[str, Callable[[], dict[str, Any]]] = {
+    "generator": lambda: {"batch_size": 4, "shuffle": True, "generator": seeded()},
+    "batch sampler": lambda: {
+        "batch_sampler": data.BatchSampler(data.RandomSampler(range(40), generator=seeded()), 4, False)},
+    "Python": lambda: {"batch_size": 4, "sampler": OwnOrder(random.Random(5))},
+    "NumPy": lambda: {"batch_size": 4, "sampler": OwnOrder(np.random.default_rng(5))},
+    "NumPy's older": lambda: {"batch_size": 4, "sampler": OwnOrder(np.random.RandomState(5))},
+    "behind batches": lambda: {"batch_sampler": data.BatchSampler(OwnOrder(random.Random(5)), 4, False)},
+    "behind samplers": lambda: {"batch_size": 4, "sampler": Wrapped(Wrapped(OwnOrder(random.Random(5))))},
+}  # fmt: skip
+LOADERS: dict[str, Callable[[], Any]] = {
+    "global": lambda: Any_loader(range(40), 4, shuffle=True),
+    "a rank's": lambda: FastLoader(list(range(24)), 4, shuffle=True, seed=1, shard=Shard(1, 2)),
+    **{name: lambda order=order: Any_loader(range(40), **order()) for name, order in ORDERS.items()},
+}
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize(
-    "make",
-    [
-        pytest.param(lambda: DataLoader(range(40), 4, shuffle=True), id="global"),  # type: ignore[arg-type]
-        pytest.param(
-            lambda: FastLoader(list(range(24)), 4, shuffle=True, seed=1, shard=Shard(1, 2)), id="a rank's"
-        ),
-        *(
-            pytest.param(lambda order=order: Any_loader(range(40), **order()), id=name)
-            for name, order in {
-                "generator": lambda: {"batch_size": 4, "shuffle": True, "generator": seeded()},
-                "batch sampler": lambda: {
-                    "batch_sampler": BatchSampler(RandomSampler(range(40), generator=seeded()), 4, False)
-                },
-                "Python": lambda: own(OwnOrder(random.Random(5))),
-                "NumPy": lambda: own(OwnOrder(np.random.default_rng(5))),
-                "NumPy's older": lambda: own(OwnOrder(np.random.RandomState(5))),
-                "behind a batch sampler": lambda: {
-                    "batch_sampler": BatchSampler(OwnOrder(random.Random(5)), 4, False)
-                },
-                "behind samplers": lambda: own(Wrapped(Wrapped(OwnOrder(random.Random(5))))),
-            }.items()
-        ),
-    ],
-)
+@pytest.mark.parametrize("make", LOADERS.values(), ids=LOADERS)
 def test_batches_are_the_same_and_no_generator_has_drawn(make: Any, same_generators: None) -> None:
     def run(tune: bool) -> Any:
         torch.manual_seed(3), random.seed(3), np.random.seed(3)
@@ -263,21 +231,16 @@ def test_batches_are_the_same_and_no_generator_has_drawn(make: Any, same_generat
     assert run(True) == run(False)
 
 
-class WithThreads(Folder, Dataset[int]):
-    """Whose threads are not there in a forked worker."""
-
-    def __init__(self) -> None:
-        self.pool = ThreadPoolExecutor(2)
-
-    def __getitem__(self, index: int) -> int:
-        return sum(self.pool.map(int, [index, 1]))
-
-
 def test_workers_that_never_answer_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    class WithThreads(Folder, Dataset[int]):  # whose threads are not there in a forked worker
+        pool = ThreadPoolExecutor(2)
+
+        def __getitem__(self, index: int) -> int:
+            return sum(self.pool.map(int, [index, 1]))
+
     monkeypatch.setattr(costs, "_PATIENCE_S", 1.0)
-    dataset = WithThreads()
-    with dataset.pool:
-        found = fastpipe.autotune(DataLoader(dataset, batch_size=8), seconds=2)
+    with WithThreads.pool:
+        found = fastpipe.autotune(DataLoader(WithThreads(), batch_size=8), seconds=2)
         assert found.loader.num_workers == 0 and "timed out" in str(found)
 
 
@@ -309,11 +272,10 @@ def test_a_cache_that_holds_everything_is_taken_where_the_budget_allows(
     photo_tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset = FastImageFolder(photo_tree, CROP)
-    expected = [dataset[at][0] for at in range(len(dataset))]
+    expected, loader = [dataset[at][0] for at in range(len(dataset))], DataLoader(dataset, 4)
     nbytes = trials.decoded_bytes(dataset)
     sizes = [default_loader(path).size for path, _ in dataset.samples]
     assert nbytes == pytest.approx(3.15 * sum(width * height for width, height in sizes), rel=0.01)
-    loader = DataLoader(dataset, 4)
 
     def best(budget: int | None) -> tuple[Any, str]:
         search = Search(Base(loader), None, 1, budget, 1e6)
@@ -350,47 +312,44 @@ def test_decoded_sizes_and_datasets_behind_wrappers_are_known(tmp_path: Path, ph
     rows = fastpipe.FastHDF5Dataset(tmp_path / "x.h5", ["rows", "labels"])
     assert trials.decoded_bytes(rows) == 10 * (48 + 2) and trials.decoded_bytes(range(3)) is None
     one, other = (FastImageFolder(photo_tree) for _ in range(2))
-    both: Any = ConcatDataset([Subset(one, [0]), Subset(Subset(other, [0, 1]), [0]), range(3)])
+    both: Any = data.ConcatDataset(
+        [data.Subset(one, [0]), data.Subset(data.Subset(other, [0, 1]), [0]), range(3)]
+    )
     assert folders_behind(both) == [one, other]
 
 
-def test_a_dataset_gets_a_loader_that_shuffles() -> None:
+def test_a_dataset_gets_a_loader_that_shuffles_and_the_result_is_text_and_json() -> None:
+    class Broken(Folder, Dataset[int]):
+        def __getitem__(self, index: int) -> int:
+            raise KeyError("no such sample")
+
     found = fastpipe.autotune(list(range(50)), batch_size=10, seconds=0.5)
     assert sorted(torch.cat(list(found.loader)).tolist()) == list(range(50))
     assert found.config.startswith("FastLoader(dataset, batch_size=10, shuffle=True, num_workers=")
+    with pytest.raises(KeyError, match="no such sample"):
+        fastpipe.autotune(DataLoader(Broken()), seconds=0.5)
+    found = fastpipe.autotune(Any_loader(range(640), batch_size=64), seconds=2)
+    text, content = str(found), found.as_json()
+    assert found.config in text and "num_workers=1" in text and repr(found) == text
+    assert content["config"] == found.config and sum(one["is_best"] for one in content["trials"]) == 1
+    assert content["trials"][0]["measured"][0]["batch_s"] > 0
 
 
-def test_the_first_sample_of_a_step_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Counting(Folder, Dataset[int]):
-        calls = 0
-
-        def __getitem__(self, index: int) -> int:
-            Counting.calls += 1
-            return index
-
-    calls: list[int] = []
-
-    def measured(*_: Any) -> Measured:
-        calls.append(Counting.calls)
-        return Measured(0.1, 0.001, 0)
-
-    monkeypatch.setattr(tuning, "measure", measured)
-    found = fastpipe.autotune(DataLoader(Counting(), batch_size=2), step=len, seconds=1)
-    assert calls == [2]  # the samples of one batch
+def test_a_step_that_has_its_data_keeps_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "measure", lambda *_: Measured(0.1, 0.001, 0))
+    found = fastpipe.autotune(Any_loader(range(100), batch_size=2), step=len, seconds=1)
     assert len(found.trials) == 1 and found.best is found.before and found.gain == 1.0
     assert found.notes[0].startswith("ended before worker processes: with a stall of")
 
 
-class Large(Folder, Dataset[int]):
-    """Whose workers take memory of their own."""
-
+class Large(Folder, Dataset[int]):  # whose workers take memory of their own
     kept: Any = None
 
     def __len__(self) -> int:
         return 10_000
 
     def __getitem__(self, index: int) -> int:
-        if self.kept is None and torch.utils.data.get_worker_info() is not None:
+        if self.kept is None and data.get_worker_info() is not None:
             self.kept = bytearray(b"1" * (100 << 20))
         return index
 
@@ -404,19 +363,9 @@ def test_workers_beyond_the_memory_budget_are_not_chosen() -> None:
     why = {trial.settings.workers: trial.why for trial in found.trials}
     assert found.best.settings.workers == 0 and "may take" in why[1]
     assert found.best.memory is not None and found.best.memory <= budget
+    loader = DataLoader(Large(), batch_size=100, num_workers=1)
     with pytest.raises(OptionError, match=r"may take 10; give it a larger memory_budget"):
-        fastpipe.autotune(
-            DataLoader(Large(), batch_size=100, num_workers=1), memory_budget=10 << 20, seconds=2
-        )
-
-
-def test_an_error_of_the_dataset_is_raised() -> None:
-    class Broken(Folder, Dataset[int]):
-        def __getitem__(self, index: int) -> int:
-            raise KeyError("no such sample")
-
-    with pytest.raises(KeyError, match="no such sample"):
-        fastpipe.autotune(DataLoader(Broken()), seconds=0.5)
+        fastpipe.autotune(loader, memory_budget=10 << 20, seconds=2)
 
 
 @pytest.mark.parametrize(
@@ -433,11 +382,3 @@ def test_an_error_of_the_dataset_is_raised() -> None:
 def test_wrong_arguments_are_refused(arguments: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         fastpipe.autotune(*arguments, **options)
-
-
-def test_the_result_is_text_and_json() -> None:
-    found = fastpipe.autotune(Any_loader(range(640), batch_size=64), seconds=2)
-    text, content = str(found), found.as_json()
-    assert found.config in text and "num_workers=1" in text and repr(found) == text
-    assert content["config"] == found.config and sum(one["is_best"] for one in content["trials"]) == 1
-    assert content["trials"][0]["measured"][0]["batch_s"] > 0

@@ -6,7 +6,6 @@ import io
 import json
 import random
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -46,7 +45,7 @@ from fastpipe.tools.verify import content, print_outcome, sentence
 from fastpipe.torch.batches import Items
 from fastpipe.torch.image_folder import FastImageFolder
 
-Command = Callable[..., tuple[int, str, str]]
+AGAIN = "another result when it is called again"
 SMALL = transforms.Compose([transforms.Resize(20), transforms.CenterCrop(16), transforms.ToTensor()])
 
 
@@ -56,46 +55,32 @@ def tree(tmp_path: Path) -> Path:
     return photo_tree(tmp_path / "tree", classes=2, per_class=3, sizes=(60, 90))
 
 
-@pytest.fixture
-def leave_to_python(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
-    """Has the native core leave a file to Python, where its pixels can be changed."""
+def leave_to_python(patch: pytest.MonkeyPatch, path: Path) -> None:
+    """Have the native core leave a file to Python, where its pixels can be changed."""
+    described = ImageBatch._described
 
-    def leave(path: Path) -> None:
-        described = ImageBatch._described
+    def left(self: ImageBatch, *arguments: Any) -> Any:
+        self._files = {n: False for n, item in enumerate(self.items) if item.path == str(path)}
+        return described(self, *arguments)
 
-        def left(self: ImageBatch, *arguments: Any) -> Any:
-            self._files = {n: False for n, item in enumerate(self.items) if item.path == str(path)}
-            return described(self, *arguments)
-
-        monkeypatch.setattr(ImageBatch, "_described", left)
-
-    return leave
+    patch.setattr(ImageBatch, "_described", left)
 
 
-@pytest.fixture
-def darken(monkeypatch: pytest.MonkeyPatch, leave_to_python: Any) -> Callable[[Path], None]:
-    """Has the fast decoder make all pixels of one file darker by 3."""
+def darken(patch: pytest.MonkeyPatch, path: Path) -> None:
+    """Have the fast decoder make all pixels of one file darker by 3."""
+    blob_of_it, real = path.read_bytes(), ImageReader.fast_region
 
-    def spoil(path: Path) -> None:
-        blob_of_it, real = path.read_bytes(), ImageReader.fast_region
+    def region(self: ImageReader, blob: bytes, box: Any) -> Any:
+        pixels: Any = real(self, blob, box)
+        return np.where(pixels >= 3, pixels - 3, pixels).astype(np.uint8) if blob == blob_of_it else pixels
 
-        def region(self: ImageReader, blob: bytes, box: Any) -> Any:
-            pixels: Any = real(self, blob, box)
-            return (
-                pixels if blob != blob_of_it else np.where(pixels >= 3, pixels - 3, pixels).astype(np.uint8)
-            )
-
-        monkeypatch.setattr(ImageReader, "fast_region", region)
-        leave_to_python(path)
-
-    return spoil
+    patch.setattr(ImageReader, "fast_region", region)
+    leave_to_python(patch, path)
 
 
 def compared(folder: Path, transform: Any = "eval", count: int | None = None, seed: int = 0) -> Outcome:
-    if isinstance(transform, str):
-        chain = chain_of(transform)
-    else:
-        chain = Chain("mine:transform", "", transform, 4, is_own=True)
+    is_name = isinstance(transform, str)
+    chain = chain_of(transform) if is_name else Chain("mine:transform", "", transform, 4, is_own=True)
     return compare_folder(ImageFolder(folder), chain, count, seed)
 
 
@@ -104,9 +89,8 @@ def test_chosen_images_are_spread_evenly(total: int, count: int, seed: int) -> N
     found = chosen(total, count, seed)
     assert len(found) == len(set(found)) == min(total, count)
     assert found == sorted(found) == chosen(total, count, seed)
-    assert all(
-        at * total // len(found) <= index < (at + 1) * total // len(found) for at, index in enumerate(found)
-    )
+    for at, index in enumerate(found):
+        assert at * total // len(found) <= index < (at + 1) * total // len(found)
     assert chosen(1000, 10, seed) != chosen(1000, 10, seed + 1)
 
 
@@ -127,8 +111,8 @@ def test_photographs_and_odd_files_are_equal_or_unreadable_for_both(
 
 
 @pytest.mark.parametrize("name", [*NAMED, "own"])
-def test_other_pixels_of_one_file_are_found_and_named(tree: Path, name: str, darken: Any) -> None:
-    darken(tree / "class_001" / "0001.jpg")
+def test_other_pixels_of_one_file_are_found_and_named(tree: Path, name: str, monkeypatch: Any) -> None:
+    darken(monkeypatch, tree / "class_001" / "0001.jpg")
     outcome = compared(tree, SMALL if name == "own" else name)
     assert not outcome.equal and outcome.check.photos_differing == 1
     (worst,) = outcome.check.worst
@@ -143,17 +127,13 @@ def test_training_compares_augmented_images_of_the_seed(tree: Path, monkeypatch:
     real = transforms.functional.resized_crop
     crop: Any = lambda *some, **more: seen.append(some[1:5]) or real(*some, **more)  # noqa: E731
     monkeypatch.setattr(transforms.functional, "resized_crop", crop)
-    assert compared(tree, "train").equal
-    first = set(seen)
-    assert len(first) == 6  # each image has a crop of its own
-    seen.clear()
+    assert compared(tree, "train").equal and len(set(seen)) == 6  # each image has a crop of its own
+    first, seen[:] = set(seen), []
     assert compared(tree, "train", seed=1).equal and not set(seen) & first
 
 
 @pytest.mark.parametrize("fails", ["fast", "stock", "both"])
-def test_a_failure_of_one_loader_only_is_a_difference(
-    tree: Path, fails: str, monkeypatch: pytest.MonkeyPatch, leave_to_python: Any
-) -> None:
+def test_a_failure_of_one_loader_only_is_a_difference(tree: Path, fails: str, monkeypatch: Any) -> None:
     path = tree / "class_001" / "0000.jpg"
     place, name = (ImageReader, "open") if fails == "fast" else (ImageFolder, "__getitem__")
     real, argument = getattr(place, name), path.read_bytes() if fails == "fast" else 3
@@ -166,7 +146,7 @@ def test_a_failure_of_one_loader_only_is_a_difference(
     if fails == "both":
         path.write_bytes(path.read_bytes()[:200])
     else:
-        leave_to_python(path)
+        leave_to_python(monkeypatch, path)
         monkeypatch.setattr(place, name, call)
     outcome = compared(tree)
     assert outcome.equal == (fails == "both") and outcome.check.photos == 5
@@ -202,31 +182,19 @@ def test_other_labels_are_found(tree: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert [(one.index, one.note) for one in outcome.check.worst] == [(5, "label 2 instead of 1")]
 
 
-def random_rotation(image: Any) -> Any:
-    return image.rotate(random.random() * 90)
-
-
-def no_memory(image: Any) -> Any:
-    raise MemoryError
-
-
 @pytest.mark.parametrize(
     ("transform", "error", "message"),
     [
-        (SMALL, None, ""),
-        (lambda image: image.resize((9, 8)), None, ""),
+        (SMALL, None, ""), (lambda image: image.resize((9, 8)), None, ""),
         (lambda image: {"image": transforms.functional.to_tensor(image), "width": image.width}, None, ""),
-        (transforms.Compose([transforms.RandomCrop(30), transforms.ToTensor(), lambda tensor: tensor * 2]),
-         None, ""),
-        (random_rotation, OptionError, "another result when it is called again"),
-        (lambda image: SMALL(image) + torch.rand(()), OptionError, "another result when it is called again"),
+        (transforms.Compose([transforms.RandomCrop(30), transforms.ToTensor(), lambda one: one * 2]), None, ""),
+        (lambda image: image.rotate(random.random() * 90), OptionError, AGAIN),
+        (lambda image: SMALL(image) + torch.rand(()), OptionError, AGAIN),
         (lambda image: {}["size"], OptionError, r"fails on all: .*0000\.jpg': KeyError: 'size'"),
-        (no_memory, MemoryError, None),
+        (lambda image: [0] * 2**62, MemoryError, None),
     ],
 )  # fmt: skip
-def test_transforms_of_the_user_are_compared_or_refused(
-    tree: Path, transform: Any, error: Any, message: str
-) -> None:
+def test_own_transforms_are_compared_or_refused(tree: Path, transform: Any, error: Any, message: str) -> None:
     if error is None:
         assert compared(tree, transform).equal
     else:
@@ -238,21 +206,18 @@ PIXELS = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
 ZEROS, OBJECT = torch.zeros(3, 2, 2), object()
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
+def test_values_of_every_kind_show_their_difference() -> None:
+    kinds: list[Callable[[Any], Any]] = [
         lambda n: torch.full((2, 3), n), lambda n: torch.full((2, 3), n, dtype=torch.bfloat16),
         lambda n: torch.full((2, 3), float(n), requires_grad=True),
         lambda n: tv_tensors.Image(torch.full((3, 2, 2), n, dtype=torch.uint8)),
-        lambda n: Image.fromarray(PIXELS + np.uint8(n)), lambda n: np.full(3, n, np.float16), np.float32,
-        int, float,
-        bool, lambda n: {"image": torch.full((2,), n), "name": "text", "nothing": None}, lambda n: ([ZEROS],
-         (n,)),
-    ],
-)  # fmt: skip
-def test_values_of_every_kind_show_their_difference(make: Any) -> None:
-    assert all(np.array_equal(*pair) for pair in array_pairs(make(0), make(0)))
-    assert not all(np.array_equal(*pair) for pair in array_pairs(make(0), make(1)))
+        lambda n: Image.fromarray(PIXELS + np.uint8(n)), lambda n: np.full(3, n, np.float16), np.float32, int,
+        float, bool, lambda n: ([ZEROS], (n,)),
+        lambda n: {"image": torch.full((2,), n), "name": "text", "nothing": None},
+    ]  # fmt: skip
+    for make in kinds:
+        assert all(np.array_equal(*pair) for pair in array_pairs(make(0), make(0))), make(0)
+        assert not all(np.array_equal(*pair) for pair in array_pairs(make(0), make(1))), make(0)
 
 
 @pytest.mark.parametrize(
@@ -268,14 +233,11 @@ def test_values_of_every_kind_show_their_difference(make: Any) -> None:
         (Image.new("L", (2, 3)), Image.new("L", (3, 2)), UnlikeError, r"\(3, 2\)"),
         ([1], [1, 2], UnlikeError, "length 2 instead of 1"), ({"a": 1}, {"b": 1}, UnlikeError, "keys"),
         ("a", "b", UnlikeError, "'b' instead of 'a'"), (None, 1, UnlikeError, "a int instead of a NoneType"),
-        (OBJECT, OBJECT, OptionError, "cannot be compared; let it give"),
-        (np.array(["text"]), np.array(["text"]), OptionError, "cannot be compared; let it give"),
-        (np.array([OBJECT]), np.array([OBJECT]), OptionError, "cannot be compared; let it give"),
+        *((one, one, OptionError, "cannot be compared; let it give")
+          for one in (OBJECT, np.array(["text"]), np.array([OBJECT]))),
     ],
 )  # fmt: skip
-def test_values_that_cannot_be_compared_are_an_error(
-    expected: Any, got: Any, error: Any, message: str
-) -> None:
+def test_values_that_cannot_be_compared_are_errors(expected: Any, got: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         list(array_pairs(expected, got))
 
@@ -287,27 +249,19 @@ from torchvision import transforms
 
 ready = transforms.Compose([transforms.Resize(32), transforms.CenterCrop(32), transforms.ToTensor()])
 make, make_sized, make_nothing = lambda: ready, lambda side=32: transforms.CenterCrop(side), lambda: None
+plain = lambda image: image.rotate(90)
+rotate, number, calls = partial(plain), 3, []
 
 def breaks():
     raise KeyError("size")
 
-def plain(image):
-    return image.rotate(90)
-
-rotate, number, calls = partial(plain), 3, []
-
 class Needs:
-    def __init__(self, size):
-        pass
-
-    def __call__(self, image):
-        return image
+    def __init__(self, size): pass
+    def __call__(self, image): return image
 
 class Own(Needs):
     size = 7
-
-    def __init__(self):
-        pass
+    def __init__(self): pass
 
 def interrupts(image):
     calls.append(1)
@@ -335,8 +289,7 @@ def test_a_transform_is_named_or_made_by_code_of_the_user() -> None:
         assert callable(chain.transform) and (chain.name, chain.is_own) == (name, False)
     for attribute, kind in {
         "ready": "Compose", "make": "Compose", "make_sized": "CenterCrop", "plain": "function",
-        "rotate": "partial",
-        "Own": "Own", "transforms.ToTensor": "ToTensor",
+        "rotate": "partial", "Own": "Own", "transforms.ToTensor": "ToTensor",
     }.items():  # fmt: skip
         chain = chain_of(f"mine:{attribute}")
         assert type(chain.transform).__name__ == kind and chain.is_own and len(chain.about) <= 200
@@ -351,8 +304,7 @@ def test_a_transform_is_named_or_made_by_code_of_the_user() -> None:
         ("mine:make_nothing", "is a NoneType"), ("mine:breaks", "calling it failed: KeyError: 'size'"),
         ("no_such_module:name", "importing 'no_such_module' failed: ModuleNotFoundError"),
         ("broken:name", "No module named 'no_such_package_at_all'"),
-        *((name, "must be eval, train, none or module:name") for name in ("evaluation", "", ":", "module:",
-         ":name")),
+        *((name, "must be eval, train, none or module:name") for name in ("evaluation", "", ":", "a:", ":a")),
     ],
 )  # fmt: skip
 def test_names_of_no_transform_are_refused(name: str, message: str) -> None:
@@ -382,9 +334,7 @@ def outcome_of(*gaps: float, kind: type = np.uint8, check: Check | None = None, 
     return Outcome(10, 2, 7, check=check or check_of(*gaps or (0, 0), kind=kind), **more)
 
 
-def failures(
-    count: int, stock: str | None = "OSError: no", fast: str | None = "OSError: no"
-) -> list[Failure]:
+def failures(count: int, stock: Any = "OSError: no", fast: Any = "OSError: no") -> list[Failure]:
     return [Failure(index, path_of(index), stock, fast) for index in range(count)]
 
 
@@ -394,36 +344,31 @@ def printed(outcome: Outcome, **options: Any) -> str:
     return text.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("outcome", "text"),
-    [
+def test_the_last_line_is_the_verdict() -> None:
+    for outcome, text in (
         (outcome_of(), "Equal: FastImageFolder and ImageFolder agree, to the last bit, for 2 images."),
         (outcome_of(unreadable=failures(1)), "to the last bit, for 2 images. 1 file can be read by neither."),
         (outcome_of(0, 3), "Different: 1 of 2 images differs by up to 3 of 255."),
-        (outcome_of(1, 1),
-         "Different: 2 of 2 images differ by up to 1 of 255, as if rounded in another way."),
+        (outcome_of(1, 1), "2 of 2 images differ by up to 1 of 255, as if rounded in another way."),
         (outcome_of(0, 0.5, kind=np.float32), "Different: 1 of 2 images differs by up to 0.5."),
         (outcome_of(one_sided=failures(2, None)), "Different: 2 images fail with one of the two only."),
         (outcome_of(index_problems={"classes": "no"}), "the same samples, so no image was compared."),
-    ],
-)  # fmt: skip
-def test_the_last_line_is_the_verdict(outcome: Outcome, text: str) -> None:
-    assert sentence(outcome).endswith(text) and printed(outcome).splitlines()[-1] == sentence(outcome)
+    ):
+        assert sentence(outcome).endswith(text) and printed(outcome).splitlines()[-1] == sentence(outcome)
 
 
 def test_the_output_has_figures_and_the_worst_files() -> None:
     text = printed(outcome_of(0, 1, 2, 3, 4, 5, 6, 0))
-    figures = {
-        name: value.strip() for name, value in (line.split("  ", 1) for line in text.splitlines()[:10])
-    }
+    lines = [line.split("  ", 1) for line in text.splitlines()[:10]]
+    figures = {name: value.strip() for name, value in lines}
     assert {"images": "7 of 10 in 2 classes", "values equal": "99.250000%", "off by more than 1": "0.625000%",
             "largest difference": "6 of 255"}.items() <= figures.items()  # fmt: skip
     assert "Images that differ (5 of 6), the worst first\n  6.jpg (sample 6): 6 of 255\n" in text
     assert "1.jpg" not in text and "\x1b" not in text and "\x1b" in printed(outcome_of(), force_terminal=True)
     check = check_of(0, 200)
     check.add_unlike("tensor (1,) instead of (2,)", 7, str(FOLDER / ("[red]:x:" * 20 + ".jpg")))
-    worst = f"first\n  {'[red]:x:' * 20}.jpg (sample 7): tensor (1,) instead of (2,)\n  1.jpg (sample 1): 200 of 255\n"
-    assert worst in printed(outcome_of(check=check))
+    unlike = f"{'[red]:x:' * 20}.jpg (sample 7): tensor (1,) instead of (2,)"
+    assert f"first\n  {unlike}\n  1.jpg (sample 1): 200 of 255\n" in printed(outcome_of(check=check))
     text = printed(outcome_of(unreadable=failures(7), one_sided=failures(1, "OSError: a", None)))
     assert "Files that fail with one of the two only\n  0.jpg (sample 0): ImageFolder: OSError: a\n" in text
     assert "Files that neither can read (5 of 7)\n  0.jpg (sample 0): OSError: no\n" in text
@@ -451,20 +396,16 @@ def test_the_json_has_everything_and_no_infinity() -> None:
     outcome = outcome_of(0, float("nan"), kind=np.float32)
     made = content(outcome, CHAIN, FOLDER, 0)
     json.dumps(made, allow_nan=False)
-    assert (made["values"]["largest"], made["values"]["unit"]) == (None, "absolute") and "inf" in sentence(
-        outcome
-    )
+    assert (made["values"]["largest"], made["values"]["unit"]) == (None, "absolute")
+    assert "inf" in sentence(outcome)
     for index in range(1500):  # of very many failures only the number is kept
         _add(outcome, path_of(index), index, _Try(error="OSError: no"), _Try(error="OSError: no"))
     unreadable = content(outcome, CHAIN, FOLDER, 0)["unreadable"]
-    assert (unreadable["count"], len(unreadable["files"]), len(set(map(id, outcome.unreadable)))) == (
-        1500,
-        1000,
-        1001,
-    )
+    assert (unreadable["count"], len(unreadable["files"])) == (1500, 1000)
+    assert len(set(map(id, outcome.unreadable))) == 1001
 
 
-def test_the_command_reports_equal_and_different_folders(tree: Path, command: Command, darken: Any) -> None:
+def test_the_command_reports_equal_and_different_folders(tree: Path, command: Any, monkeypatch: Any) -> None:
     file = tree.parent / "new" / "outcome.json"
     code, output, errors = command("verify", tree, "--json", file)
     assert code == 0 and output.splitlines()[-1].endswith("to the last bit, for 6 images.")
@@ -474,7 +415,7 @@ def test_the_command_reports_equal_and_different_folders(tree: Path, command: Co
     for value, count in (("4", "4 of 6"), ("all", "6"), ("0", "6"), ("99", "6")):
         assert f"{count} in 2 classes\n" in command("verify", tree, "--images", value)[1]
     tree = shutil.copytree(tree, tree.with_name("other"))  # of which no decoded pixels are kept
-    darken(tree / "class_001" / "0002.jpg")
+    darken(monkeypatch, tree / "class_001" / "0002.jpg")
     code, output, _ = command("verify", tree)
     assert code == 1 and f"  {Path('class_001', '0002.jpg')} (sample 5): 3 of 255" in output
     (tree / "class_000" / "0001.jpg").write_bytes(b"no image")
@@ -483,10 +424,9 @@ def test_the_command_reports_equal_and_different_folders(tree: Path, command: Co
     assert f"  {Path('class_000', '0001.jpg')} (sample 1): UnidentifiedImageError: cannot" in output
 
 
-def test_wrong_arguments_are_refused(tree: Path, tmp_path: Path, command: Command) -> None:
-    for name in ("none", "empty/inner", "broken/inner"):
-        if name != "none":
-            (tmp_path / name).mkdir(parents=True)
+def test_wrong_arguments_are_refused(tree: Path, tmp_path: Path, command: Any) -> None:
+    for name in ("empty/inner", "broken/inner"):
+        (tmp_path / name).mkdir(parents=True)
     (tmp_path / "broken" / "inner" / "a.jpg").write_bytes(b"")
     for arguments, message in (
         ((tmp_path / "none",), "is not a folder; give one with a sub-folder per class"),
@@ -504,17 +444,8 @@ def test_wrong_arguments_are_refused(tree: Path, tmp_path: Path, command: Comman
 
 
 @pytest.mark.usefixtures("module")
-def test_ctrl_c_ends_the_command(tree: Path, tmp_path: Path, command: Command) -> None:
+def test_ctrl_c_ends_the_command(tree: Path, tmp_path: Path, command: Any) -> None:
     """In a transform that is the user's own."""
     file = tmp_path / "outcome.json"
     code = command("verify", tree, "--transform", "mine:interrupts", "--json", file)
     assert code == (130, "", "fastpipe verify: interrupted\n") and not file.exists()
-
-
-@pytest.mark.slow
-def test_a_transform_in_the_present_folder_is_found_by_the_command(tree: Path, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("def transform(image):\n    return image.rotate(90)\n")
-    arguments = [sys.executable, "-m", "fastpipe", "verify", str(tree), "--transform", "mine:transform"]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "\ntransform               mine:transform: <function transform" in done.stdout

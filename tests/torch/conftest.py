@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,31 @@ from fastpipe.torch.folder_source import FolderSource
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Fifteen small photographs in three classes; a module that needs others has a ``tree`` of its own."""
     return photo_tree(tmp_path_factory.mktemp("tree"), classes=3, per_class=5, sizes=(52, 64))
+
+
+@pytest.fixture(scope="module")
+def eleven(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny photograph in each of eleven classes."""
+    return photo_tree(tmp_path_factory.mktemp("eleven"), classes=11, per_class=1, sizes=(16, 20))
+
+
+@pytest.fixture(scope="module")
+def bucket(s3: Any, photo_tree: Path) -> str:
+    """The files of ``photo_tree`` as objects of a real server, with keys that begin with "train/"."""
+    name: str = s3.bucket()
+    files = {f"train/{path.relative_to(photo_tree)}": path for path in photo_tree.rglob("*.jpg")}
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda key: s3.put(name, key, files[key].read_bytes()), files))
+    return name
+
+
+@pytest.fixture
+def accelerator() -> Iterator[Any]:
+    from accelerate import Accelerator  # here: it takes seconds
+
+    made = Accelerator(cpu=True, gradient_accumulation_steps=3)
+    yield made
+    made.free_memory()
 
 
 _common: dict[str, str] = {}

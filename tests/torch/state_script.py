@@ -80,6 +80,7 @@ def generators() -> dict[str, Any]:
 
 def snapshot() -> dict[str, Any]:
     """All that is global in a process and that a loader has no business with, by its name."""
+    h5py = sys.modules["h5py"].get_config() if "h5py" in sys.modules else None
     mask = os.umask(0)
     os.umask(mask)
     wakeup = signal.set_wakeup_fd(-1)
@@ -137,7 +138,7 @@ def snapshot() -> dict[str, Any]:
             Image.MAX_IMAGE_PIXELS, Image.WARN_POSSIBLE_FORMATS, ImageFile.LOAD_TRUNCATED_IMAGES, ImageFile.MAXBLOCK,
             Image._initialized, Image.ID[:], dict(Image.OPEN), dict(Image.EXTENSION), get_image_backend(),
         ),
-        "h5py": h5py_options(),
+        "h5py": [getattr(h5py, name, None) for name in ("complex_names", "bool_names", "track_order")],
         # Without those of fastpipe's pools, and of queues to torch's workers, which end a moment after these.
         "threads": sorted(
             one.name for one in threading.enumerate()
@@ -145,11 +146,6 @@ def snapshot() -> dict[str, Any]:
         ),
         "processes": len(multiprocessing.active_children()),
     }  # fmt: skip
-
-
-def h5py_options() -> tuple[Any, ...]:
-    options = sys.modules["h5py"].get_config() if "h5py" in sys.modules else None
-    return tuple(getattr(options, name, None) for name in ("complex_names", "bool_names", "track_order"))
 
 
 def changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
@@ -187,32 +183,23 @@ def two_epochs(loader: Any) -> None:
 def failing(loader: Any) -> None:
     """An epoch that ends with an error."""
     with suppress(Exception):
-        for _ in loader:
-            pass
+        list(loader)
 
 
 def main(folder: str) -> None:
     found: dict[str, list[str]] = {}
     path = Path(folder)
-    for name in "ab":
-        (path / "images" / name).mkdir(parents=True)
+    for folder_name, end in (("images/a", "jpg"), ("images/b", "jpg"), ("bad/a", "png")):
+        (path / folder_name).mkdir(parents=True)
         for number in range(6):
-            Image.new("RGB", (40, 40), (number, 9, 9)).save(path / "images" / name / f"{number}.jpg")
-    (path / "bad" / "a").mkdir(parents=True)
-    for number in range(6):
-        Image.new("RGB", (40, 40)).save(path / "bad" / "a" / f"{number}.png")
+            Image.new("RGB", (40, 40), (number, 9, 9)).save(path / folder_name / f"{number}.{end}")
     (path / "bad" / "a" / "3.png").write_bytes(b"no image")
     stock = ImageFolder(path / "images", TRANSFORM)
     # What torch does once in a process: its handler of SIGCHLD, Pillow's plugins, the start method.
     good = ImageFolder(path / "bad", TRANSFORM, is_valid_file=lambda name: "3" not in os.path.basename(name))
     list(DataLoader(good, 2, num_workers=1))
 
-    def step(
-        name: str,
-        ours: Callable[[], object],
-        theirs: Callable[[], object] = lambda: None,
-        draws: tuple[str, ...] = (),
-    ) -> None:
+    def step(name: str, ours: Any, theirs: Any = lambda: None, draws: tuple[str, ...] = ()) -> None:
         expected, before = seeded(theirs), snapshot()
         after = seeded(ours)
         expected |= {generator: after[generator] for generator in draws}
@@ -233,70 +220,58 @@ def main(folder: str) -> None:
     step("images are found", lambda: FastImageFolder(path / "images", TRANSFORM), lambda: stock)
     step("images are listed", lambda: FastImageFolder.from_samples(stock.samples, TRANSFORM))
     for kind, dataset, same in list(datasets(path)):
-        step(f"{kind}: one", lambda dataset=dataset: dataset[1])
-        step(f"{kind}: several", lambda dataset=dataset: dataset.__getitems__([3, 1, 2]))
-        step(f"{kind}: described", lambda dataset=dataset: (str(dataset.plan), repr(dataset)))
+        step(f"{kind}: one", lambda: dataset[1])
+        step(f"{kind}: several", lambda: dataset.__getitems__([3, 1, 2]))
+        step(f"{kind}: described", lambda: (str(dataset.plan), repr(dataset)))
         for loader in (DataLoader, FastLoader):
             step(
-                f"{kind}: epochs of {loader.__name__}",
-                lambda dataset=dataset, loader=loader: two_epochs(loader(dataset, 4, shuffle=True)),
-                lambda same=same: two_epochs(DataLoader(same, 4, shuffle=True)),
-            )
+                f"{kind}: epochs of {loader.__name__}", lambda: two_epochs(loader(dataset, 4, shuffle=True)),
+                lambda: two_epochs(DataLoader(same, 4, shuffle=True)),
+            )  # fmt: skip
         step(
-            f"{kind}: a reference", lambda dataset=dataset: list(FastLoader(dataset, 4).reference()),
-            lambda same=same: list(DataLoader(same, 4)),
-        )  # fmt: skip
+            f"{kind}: a reference",
+            lambda: list(FastLoader(dataset, 4).reference()),
+            lambda: list(DataLoader(same, 4)),
+        )
     dataset = FastImageFolder(path / "images", TRANSFORM)
     loaders: dict[str, Any] = {
         "workers": lambda: FastLoader(dataset, 4, shuffle=True, num_workers=2),
         "a stock loader's workers": lambda: DataLoader(dataset, 4, shuffle=True, num_workers=1),
-        "workers that stay": lambda: FastLoader(
-            dataset, 4, shuffle=True, num_workers=1, persistent_workers=True
-        ),
-        "workers of which there are as many as help": lambda: FastLoader(
-            dataset, 4, shuffle=True, num_workers="auto"
-        ),
+        "workers that stay": lambda: FastLoader(dataset, 4, shuffle=True, num_workers=1, persistent_workers=True),
+        "workers of which there are as many as help": lambda: FastLoader(dataset, 4, shuffle=True, num_workers="auto"),
         "accelerate": lambda: accelerate(DataLoader(stock, 4, shuffle=True)),
         "accelerate, workers": lambda: accelerate(DataLoader(stock, 4, shuffle=True, num_workers=1)),
-        "accelerate, an own dataset": lambda: accelerate(
-            DataLoader(Subset(stock, range(12)), 4, shuffle=True)
-        ),
+        "accelerate, an own dataset": lambda: accelerate(DataLoader(Subset(stock, range(12)), 4, shuffle=True)),
         "watch": lambda: fastpipe.watch(DataLoader(stock, 4, shuffle=True)),
-    }
+    }  # fmt: skip
     for name, make in loaders.items():
         stays = {"num_workers": 1, "persistent_workers": True} if name == "workers that stay" else {}
         step(
-            name, lambda make=make: two_epochs(make()),
-            lambda stays=stays: two_epochs(DataLoader(stock, 4, shuffle=True, **stays)),
-        )  # fmt: skip
+            name, lambda: two_epochs(make()), lambda: two_epochs(DataLoader(stock, 4, shuffle=True, **stays))
+        )
     drawn = transforms.Compose(
         [transforms.RandomResizedCrop(8), transforms.RandomInvert(), transforms.ToTensor()]
     )
+    random_images = FastImageFolder(path / "images", drawn)
     # Other numbers than ImageFolder's transforms draw, from torch's generator alone; under a FastLoader none, as
     # with workers.
+    step("random images: several", lambda: random_images.__getitems__([1, 2]), draws=("torch",))
     step(
-        "random images: several",
-        lambda: FastImageFolder(path / "images", drawn).__getitems__([1, 2]),
-        draws=("torch",),
-    )
-    step(
-        "random images: epochs", lambda: two_epochs(FastLoader(FastImageFolder(path / "images", drawn), 4, shuffle=True)),
+        "random images: epochs", lambda: two_epochs(FastLoader(random_images, 4, shuffle=True)),
         lambda: two_epochs(DataLoader(stock, 4, shuffle=True)),
     )  # fmt: skip
     step("random patches: one", lambda: FastPatchDataset(np.zeros((6, 8, 4)), (2, 2, 4))[1], draws=("torch",))
-    bad = FastImageFolder(path / "bad", TRANSFORM)
+    bad, stock_bad = (kind(path / "bad", TRANSFORM) for kind in (FastImageFolder, ImageFolder))
     step(
         "an error", lambda: failing(FastLoader(bad, 1, shuffle=True)),
-        lambda: failing(DataLoader(ImageFolder(path / "bad", TRANSFORM), 1, shuffle=True)),
+        lambda: failing(DataLoader(stock_bad, 1, shuffle=True)),
     )  # fmt: skip
     step("an error of one", lambda: failing(bad))
 
     def resumed() -> None:
-        loader = FastLoader(dataset, 4, shuffle=True, seed=1)
+        loader, again = (FastLoader(dataset, 4, shuffle=True, seed=1) for _ in range(2))
         next(iter(loader))
-        state = loader.state_dict()
-        loader = FastLoader(dataset, 4, shuffle=True, seed=1)
-        loader.load_state_dict(state)
+        again.load_state_dict(loader.state_dict())
 
     step("a state", resumed)
 
@@ -308,12 +283,8 @@ def main(folder: str) -> None:
     step("profile", profiled, lambda: two_epochs(DataLoader(stock, 4, shuffle=True)))
     step("profile of a loader", lambda: fastpipe.profile(DataLoader(stock, 4), seconds=0.1), draws=("torch",))
     step("autotune", lambda: fastpipe.autotune(FastLoader(dataset, 4), seconds=0.2))
-    step(
-        "generate",
-        lambda: fastpipe.generate(
-            lambda n, rng: rng.random(3), 8, path / "g.h5", seed=1, workers=1, progress=False
-        ),
-    )
+    options: dict[str, Any] = {"seed": 1, "workers": 1, "progress": False}
+    step("generate", lambda: fastpipe.generate(lambda n, rng: rng.random(3), 8, path / "g.h5", **options))
     kept = fastpipe.memoize(dir=path / "kept")(lambda number: number + 1)
     step("memoize", lambda: (kept(1), kept(1)))
     print(json.dumps([{name: what for name, what in found.items() if what}, len(found)]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -9,33 +10,19 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from streams import stream
-from torch.utils.data import (
-    ConcatDataset,
-    DataLoader,
-    DistributedSampler,
-    IterableDataset,
-    Subset,
-    WeightedRandomSampler,
-    default_collate,
-    random_split,
-)
+from streams import OwnSampler, Stream, stream
+from torch.utils import data
+from torch.utils.data import ConcatDataset, DataLoader, Subset, WeightedRandomSampler
 from torchvision import datasets
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import pil_loader
 
 from fastpipe import Cache, FastImageFolder, FastLoader, Shard, accelerate
-from fastpipe.bench.synthetic import photo_tree
 from fastpipe.errors import OptionError
 
 STEADY = v1.Compose([v1.Resize(40), v1.CenterCrop(32), v1.ToTensor(), v1.Normalize([0.5] * 3, [0.2] * 3)])
 RANDOM = v1.Compose([v1.RandomResizedCrop(24), v1.RandomHorizontalFlip(), v1.ToTensor()])
-
-
-@pytest.fixture(scope="module")
-def other_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return photo_tree(tmp_path_factory.mktemp("other"), classes=3, per_class=2, sizes=(60, 70), seed=5)
 
 
 def pair(dataset: Any, **options: Any) -> tuple[DataLoader[Any], FastLoader[Any]]:
@@ -43,20 +30,10 @@ def pair(dataset: Any, **options: Any) -> tuple[DataLoader[Any], FastLoader[Any]
     return stock, accelerate(stock)
 
 
-class _Stream(IterableDataset[int]):
-    def __iter__(self) -> Any:
-        return iter(range(7))
-
-
-def _dict(samples: list[Any]) -> Any:
-    images, targets = default_collate(samples)
-    return {"x": images, "first": images[:1], "y": targets}
-
-
 def test_all_objects_and_options_are_kept_there_and_back(tree: Path) -> None:
     options: dict[str, Any] = {
         "pin_memory": True, "pin_memory_device": "cuda", "in_order": False, "num_workers": 2, "timeout": 3,
-        "drop_last": True, "generator": torch.Generator(), "collate_fn": _dict, "worker_init_fn": print,
+        "drop_last": True, "generator": torch.Generator(), "collate_fn": list, "worker_init_fn": print,
         "prefetch_factor": 3, "persistent_workers": True, "sampler": WeightedRandomSampler([1.0] * 15, 6),
         "batch_size": 3, "dataset": ImageFolder(tree, STEADY),
     }  # fmt: skip
@@ -70,7 +47,7 @@ def test_all_objects_and_options_are_kept_there_and_back(tree: Path) -> None:
 
 DATASETS: dict[str, Any] = {
     "Subset": lambda a, b: Subset(a, [9, 3, 3, -1, 0]),
-    "random_split": lambda a, b: random_split(a, [6, 9], torch.Generator().manual_seed(0))[1],
+    "random_split": lambda a, b: data.random_split(a, [6, 9], torch.Generator().manual_seed(0))[1],
     "one folder twice": lambda a, b: ConcatDataset([Subset(a, range(4)), a]),
     "all of them": lambda a, b: Subset(
         ConcatDataset([Subset(b, [1, 0]), a, ConcatDataset([b, a])]), [0, 22, 1, -3, 9, 2]
@@ -81,16 +58,15 @@ DATASETS: dict[str, Any] = {
 @pytest.mark.few(5)
 @pytest.mark.parametrize("build", DATASETS.values(), ids=DATASETS)
 @pytest.mark.parametrize("workers", [0, 1])
-def test_wrapped_folders_are_fast_too(tree: Path, other_tree: Path, build: Any, workers: int) -> None:
+def test_wrapped_folders_are_fast_too(tree: Path, photo_tree: Path, build: Any, workers: int) -> None:
     for transform in (STEADY, v1.Compose([v1.Resize((32, 32)), v1.ToTensor()])):
-        dataset = build(ImageFolder(tree, STEADY), ImageFolder(other_tree, transform))
+        dataset = build(ImageFolder(tree, STEADY), ImageFolder(photo_tree, transform))
         stock, fast = pair(dataset, batch_size=4, num_workers=workers)
-        assert fast.plan.is_fast
-        assert stream(fast) == stream(stock)
+        assert fast.plan.is_fast and stream(fast) == stream(stock)
 
 
-def test_samples_of_different_kinds_are_collated_by_the_script(tree: Path, other_tree: Path) -> None:
-    mixed = ConcatDataset([ImageFolder(tree, STEADY), ImageFolder(other_tree)])  # tensors, and PIL's images
+def test_samples_of_different_kinds_are_collated_by_the_script(tree: Path, photo_tree: Path) -> None:
+    mixed = ConcatDataset([ImageFolder(tree, STEADY), ImageFolder(photo_tree)])  # tensors, and PIL's images
     collate = lambda samples: [repr(np.asarray(image)) for image, _ in samples]  # noqa: E731
     stock, fast = pair(mixed, batch_size=5, sampler=[14, 15, 16, 0, 20], collate_fn=collate)
     assert fast.plan.is_fast and list(fast) == list(stock)
@@ -119,75 +95,49 @@ class _OwnBatches(ImageFolder):
         return [(torch.zeros(1), index) for index in indices]
 
 
-class _OwnClasses(ImageFolder):
-    def find_classes(self, directory: Any) -> Any:
-        classes, indices = super().find_classes(directory)
-        return classes[::-1], {name: number for number, name in enumerate(classes[::-1])}
-
-
-def _teal(path: str) -> Any:
-    return Image.new("RGB", (40, 40), "teal")
-
-
-CODE = [
-    pytest.param(lambda tree: _Own(tree, STEADY), "_Own has its own __getitem__", 2, id="samples"),
-    pytest.param(lambda tree: _OwnBatches(tree, STEADY), "_OwnBatches has its own __getitems__", 0, id="batches"),
-    pytest.param(lambda tree: ImageFolder(tree, STEADY, loader=_teal), "loads images with", 2, id="loader"),
-    pytest.param(lambda tree: range(9), "range is no ImageFolder", 0, id="own class"),
-    pytest.param(lambda tree: Subset(_Own(tree, STEADY), [1, 2]), "_Own has its own __getitem__", 0, id="Subset"),
-    pytest.param(
-        lambda tree: ConcatDataset([ImageFolder(tree, STEADY), _Own(tree, STEADY)]), "_Own has its own", 2, id="Concat"
+CODE: dict[str, tuple[Any, str, int]] = {
+    "samples": (lambda tree: _Own(tree, STEADY), "_Own has its own __getitem__", 2),
+    "batches": (lambda tree: _OwnBatches(tree, STEADY), "_OwnBatches has its own __getitems__", 0),
+    "loader": (
+        lambda tree: ImageFolder(tree, STEADY, loader=lambda path: Image.new("RGB", (40, 40))), "loads images with", 2
     ),
-    pytest.param(
-        lambda tree: datasets.FakeData(9, (3, 8, 8), transform=v1.ToTensor()), "FakeData is no", 2, id="FakeData"
-    ),
-]  # fmt: skip
+    "own class": (lambda tree: range(9), "range is no ImageFolder", 0),
+    "Subset": (lambda tree: Subset(_Own(tree, STEADY), [1, 2]), "_Own has its own __getitem__", 0),
+    "Concat": (lambda tree: ConcatDataset([ImageFolder(tree, STEADY), _Own(tree, STEADY)]), "_Own has its own", 2),
+    "FakeData": (lambda tree: datasets.FakeData(9, (3, 8, 8), transform=v1.ToTensor()), "FakeData is no", 2),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("make", "why", "workers"), CODE)
+@pytest.mark.parametrize(("make", "why", "workers"), CODE.values(), ids=CODE)
 def test_code_of_the_script_wins(tree: Path, make: Any, why: str, workers: int) -> None:
     dataset = make(tree)
     collate = (lambda samples: str(samples)) if isinstance(dataset, ConcatDataset) else None
     stock, fast = pair(dataset, batch_size=4, shuffle=True, num_workers=workers, collate_fn=collate)
-    assert why in repr(fast.plan)
-    assert not fast.plan.is_fast
-    assert fast.num_workers == workers
-    assert stream(fast, 0) == stream(stock, 0)
+    assert why in repr(fast.plan) and not fast.plan.is_fast
+    assert fast.num_workers == workers and stream(fast, 0) == stream(stock, 0)
 
 
 def test_subclasses_that_load_like_imagefolder_are_fast(tree: Path) -> None:
-    for dataset in (_OwnClasses(tree, STEADY), ImageFolder(tree, STEADY, loader=pil_loader)):
+    found = ["class_002", "class_000"], {"class_002": 0, "class_000": 1}
+    own_classes: Any = type("OwnClasses", (ImageFolder,), {"find_classes": lambda self, directory: found})
+    for dataset in (own_classes(tree, STEADY), ImageFolder(tree, STEADY, loader=pil_loader)):
         stock, fast = pair(dataset, batch_size=4)
-        assert fast.plan.is_fast
-        assert stream(fast) == stream(stock)
-
-
-class _WithEpoch(DataLoader[Any]):
-    def set_epoch(self, epoch: int) -> None:
-        self.dataset.epoch = epoch  # type: ignore[attr-defined]
-
-
-class _OwnFast(FastLoader[Any]):
-    def __iter__(self) -> Any:
-        return iter([])
-
-
-class _Renamed(DataLoader[Any]):
-    """Adds nothing."""
+        assert fast.plan.is_fast and stream(fast) == stream(stock)
 
 
 def test_loaders_with_code_of_their_own_are_refused(tree: Path) -> None:
-    for kind, name in ((_WithEpoch, "set_epoch"), (_OwnFast, "__iter__")):
-        with pytest.raises(OptionError, match=f"{kind.__name__} has its own {name}"):
+    for base, name in ((DataLoader, "set_epoch"), (FastLoader, "__iter__")):
+        kind = type("Own", (base,), {name: lambda self: iter([])})
+        with pytest.raises(OptionError, match=f"Own has its own {name}"):
             accelerate(kind(range(9)))
     with pytest.raises(OptionError, match=r"use FastLoader\(dataset, …\)"):
         accelerate(range(9))  # type: ignore[arg-type]
-    dataset = ImageFolder(tree, STEADY)
-    assert stream(accelerate(_Renamed(dataset, 4))) == stream(DataLoader(dataset, 4))
+    stock = DataLoader(ImageFolder(tree, STEADY), 4)
+    assert stream(accelerate(type("Renamed", (DataLoader,), {})(stock.dataset, 4))) == stream(stock)
 
 
 def test_iterable_datasets_pass_through_without_options_that_have_no_effect() -> None:
-    stock, fast = pair(_Stream(), batch_size=3, drop_last=True)
+    stock, fast = pair(Stream(), batch_size=2, drop_last=True)
     assert stream(fast) == stream(stock) == stream(fast.reference())
     for options in ({"device": "cpu"}, {"augment": print}):
         with pytest.raises(OptionError, match=f"{next(iter(options))}= has no effect on an IterableDataset"):
@@ -208,8 +158,7 @@ def test_a_seed_replaces_a_plain_shuffle_only(tree: Path) -> None:
 def test_a_shard_replaces_the_sampler(tree: Path) -> None:
     stock: DataLoader[Any] = DataLoader(ImageFolder(tree, RANDOM), 4, shuffle=True)
     fast = accelerate(stock, seed=3, shard=Shard(1, 2))
-    assert isinstance(fast.sampler, DistributedSampler)
-    assert len(fast) == len(list(fast)) == 2
+    assert isinstance(fast.sampler, data.DistributedSampler) and len(fast) == len(list(fast)) == 2
     with pytest.raises(OptionError, match="shard= and a sampler"):
         accelerate(DataLoader(stock.dataset, sampler=[1]), shard=Shard(0, 2))
     with pytest.raises(OptionError, match="needs a seed"):
@@ -227,16 +176,15 @@ def test_image_folders_keep_decoded_images(tree: Path, tmp_path: Path, workers: 
         assert kept is not None and len(kept.store.entries()) == 12
 
 
-@pytest.mark.parametrize("make", [lambda tree: FastImageFolder(tree, STEADY), lambda tree: list(range(5))])
-def test_a_cache_that_would_have_no_effect_is_refused(tree: Path, make: Any) -> None:
-    with pytest.raises(OptionError, match="no effect"):
-        FastLoader(make(tree), 4, cache="ram")
-    with pytest.raises(OptionError, match="no effect"):
-        accelerate(DataLoader(make(tree), 4), cache="ram")
+def test_a_cache_that_would_have_no_effect_is_refused(tree: Path) -> None:
+    for dataset in (FastImageFolder(tree, STEADY), list(range(5))):
+        for make in (FastLoader, lambda dataset, **options: accelerate(DataLoader(dataset), **options)):
+            with pytest.raises(OptionError, match="no effect"):
+                make(dataset, cache="ram")
 
 
 def test_the_plan_says_why(tree: Path) -> None:
-    part = random_split(ImageFolder(tree, STEADY), [6, 9])[0]
+    part = data.random_split(ImageFolder(tree, STEADY), [6, 9])[0]
     plan = repr(accelerate(DataLoader(part, 4, shuffle=True), seed=3).plan)
     for words in ("Subset of ImageFolder", "region decode", "shuffled by seed=3", "threads in this process"):
         assert words in plan
@@ -246,15 +194,10 @@ def test_the_plan_says_why(tree: Path) -> None:
 
 @pytest.mark.parametrize(
     ("size", "options"),
-    [
-        (4, {}),
-        (None, {"seed": 5}),
-        (4, {"seed": 5, "shard": Shard(1, 2)}),
-        (None, {"seed": 5, "shard": Shard(1, 2)}),
-        (4, {"shard": Shard(0, 2, "eval")}),
-    ],
+    [(4, {}), (None, {"seed": 5}), (4, {"seed": 5, "shard": Shard(1, 2)}), (None, {"seed": 5, "shard": Shard(1, 2)}),
+     (4, {"shard": Shard(0, 2, "eval")})],
     ids=str,
-)
+)  # fmt: skip
 def test_the_reference_has_the_same_samples_in_the_same_order(tree: Path, size: Any, options: Any) -> None:
     fast = FastLoader(FastImageFolder(tree, STEADY), size, shuffle="seed" in options, **options)
     stock = fast.reference()
@@ -291,31 +234,20 @@ def test_scripts_may_change_batches_of_a_loader(change: Any, options: dict[str, 
         assert len(own) == len(fast) == len(accelerate(own))
 
 
-class _Repeating:
-    """A batch sampler that never ends, which timm's and YOLO's loaders use instead of their own."""
-
-    def __init__(self, sampler: Any) -> None:
-        self.sampler = sampler
-
-    def __len__(self) -> int:
-        return len(self.sampler)
-
-    def __iter__(self) -> Any:
-        while True:
-            yield from iter(self.sampler)
-
-
 def _multi_epochs(kind: Any) -> Any:
+    """A loader whose batch sampler never ends, as those of timm and YOLO."""
+
     class MultiEpochs(kind):  # type: ignore[misc]
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options)
+            once = self.batch_sampler
             self._DataLoader__initialized = False
-            self.batch_sampler = _Repeating(self.batch_sampler)
+            self.batch_sampler = OwnSampler(lambda: (batch for _ in count() for batch in once), len(once))
             self._DataLoader__initialized = True
             self.iterator = super().__iter__()
 
         def __len__(self) -> int:
-            return len(self.batch_sampler.sampler)
+            return len(self.batch_sampler)
 
         def __iter__(self) -> Any:
             for _ in range(len(self)):

@@ -20,19 +20,13 @@ pytestmark = pytest.mark.usefixtures("same_generators")
 
 NORMALIZE = v1.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 RANDOM = v1.Compose([v1.RandomResizedCrop(24), v1.RandomHorizontalFlip(), v1.ToTensor(), NORMALIZE])
-TO_DTYPE = v2.ToDtype(torch.float32, scale=True)
 ENDS: dict[str, Any] = {
     "ToTensor": v1.Compose([v1.CenterCrop(20), v1.ToTensor()]),
     "ToTensor, Normalize": v1.Compose([v1.CenterCrop(20), v1.ToTensor(), NORMALIZE]),
     "ToDtype, Normalize": v2.Compose(
-        [v2.ToImage(), v2.CenterCrop(20), TO_DTYPE, v2.Normalize([0.5] * 3, [0.3] * 3)]
+        [v2.ToImage(), v2.CenterCrop(20), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5] * 3, [0.3] * 3)]
     ),
-}
-
-
-@pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return photo_tree(tmp_path_factory.mktemp("tree"), classes=3, per_class=5, sizes=(32, 40))
+}  # fmt: skip
 
 
 def resumed(make: Any, count: int) -> tuple[list[Any], list[Any]]:
@@ -75,14 +69,6 @@ def test_a_transform_may_change_in_the_middle_of_an_epoch(tree: Path) -> None:
 
 
 @pytest.mark.usefixtures("ahead")
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_state_does_not_count_batches_under_way_to_the_device(tree: Path, workers: int) -> None:
-    options: dict[str, Any] = {"shuffle": True, "seed": 3, "device": "cpu", "num_workers": workers}
-    rest, again = resumed(lambda: FastLoader(FastImageFolder(tree, RANDOM), 2, **options), 4)
-    assert rest == again != []
-
-
-@pytest.mark.usefixtures("ahead")
 def test_bad_samples_on_the_way_to_a_device_are_those_of_the_cpu(tmp_path: Path) -> None:
     root = photo_tree(tmp_path / "tree", classes=3, per_class=5, sizes=(32, 40))
     dataset = FastImageFolder(root, RANDOM, bad_samples="skip")
@@ -98,12 +84,16 @@ def test_bad_samples_on_the_way_to_a_device_are_those_of_the_cpu(tmp_path: Path)
 
 @pytest.mark.usefixtures("ahead")
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_epoch_may_be_left_with_batches_under_way(tree: Path, workers: int) -> None:
-    options: dict[str, Any] = {"num_workers": workers, "persistent_workers": workers > 0, "device": "cpu"}
-    loader = FastLoader(FastImageFolder(tree, RANDOM), 2, seed=3, **options)
+def test_batches_under_way_to_the_device_are_not_counted_and_may_be_left(tree: Path, workers: int) -> None:
+    def make(**options: Any) -> FastLoader[Any]:
+        options = {"num_workers": workers, "persistent_workers": workers > 0, "seed": 3, **options}
+        return FastLoader(FastImageFolder(tree, RANDOM), 2, **options)
+
+    rest, again = resumed(lambda: make(shuffle=True, device="cpu"), 4)
+    assert rest == again != []
+    loader, expected = make(device="cpu"), make(num_workers=0, persistent_workers=False)
     for _ in zip(range(3), loader, strict=False):
         pass
-    expected = FastLoader(FastImageFolder(tree, RANDOM), 2, seed=3)
     loader.set_epoch(1), expected.set_epoch(1)
     assert stream(loader) == stream(expected)
 
@@ -203,9 +193,7 @@ def locked(monkeypatch: pytest.MonkeyPatch) -> dict[int, torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", ["folder", "concatenated", "stock end"])
-def test_batches_to_be_pinned_are_made_in_page_locked_memory(
-    tree: Path, locked: dict[int, torch.Tensor], kind: str
-) -> None:
+def test_batches_to_be_pinned_are_made_in_page_locked_memory(tree: Path, locked: Any, kind: str) -> None:
     end = [v1.RandomErasing(1.0)] if kind == "stock end" else []
     dataset: Any = FastImageFolder(tree, v1.Compose([RANDOM, *end]), thread_safe=True)
     if kind == "concatenated":

@@ -26,12 +26,10 @@ from fastpipe.torch import trainers as epoch_timer
 _WHY = "needs the trainer: pip install lightning (make venv installs it)"
 pl = pytest.importorskip("lightning.pytorch", reason=_WHY)
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
-    pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated:FutureWarning"),
-    pytest.mark.filterwarnings("ignore:.*consider setting `persistent_workers=True`"),
-    pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no"),
-]
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers", "ignore:.*LeafSpec.* is deprecated:FutureWarning",
+    "ignore:.*consider setting `persistent_workers=True`", "ignore:You defined a `validation_step` but have no",
+)  # fmt: skip
 
 STEP, WAIT, CHECK, MOVE, SAVE = 0.5, 0.25, 100.0, 3.0, 7.0
 
@@ -58,15 +56,14 @@ class Samples(torch.utils.data.Dataset[Any]):
 
 
 class Stream(IterableDataset[Any]):
-    """The same without a length: Lightning fetches a batch ahead."""
+    """Twelve samples, without a length: Lightning fetches a batch ahead."""
 
     def __init__(self, clock: ManualClock) -> None:
         self.clock = clock
 
     def __iter__(self) -> Iterator[Any]:
         for number in range(12):
-            if number % 4 == 0:
-                self.clock.now += WAIT
+            self.clock.now += WAIT if number % 4 == 0 else 0
             yield torch.zeros(3)
 
 
@@ -122,6 +119,12 @@ def samples(clock: ManualClock, workers: int = 0) -> DataLoader[Any]:
     return DataLoader(Samples(clock), 4, num_workers=workers)
 
 
+def logged(folder: str) -> list[dict[str, str]]:
+    """The lines of metrics that have those of a timer."""
+    with open(Path(folder) / "metrics.csv") as file:
+        return [row for row in csv.DictReader(file) if row["fastpipe/waiting"]]
+
+
 def test_waiting_is_the_time_of_requests_to_the_loader_alone(
     clock: ManualClock, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -133,27 +136,22 @@ def test_waiting_is_the_time_of_requests_to_the_loader_alone(
     trainer.fit(Module(clock), samples(clock), samples(clock))
     assert [times.epoch for times in timer.epochs] == [0, 1]
     for times in timer.epochs:
-        step = WAIT + MOVE + STEP
-        assert times.steps == 3 and times.step_seconds == pytest.approx(step)
-        assert times.seconds == pytest.approx(3 * step + 2 * SAVE)
+        assert times.steps == 3 and times.step_seconds == pytest.approx(WAIT + MOVE + STEP)
+        assert times.seconds == pytest.approx(3 * (WAIT + MOVE + STEP) + 2 * SAVE)
         assert times.waiting == pytest.approx(3 * WAIT / times.seconds)
         assert times.images_per_second == pytest.approx(10 / times.seconds)
         assert times.first_batch_seconds == pytest.approx(WAIT)
         assert times.wait_seconds == times.wait_seconds_p95 == pytest.approx(WAIT)
-    logged = [record.getMessage() for record in caplog.records if record.name == "fastpipe.torch"]
-    assert logged == [str(times) for times in timer.epochs]
-    with open(Path(logger.log_dir) / "metrics.csv") as file:
-        rows = [row for row in csv.DictReader(file) if row["fastpipe/waiting"]]
+    said = [record.getMessage() for record in caplog.records if record.name == "fastpipe.torch"]
+    assert said == [str(times) for times in timer.epochs]
     names = {f"fastpipe/{name}" for name in ("epoch_seconds", "step_seconds", "waiting", "images_per_second")}
-    for row, times in zip(rows, timer.epochs, strict=True):
+    for row, times in zip(logged(logger.log_dir), timer.epochs, strict=True):
         assert {name: float(row[name]) for name in names} == pytest.approx(times.scalars())
     assert {"fastpipe/waiting", "fastpipe/images_per_second"} <= trainer.progress_bar_metrics.keys()
     assert names <= trainer.callback_metrics.keys()
 
 
-def test_batches_that_lightning_fetches_ahead_count_where_they_are_fetched(
-    clock: ManualClock, tmp_path: Path
-) -> None:
+def test_batches_count_where_lightning_fetches_them(clock: ManualClock, tmp_path: Path) -> None:
     timer = EpochTimer()
     trainer_of(tmp_path, timer).fit(Module(clock), DataLoader(Stream(clock), 4))
     first, second = timer.epochs
@@ -206,28 +204,23 @@ if trainer.is_global_zero:
 
 @pytest.mark.slow
 def test_ranks_time_themselves_and_the_first_one_logs(tmp_path: Path) -> None:
-    script = tmp_path / "ranks.py"
-    script.write_text(RANKS)
-    command = [sys.executable, str(script), str(tmp_path)]
+    (tmp_path / "ranks.py").write_text(RANKS)
+    command = [sys.executable, str(tmp_path / "ranks.py"), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     log_dir, expected = json.loads(done.stdout.splitlines()[-1])
-    with open(Path(log_dir) / "metrics.csv") as file:
-        rows = [row for row in csv.DictReader(file) if row["fastpipe/waiting"]]
-    for row, one in zip(rows, expected, strict=True):
+    for row, one in zip(rows := logged(log_dir), expected, strict=True):
         assert {name: float(row[name]) for name in one} == pytest.approx(one)
     assert [(row["epoch"], row["step"]) for row in rows] == [("0", "2"), ("1", "5")]
 
 
-def test_long_waits_are_warned_of(
-    clock: ManualClock, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_long_waits_are_warned_of(clock: ManualClock, tmp_path: Path, caplog: Any) -> None:
     timer = EpochTimer(warn_after=0.2, warn_waiting=0.01)
     trainer_of(tmp_path, timer, max_epochs=1).fit(Module(clock), samples(clock))
     [record] = [record for record in caplog.records if record.name == "fastpipe.torch"]
     assert record.levelno == logging.WARNING
-    assert "2 of 3 batches took longer than 0.2 s" in record.getMessage()
-    assert "of the time was waiting for data" in record.getMessage()
+    for words in ("2 of 3 batches took longer than 0.2 s", "of the time was waiting for data"):
+        assert words in record.getMessage()
     with pytest.raises(OptionError, match="warn_waiting"):
         EpochTimer(warn_waiting=20)
 
@@ -271,11 +264,8 @@ def test_timers_can_be_copied_and_derived_from(
         assert isinstance(again, EpochTimer) and isinstance(again, pl.Callback)
         assert again.epochs == timer.epochs and type(again) is type(timer)
     assert timer.state_key == "EpochTimer"
-
-    class Own(EpochTimer, pl.Callback):
-        pass
-
-    assert type(Own()) is Own
+    own = type("Own", (EpochTimer, pl.Callback), {})
+    assert type(own()) is own
     for name in ("lightning", "lightning.pytorch", "pytorch_lightning"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ImportError, match="pip install lightning"):

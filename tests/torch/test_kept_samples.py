@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from same import same
+from streams import BY_PROCESSES
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, StackDataset, default_collate
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import Compose, PILToTensor, ToTensor, v2
@@ -51,10 +52,6 @@ def _patches(**options: Any) -> Callable[[Path], Dataset[Any]]:
     return lambda folder: FastPatchDataset(folder / "v.npy", (1, 32, 32), sampling=Grid(), **options)
 
 
-def _twice(image: torch.Tensor) -> torch.Tensor:
-    return image * 2
-
-
 SIZED = v2.Resize((24, 24))
 DATASETS: dict[str, Callable[[Path], Dataset[Any]]] = {
     "images": _images(Compose([SIZED, ToTensor()])),
@@ -62,27 +59,22 @@ DATASETS: dict[str, Callable[[Path], Dataset[Any]]] = {
     "images, channels last": _images(Compose([SIZED, ToTensor()]), memory_format=torch.channels_last),
     "images, kept": _images(Compose([SIZED, ToTensor()]), cache="ram"),
     "images, v2": _images(v2.Compose([v2.ToImage(), SIZED, v2.ToDtype(torch.float16, scale=True)])),
-    "images, own transform": _images(Compose([SIZED, ToTensor(), _twice])),
+    "images, own transform": _images(Compose([SIZED, ToTensor(), lambda image: image * 2])),
     "images of two folders": lambda folder: ConcatDataset([DATASETS["images"](folder)] * 2),
     "images beside rows": lambda folder: StackDataset(
         DATASETS["images"](folder), FastHDF5Dataset([folder / "x.h5"] * 3, "x")
     ),
-    "rows": _rows("x"),
-    "rows and labels": _rows(["x", "y"]),
-    "rows and elements": _rows(["x", "both"]),
-    "rows, named": _rows({"a": "x", "b": "both"}),
-    "rows of elements": _rows("both"),
+    "rows": _rows("x"), "rows and labels": _rows(["x", "y"]), "rows and elements": _rows(["x", "both"]),
+    "rows, named": _rows({"a": "x", "b": "both"}), "rows of elements": _rows("both"),
     "rows, own transform": _rows(["x", "y"], transform=torch.from_numpy),
     "rows, kept": _rows(["x", "y"], cache="ram"),
-    "rows of two files": lambda folder: ConcatDataset([DATASETS["rows"](folder), DATASETS["rows"](folder)]),
-    "patches": _patches(),
-    "patches, own transform": _patches(transform=torch.from_numpy),
-}
+    "rows of two files": lambda folder: ConcatDataset([DATASETS["rows"](folder) for _ in "ab"]),
+    "patches": _patches(), "patches, own transform": _patches(transform=torch.from_numpy),
+}  # fmt: skip
 LOADERS: dict[str, Callable[..., Any]] = {
-    "FastLoader": FastLoader,
-    "DataLoader": DataLoader,
+    "FastLoader": FastLoader, "DataLoader": DataLoader,
     "accelerate": lambda dataset, *args, **named: accelerate(DataLoader(dataset, *args, **named)),
-}
+}  # fmt: skip
 
 
 def _leaves(sample: Any) -> Iterator[Any]:
@@ -105,16 +97,6 @@ def _held(value: Any) -> int:
     return int(value.nbytes if value.base is None else memoryview(value.base).nbytes)
 
 
-def _saved(value: Any) -> int:
-    file = io.BytesIO()
-    torch.save(value, file)
-    return len(file.getvalue())
-
-
-def _same(samples: Any) -> Any:
-    return samples
-
-
 def _first_values(samples: Any) -> list[Any]:
     return [next(_leaves(sample)) for sample in samples]
 
@@ -123,14 +105,17 @@ def _views(samples: Any) -> list[Any]:
     return [value[None] for value in _first_values(samples) if value.shape]
 
 
-COLLATES = {"list": list, "tuple": tuple, "same": _same, "values": _first_values, "views": _views}
+COLLATES = {
+    "list": list, "tuple": tuple, "same": lambda samples: samples, "values": _first_values, "views": _views
+}  # fmt: skip
 
 
 def _check(sample: Any) -> None:
     for value in _leaves(sample):
         assert _held(value) <= value.nbytes + 64
+    torch.save(sample, file := io.BytesIO())
     nbytes = sum(value.nbytes for value in _leaves(sample))
-    assert _saved(sample) < 1.6 * nbytes + 4000  # of arrays torch writes some bytes as two
+    assert len(file.getvalue()) < 1.6 * nbytes + 4000  # of arrays torch writes some bytes as two
 
 
 @pytest.mark.few(12)
@@ -141,16 +126,14 @@ def test_a_kept_sample_holds_its_own_memory(folder: Path, dataset: str, loader: 
     made = DATASETS[dataset](folder)
     _check(made[KEPT])
     for _ in range(2):  # the second time more is known of samples
-        kept = [
-            batch[KEPT] for batch in LOADERS[loader](made, 4, collate_fn=COLLATES[collate]) if batch[KEPT:]
-        ]
-        for sample in kept:
+        batches = LOADERS[loader](made, 4, collate_fn=COLLATES[collate])
+        for sample in [batch[KEPT] for batch in batches if batch[KEPT:]]:
             _check(sample)
 
 
 @pytest.mark.parametrize("dataset", DATASETS)
 def test_samples_without_batches_hold_their_own_memory(folder: Path, dataset: str) -> None:
-    loader = FastLoader(DATASETS[dataset](folder), batch_size=None, collate_fn=_same)
+    loader = FastLoader(DATASETS[dataset](folder), batch_size=None, collate_fn=COLLATES["same"])
     for _, sample in zip(range(3), loader, strict=False):
         _check(sample)
 
@@ -159,11 +142,8 @@ def test_samples_without_batches_hold_their_own_memory(folder: Path, dataset: st
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 @pytest.mark.parametrize("dataset", ["images", "images, v2", "rows and labels", "patches"])
 def test_a_sample_of_a_worker_holds_its_own_memory(folder: Path, dataset: str, context: str) -> None:
-    made = DATASETS[dataset](folder)
-    loader = FastLoader(
-        made, 4, collate_fn=list, num_workers=1, workers="processes", multiprocessing_context=context
-    )
-    for batch in loader:
+    options: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": context}
+    for batch in BY_PROCESSES(DATASETS[dataset](folder), 4, collate_fn=list, **options):
         for sample in batch:
             _check(sample)
 
@@ -174,21 +154,15 @@ def test_a_kept_sample_that_was_not_read_holds_its_own_memory(folder: Path) -> N
         kept = [batch[KEPT] for batch in loader if len(batch) > KEPT]
         made.__getitems__([0])  # type: ignore[attr-defined]
         for image in (tuple.__getitem__(sample, 0) for sample in kept):
-            assert _held(image) == image.nbytes
-            assert image._base is None
-
-
-class _Target:
-    pass
+            assert _held(image) == image.nbytes and image._base is None
 
 
 @pytest.mark.parametrize("kind", [FastLoader, DataLoader])
 def test_a_kept_sample_holds_no_other_target(folder: Path, kind: type[DataLoader[Any]]) -> None:
-    made: list[weakref.ref[_Target]] = []
+    made: list[weakref.ref[Any]] = []
 
-    def new_target(_: int) -> _Target:
-        target = _Target()
-        made.append(weakref.ref(target))
+    def new_target(_: int) -> Any:
+        made.append(weakref.ref(target := {"a set"}))
         return target
 
     dataset = FastImageFolder(folder / "images", Compose([SIZED, ToTensor()]), new_target)
@@ -223,8 +197,7 @@ def test_a_filter_before_default_collate_copies_nothing(folder: Path, loader: st
         seen.append(samples[0].whole.tensor.data_ptr())
         return default_collate(samples)
 
-    made = DATASETS["images"](folder)
-    for images, _ in LOADERS[loader](made, 4, collate_fn=collate):
+    for images, _ in LOADERS[loader](DATASETS["images"](folder), 4, collate_fn=collate):
         assert images.data_ptr() == seen.pop()
 
 
@@ -237,8 +210,7 @@ def _darkened(samples: Any) -> Any:
 @pytest.mark.parametrize("loader", LOADERS)
 @pytest.mark.parametrize("dataset", ["images", "rows and labels", "rows of two files"])
 def test_changes_by_a_collate_function_are_collated(folder: Path, dataset: str, loader: str) -> None:
-    made = DATASETS[dataset](folder)
-    for batch in LOADERS[loader](made, 4, collate_fn=_darkened):
+    for batch in LOADERS[loader](DATASETS[dataset](folder), 4, collate_fn=_darkened):
         assert not next(_leaves(batch)).any()
 
 
@@ -246,14 +218,10 @@ def test_a_sample_adds_and_multiplies_as_a_tuple_does(folder: Path) -> None:
     transform = Compose([SIZED, ToTensor()])
     ours = FastImageFolder(folder / "images", transform).__getitems__(range(4))
     theirs = [ImageFolder(str(folder / "images"), transform)[number] for number in range(4)]
-    for change in (
-        lambda s: s + ("x",),
-        lambda s: ("x",) + s,
-        lambda s: s * 2,
-        lambda s: 2 * s,
-        lambda s: s[:1],
-    ):
-        for one, other in zip(ours, theirs, strict=True):
-            got, wanted = change(one), change(other)
-            assert same(got, wanted)
+    for one, other in zip(ours, theirs, strict=True):
+        for change in (
+            lambda s: s + ("x",), lambda s: ("x",) + s, lambda s: s * 2, lambda s: 2 * s, lambda s: s[:1]
+        ):  # fmt: skip
+            got = change(one)
+            assert same(got, change(other))
             _check(got)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import multiprocessing
 from collections.abc import Callable, Iterator
@@ -12,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from dataset_kinds import RANDOM, STEADY
 from same import same
+from streams import BY_PROCESSES
 from torch.utils.data import DataLoader, IterableDataset, Subset, default_collate, get_worker_info
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
@@ -21,40 +22,29 @@ from torchvision.transforms import v2
 from fastpipe import FastImageFolder, FastLoader
 from fastpipe.errors import OptionError
 
-BY_PROCESSES = functools.partial(FastLoader, workers="processes")
-
 pytestmark = pytest.mark.usefixtures("same_generators")
 
-STEADY = v1.Compose([v1.Resize(40), v1.CenterCrop(32), v1.ToTensor()])
-RANDOM = v1.Compose([v1.RandomResizedCrop(24), v1.RandomHorizontalFlip(), v1.ToTensor()])
 
-
-@pytest.mark.parametrize(
-    "transform", [STEADY, v1.PILToTensor(), v2.Compose([v2.ToImage(), v2.CenterCrop(32)])], ids=str
-)
-@pytest.mark.parametrize("workers", [0, 1])
-def test_every_kind_of_tensor_collates_as_from_image_folder(tree: Path, transform: Any, workers: int) -> None:
-    for kind in (DataLoader, BY_PROCESSES):
-        ours = list(kind(FastImageFolder(tree, transform), batch_size=5, num_workers=workers))
-        theirs = list(DataLoader(ImageFolder(tree, transform), batch_size=5, num_workers=workers))
-        assert same(ours, theirs)
-
-
-def _sizes(samples: list[Any]) -> list[Any]:
+def _pixels(samples: list[Any]) -> list[Any]:
     return [(image.size, image.tobytes(), target, type(samples)) for image, target in samples]
 
 
-@pytest.mark.parametrize("kind", [DataLoader, FastLoader, functools.partial(BY_PROCESSES, num_workers=1)])
-def test_pillow_images_reach_a_collate_function(tree: Path, kind: Any) -> None:
-    theirs = list(DataLoader(ImageFolder(tree), batch_size=4, collate_fn=_sizes))
-    assert list(kind(FastImageFolder(tree), batch_size=4, collate_fn=_sizes)) == theirs
+@pytest.mark.parametrize(
+    "transform", [v1.PILToTensor(), v2.Compose([v2.ToImage(), v2.CenterCrop(32)]), None], ids=str
+)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_every_kind_of_image_collates_as_from_image_folder(tree: Path, transform: Any, workers: int) -> None:
+    options: dict[str, Any] = {"batch_size": 5, "num_workers": workers}
+    if transform is None:
+        options["collate_fn"] = _pixels
+    theirs = list(DataLoader(ImageFolder(tree, transform), **options))
+    for kind in (DataLoader, BY_PROCESSES):
+        assert same(list(kind(FastImageFolder(tree, transform), **options)), theirs)
 
 
 @pytest.mark.parametrize("kind", [DataLoader, BY_PROCESSES])
 @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, True)])
-def test_augmentation_differs_by_epoch_by_sample_and_by_worker(
-    tree: Path, kind: Any, workers: int, persistent: bool
-) -> None:
+def test_augmentation_differs_each_time(tree: Path, kind: Any, workers: int, persistent: bool) -> None:
     dataset = Subset(FastImageFolder(tree, RANDOM), [0] * 8)  # the same file, eight times
     loader = kind(dataset, batch_size=2, num_workers=workers, persistent_workers=persistent)
     seen = {image.numpy().tobytes() for _ in range(3) for images, _ in loader for image in images}
@@ -95,30 +85,23 @@ def test_pin_memory_does_nothing_without_an_accelerator(tree: Path, kind: Any) -
     assert [images.is_pinned() for images, _ in loader] == [False] * 4
 
 
-def test_the_signature_begins_as_data_loaders() -> None:
-    theirs = list(inspect.signature(DataLoader).parameters.values())
-    ours = list(inspect.signature(FastLoader).parameters.values())
-    for mine, its in zip(ours, theirs, strict=False):
-        assert (mine.name, mine.default, mine.kind) == (its.name, its.default, its.kind)
-    assert all(parameter.kind is inspect.Parameter.KEYWORD_ONLY for parameter in ours[len(theirs) :])
-    assert issubclass(FastLoader, DataLoader)
-
-
-def _init(worker_id: int) -> None:
-    pass
+@pytest.mark.parametrize(("ours", "theirs"), [(FastLoader, DataLoader), (FastImageFolder, ImageFolder)])
+def test_signatures_begin_as_those_of_the_replaced_classes(ours: Any, theirs: Any) -> None:
+    mine, its = (list(inspect.signature(each).parameters.values()) for each in (ours, theirs))
+    for one, other in zip(mine, its, strict=False):
+        assert (one.name, one.default, one.kind) == (other.name, other.default, other.kind)
+    assert all(parameter.kind is inspect.Parameter.KEYWORD_ONLY for parameter in mine[len(its) :])
+    assert issubclass(ours, theirs)
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
-        {},
+        {}, {"batch_size": None}, {"sampler": [2, 1]}, {"batch_sampler": [[2, 1], [0]]},
         {"batch_size": 4, "drop_last": True, "generator": torch.Generator(), "pin_memory": True},
-        {"batch_size": None},
-        {"num_workers": 2, "timeout": 3, "worker_init_fn": _init, "prefetch_factor": 5, "persistent_workers": True,
+        {"num_workers": 2, "timeout": 3, "worker_init_fn": print, "prefetch_factor": 5, "persistent_workers": True,
          "in_order": False, "collate_fn": list},
         {"num_workers": 1, "multiprocessing_context": multiprocessing.get_context("spawn")},
-        {"sampler": [2, 1]},
-        {"batch_sampler": [[2, 1], [0]]},
     ],
     ids=lambda arguments: "-".join(arguments) or "defaults",
 )  # fmt: skip
@@ -134,8 +117,7 @@ def test_every_argument_is_an_attribute(tree: Path, arguments: dict[str, Any]) -
             assert getattr(ours, name) is arguments[name], name
     assert type(ours.sampler) is type(theirs.sampler)
     assert type(ours.batch_sampler) is type(theirs.batch_sampler)
-    assert len(ours) == len(theirs)
-    assert (ours.seed, ours.prefetch_batches) == (4, 3)
+    assert len(ours) == len(theirs) and (ours.seed, ours.prefetch_batches) == (4, 3)
 
 
 @pytest.mark.parametrize(
@@ -161,25 +143,26 @@ def test_errors_of_construction_are_data_loaders(tree: Path, arguments: dict[str
 def test_attributes_that_must_not_be_set_later_are_refused(tree: Path) -> None:
     loader = FastLoader(FastImageFolder(tree, STEADY))
     for name in ("batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"):
-        with pytest.raises(
-            ValueError, match=f"{name} attribute should not be set after FastLoader is initialized"
-        ):
+        with pytest.raises(ValueError, match=f"{name} attribute should .* after FastLoader is initialized"):
             setattr(loader, name, getattr(loader, name))
 
 
 def test_options_that_cannot_work_are_named(tree: Path) -> None:
+    dataset: Any = FastImageFolder(tree, STEADY)
     for kind in (DataLoader, BY_PROCESSES):
         with pytest.raises(AssertionError, match="timeout"):
-            iter(kind(FastImageFolder(tree, STEADY), timeout=3))
+            iter(kind(dataset, timeout=3))
     for value in (-1, 1.5, "many", None):
         with pytest.raises(OptionError, match="prefetch_batches"):
-            FastLoader(FastImageFolder(tree, STEADY), prefetch_batches=value)  # type: ignore[arg-type]
+            FastLoader(dataset, prefetch_batches=value)
     for seed in (1.5, "1"):
         with pytest.raises(TypeError):
-            FastLoader(FastImageFolder(tree, STEADY), seed=seed)  # type: ignore[arg-type]
+            FastLoader(dataset, seed=seed)  # type: ignore[arg-type]
     for epoch, error in ((-1, OptionError), (1.5, TypeError), ("1", TypeError)):
         with pytest.raises(error):
-            FastLoader(FastImageFolder(tree, STEADY)).set_epoch(epoch)  # type: ignore[arg-type]
+            FastLoader(dataset).set_epoch(epoch)  # type: ignore[arg-type]
+    with pytest.raises(AttributeError, match="list"):
+        FastLoader([1, 2]).clock
 
 
 class _Rows(torch.utils.data.Dataset[Any]):
@@ -202,10 +185,7 @@ class _Batches(_Rows):
         return [(type(indices).__name__, index) for index in indices]
 
 
-class _Letters:
-    def __len__(self) -> int:
-        return 3
-
+class _Letters(_Rows):
     def __getitem__(self, key: str) -> str:
         return key * 2
 

@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 import torch
 from odd_images import damaged_at_random
 from PIL import Image
-from streams import outcomes
+from streams import OwnSampler, outcomes
 from torch.utils.data import ConcatDataset, Subset
 from torchvision import transforms as v1
 from torchvision.transforms import v2
@@ -30,9 +31,8 @@ from fastpipe.images.gpu_share import Share
 from fastpipe.torch.split import SplitChoice
 
 NORMALIZE = v1.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-TRAINING = v1.Compose([v1.RandomResizedCrop(48), v1.RandomHorizontalFlip(), v1.ToTensor(), NORMALIZE])
 TRANSFORMS = {
-    "training": TRAINING,
+    "training": v1.Compose([v1.RandomResizedCrop(48), v1.RandomHorizontalFlip(), v1.ToTensor(), NORMALIZE]),
     "evaluation": v1.Compose([v1.Resize(40), v1.CenterCrop(32), v1.ToTensor(), NORMALIZE]),
     "bytes": v1.Compose([v1.RandomResizedCrop(32), v1.RandomVerticalFlip(), v1.PILToTensor()]),
     "v2": v2.Compose([
@@ -45,7 +45,7 @@ TRANSFORMS = {
     "rotation": v1.Compose([v1.RandomResizedCrop(32), v1.RandomRotation(9), v1.ToTensor()]),
     "own": v1.Compose([v1.Resize((8, 8)), lambda image: torch.tensor(np.asarray(image).mean())]),
 }  # fmt: skip
-LAYOUTS = [torch.contiguous_format, torch.channels_last]
+of_both_layouts = pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
 
 
 class Decoder:
@@ -69,22 +69,21 @@ def decoder(monkeypatch: pytest.MonkeyPatch) -> Decoder:
     """The decoder of a device, which is the CPU."""
     made = Decoder()
     monkeypatch.setattr(Transfer, "is_elsewhere", True)
-    monkeypatch.setattr(
-        decoders, "device_decoder", lambda decode, *_: made if decode.backend == "nvimgcodec" else None
-    )
+    choose = lambda decode, *_: made if decode.backend == "nvimgcodec" else None  # noqa: E731
+    monkeypatch.setattr(decoders, "device_decoder", choose)
     return made
 
 
-def folders(root: Any, transform: Any = TRAINING, **options: Any) -> tuple[Any, Any]:
+def folders(root: Any, transform: Any = TRANSFORMS["training"], **options: Any) -> list[Any]:
     """A dataset whose batches are made on the device, and one whose are made here."""
-    there, here = (
-        FastImageFolder(root, transform, **{"cache": "off", "decode": Decode(backend), "seed": 2, **options})
+    options = {"cache": "off", "seed": 2, **options}
+    return [
+        FastImageFolder(root, transform, **{"decode": Decode(backend), **options})  # type: ignore[arg-type]
         for backend in ("nvimgcodec", "auto")
-    )
-    return there, here
+    ]
 
 
-def loaders(datasets: tuple[Any, Any], **options: Any) -> tuple[Any, Any]:
+def loaders(datasets: Any, **options: Any) -> tuple[Any, Any]:
     options = {"batch_size": 8, "shuffle": True, **options}
     return FastLoader(datasets[0], device="cpu", **options), FastLoader(datasets[1], **options)
 
@@ -94,9 +93,8 @@ def same(made: Any, expected: Any) -> bool:
     if isinstance(expected, BadSampleError):
         return (made.index, made.path, str(made)) == (expected.index, expected.path, str(expected))
     return all(
-        torch.equal(one, other) and one.stride() == other.stride()
-        for one, other in zip(made, expected, strict=True)
-    )
+        torch.equal(one, other) and one.stride() == other.stride() for one, other in zip(made, expected, strict=True)
+    )  # fmt: skip
 
 
 def same_epochs(loaders: tuple[Any, Any], epochs: int = 1) -> bool:
@@ -106,10 +104,8 @@ def same_epochs(loaders: tuple[Any, Any], epochs: int = 1) -> bool:
 
 @pytest.mark.few(3)
 @pytest.mark.parametrize("name", TRANSFORMS)
-@pytest.mark.parametrize("layout", LAYOUTS, ids=["planes", "last"])
-def test_batches_are_the_same(
-    photos: Path, name: str, layout: Any, decoder: Decoder, caplog: pytest.LogCaptureFixture
-) -> None:
+@of_both_layouts
+def test_batches_are_the_same(photos: Path, name: str, layout: Any, decoder: Decoder, caplog: Any) -> None:
     caplog.set_level("INFO", "fastpipe")
     both = loaders(folders(photos, TRANSFORMS[name], memory_format=layout))
     assert same_epochs(both)
@@ -129,13 +125,10 @@ def test_every_epoch_is_decoded_there_whatever_is_kept(tmp_path: Path, decoder: 
     both = loaders(folders(tree, cache=cache))
     for _ in range(3):
         decoder.calls.clear()
-        assert same_epochs(both)
-        assert sum(decoder.calls) == 14
+        assert same_epochs(both) and sum(decoder.calls) == 14
 
 
-def test_the_scripts_sampler_runs_on_the_scripts_stream(
-    photos: Path, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_scripts_sampler_runs_on_its_stream(photos: Path, decoder: Any, monkeypatch: Any) -> None:
     inside, seen, entered = [0], [], []
 
     @contextmanager
@@ -145,26 +138,18 @@ def test_the_scripts_sampler_runs_on_the_scripts_stream(
         yield
         inside[0] -= 1
 
-    class Sampler(torch.utils.data.Sampler[int]):
-        def __iter__(self) -> Iterator[int]:
-            for index in range(24):
-                seen.append(inside[0])
-                yield index
-
+    sampler = OwnSampler(lambda: (seen.append(inside[0]) or index for index in range(24)), 24)
     monkeypatch.setattr(Transfer, "on_stream", on_stream)
-    there, _ = loaders(folders(photos), shuffle=None, sampler=Sampler())
+    there, _ = loaders(folders(photos), shuffle=None, sampler=sampler)
     assert len(list(there)) == 3
     assert decoder.calls and entered and seen == [0] * 24
 
 
 @pytest.mark.slow
-def test_images_that_the_device_declines_are_made_here(
-    photos: Path, decoder: Decoder, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_images_that_the_device_declines_are_made_here(photos: Path, decoder: Decoder, caplog: Any) -> None:
     decode = decoder.decode
     decoder.decode = lambda *given: [None if n % 3 == 0 else x for n, x in enumerate(decode(*given))]  # type: ignore[method-assign]
-    assert same_epochs(loaders(folders(photos)))
-    assert caplog.records == []
+    assert same_epochs(loaders(folders(photos))) and caplog.records == []
     decoder.decode = lambda parts, stream: [None] * len(parts)  # type: ignore[method-assign]
     assert same_epochs(loaders(folders(photos)), 2)
     (warning,) = (record.message for record in caplog.records if record.levelname == "WARNING")
@@ -172,11 +157,9 @@ def test_images_that_the_device_declines_are_made_here(
 
 
 def test_a_device_that_cannot_decode_leaves_it_to_threads(
-    photos: Path, decoder: Decoder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    photos: Path, decoder: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fails(*_: Any) -> Any:
-        raise RuntimeError("the driver is too old")
-
+    fails = MagicMock(side_effect=RuntimeError("the driver is too old"))
     monkeypatch.setattr(decoders, "device_decoder", fails)
     assert same_epochs(loaders(folders(photos)))
     assert "decoded on the CPU, not on cpu: RuntimeError: the driver is too old" in caplog.text
@@ -198,47 +181,41 @@ def damaged(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("policy", ["skip", "replace", "raise"])
 def test_damaged_files_follow_their_policy(damaged: Path, policy: Any, decoder: Decoder) -> None:
-    assert same_epochs(loaders(folders(damaged, bad_samples=policy)))
-    assert decoder.calls
+    assert same_epochs(loaders(folders(damaged, bad_samples=policy))) and decoder.calls
 
 
 @pytest.mark.parametrize("several", [False, True], ids=["one", "several"])
-def test_an_empty_batch_is_the_same_error(
-    photos: Path, several: bool, decoder: Decoder, tmp_path: Path
-) -> None:
+def test_an_empty_batch_is_the_same_error(photos: Path, several: bool, decoder: Any, tmp_path: Path) -> None:
     (tmp_path / "class").mkdir()
     for number in range(4):
         (tmp_path / "class" / f"{number}.jpg").write_bytes(b"no image")
     bad, good = (folders(root, bad_samples="skip") for root in (tmp_path, photos))
-    datasets: Any = bad
     if several:
-        pairs = zip(bad, good, strict=True)
-        datasets = [ConcatDataset([a, Subset(a, [1, 2]), Subset(b, range(8))]) for a, b in pairs]
-    both = loaders(datasets, shuffle=False, batch_size=6 if several else 4, drop_last=not several)
+        bad = [
+            ConcatDataset([a, Subset(a, [1, 2]), Subset(b, range(8))]) for a, b in zip(bad, good, strict=True)
+        ]
+    both = loaders(bad, shuffle=False, batch_size=6 if several else 4, drop_last=not several)
     assert same_epochs(both)
     assert several or isinstance(outcomes(both[0])[0], BadSampleError)
 
 
 def test_an_epoch_can_be_resumed(photos: Path, decoder: Decoder) -> None:
-    there, here = loaders(folders(photos))
+    there, here = loaders(datasets := folders(photos))
     next(iter(there))
-    again, _ = loaders(folders(photos))
+    again, _ = loaders(datasets)
     again.load_state_dict(there.state_dict())
     rest, whole = list(again), list(here)
     assert len(rest) == len(whole) - 1 and all(map(same, rest, whole[1:]))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", LAYOUTS, ids=["planes", "last"])
-def test_subsets_and_several_folders_are_made_there(
-    photos: Path, damaged: Path, layout: Any, decoder: Decoder
-) -> None:
+@of_both_layouts
+def test_subsets_and_folders_are_made_there(photos: Path, damaged: Path, layout: Any, decoder: Any) -> None:
     one, other = (folders(root, memory_format=layout, bad_samples="skip") for root in (photos, damaged))
     for wrap in (
-        lambda folder, _: Subset(folder, range(1, 17)),
-        lambda folder, _: ConcatDataset([folder, Subset(folder, [0, 1])]),
-        lambda folder, more: ConcatDataset([folder, more]),
-    ):
+        lambda a, b: Subset(a, range(1, 17)), lambda a, b: ConcatDataset([a, Subset(a, [0, 1])]),
+        lambda a, b: ConcatDataset([a, b]),
+    ):  # fmt: skip
         decoder.calls.clear()
         assert same_epochs(loaders(tuple(map(wrap, one, other)), seed=4))
         assert decoder.calls
@@ -250,9 +227,7 @@ def test_subsets_and_several_folders_are_made_there(
 @pytest.mark.few(3)
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.6, 1.0, "auto"])
 @pytest.mark.parametrize("several", [False, True], ids=["one", "several"])
-def test_the_cpu_decodes_the_rest_of_the_devices_share(
-    photos: Path, share: Any, several: bool, decoder: Decoder
-) -> None:
+def test_the_cpu_decodes_the_rest_of_the_share(photos: Path, share: Any, several: bool, decoder: Any) -> None:
     there, here = folders(photos, decode=Decode("nvimgcodec", gpu_share=share))[0], folders(photos)[1]
     datasets: Any = [Subset(dataset, range(24)) for dataset in (there, here)]
     if several:
@@ -264,16 +239,10 @@ def test_the_cpu_decodes_the_rest_of_the_devices_share(
         assert set(decoder.calls) == {int(8 * share)}
 
 
-def test_a_batch_of_several_parts_has_one_share(
-    photos: Path, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: list[float] = []
-
-    class Heard(Share):
-        def given(self, share: float) -> None:
-            given.append(share)
-
-    monkeypatch.setattr(sharing, "Share", lambda share: Heard(0.5))
+def test_a_batch_of_several_parts_has_one_share(photos: Path, decoder: Any, monkeypatch: Any) -> None:
+    half, given = Share(0.5), []
+    half.given = given.append  # type: ignore[method-assign]
+    monkeypatch.setattr(sharing, "Share", lambda share: half)
     folder, _ = folders(photos)
     parts: Any = ConcatDataset([Subset(folder, range(12)), folder, Subset(folder, [0, 1])])
     there, _ = loaders((parts, parts))
@@ -282,10 +251,10 @@ def test_a_batch_of_several_parts_has_one_share(
 
 @pytest.mark.parametrize("place", ["device", "threads"])
 def test_a_split_transform_is_finished_there_or_by_threads(
-    photos: Path, place: Any, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+    photos: Path, place: Any, decoder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    jitter = [v1.ColorJitter(0.3), v1.RandomHorizontalFlip(), v1.ToTensor(), NORMALIZE]
-    both = folders(photos, v1.Compose([v1.RandomResizedCrop(32), *jitter]))
+    end = [v1.ColorJitter(0.3), v1.RandomHorizontalFlip(), v1.ToTensor(), NORMALIZE]
+    both = folders(photos, v1.Compose([v1.RandomResizedCrop(32), *end]))
     there, here = loaders(both, augment="split")
     monkeypatch.setattr(SplitChoice, "_place", lambda self, placing: place)
     made = list(there)

@@ -1,31 +1,35 @@
-"""``FastImageFolder`` over URLs and buckets: the samples of the same folder on a disk, in every way to load them."""
+"""Datasets over URLs, buckets and mounted buckets: the samples of the same folder on a disk."""
 
 from __future__ import annotations
 
-import functools
 import logging
+import os
 import pickle
 import shutil
+import signal
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import fsspec
+import h5py
+import numpy as np
 import pytest
 import torch
-from streams import stream
-from torch.utils.data import ConcatDataset, DataLoader, Subset
+from mounts import Mount, missing_for_mounts, rclone_mount, s3fs_mount
+from same import same
+from streams import BY_PROCESSES, plain, stream
+from torch.utils.data import DataLoader, default_collate
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 
 import fastpipe
-from fastpipe import Cache, FastImageFolder, FastLoader, Stage
+from fastpipe import Cache, FastHDF5Dataset, FastImageFolder, FastLoader, Stage
 from fastpipe.errors import BadSampleError, OptionError, StageError, StoreAccessError, StoreError
 
 pytestmark = pytest.mark.usefixtures("same_generators", "own_cache_folder")
 
-BY_PROCESSES = functools.partial(FastLoader, workers="processes")
 STEADY = v1.Compose([v1.Resize(20), v1.CenterCrop(16), v1.ToTensor()])
 RANDOM = v1.Compose([v1.RandomResizedCrop(16), v1.RandomHorizontalFlip(), v1.ToTensor()])
 ROOT = "memory://bucket/train"
@@ -54,33 +58,9 @@ def _key(path: str) -> str:
     return path.split("memory:/")[1]
 
 
-@pytest.fixture(scope="module")
-def bucket(s3: Any, photo_tree: Path) -> str:
-    """The tree's files as objects of a real server."""
-    name: str = s3.bucket()
-    files = {f"train/{path.relative_to(photo_tree)}": path for path in photo_tree.rglob("*.jpg")}
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda key: s3.put(name, key, files[key].read_bytes()), files))
-    return name
-
-
 @pytest.fixture
-def opened() -> Iterator[Make]:
-    """Makes datasets that are closed after the test."""
-    made = []
-
-    def dataset(*arguments: Any, **options: Any) -> FastImageFolder:
-        made.append(FastImageFolder(*arguments, **options))
-        return made[-1]
-
-    yield dataset
-    while made:  # and none is kept by the fixture
-        made.pop().close()
-
-
-@pytest.fixture
-def make(objects: Any, opened: Make) -> Make:
-    return lambda transform=STEADY, **options: opened(ROOT, transform, **options)
+def make(objects: Any) -> Make:
+    return lambda transform=STEADY, **options: FastImageFolder(ROOT, transform, **options)
 
 
 @pytest.fixture(params=["ahead", "staged"])
@@ -98,32 +78,20 @@ def test_samples_and_classes_are_those_of_the_folder(make: Make, near: Any, phot
     ours, theirs = make(None, **near), ImageFolder(photo_tree)
     assert (ours.root, ours.classes, ours.class_to_idx) == (ROOT, theirs.classes, theirs.class_to_idx)
     assert list(ours.samples) == [(path.replace(str(photo_tree), ROOT), n) for path, n in theirs.samples]
-    assert ours.targets == theirs.targets
-    assert ours.imgs is ours.samples and isinstance(ours, ImageFolder)
+    assert ours.targets == theirs.targets and ours.imgs is ours.samples and isinstance(ours, ImageFolder)
     for index in (0, 5, -1):
-        assert ours[index][0].tobytes() == theirs[index][0].tobytes()
-        assert ours[index][1] == theirs[index][1]
+        assert same(ours[index], theirs[index])
     text = repr(ours.plan) + repr(FastLoader(ours, 2).plan)
     assert ROOT in text and ("stage" in repr(ours)) == bool(near) == ("staged in" in text)
-    names = theirs.classes
-    drawn = fastpipe.Subset(num=2, seed=42)
+    names, drawn = theirs.classes, fastpipe.Subset(num=2, seed=42)
     for classes, expected in ((names[2:0:-1], names[2:0:-1]), (lambda found: found[1:], names[1:])):
         assert make(classes=classes).classes == expected
     assert make(classes=drawn).classes == drawn.select(names)
     assert set(make(classes=drawn).targets) == {0, 1}
 
 
-def test_wrapped_and_changed_datasets_give_the_batches_of_the_folder(
-    make: Make, near: Any, photo_tree: Path
-) -> None:
-    def run(first: Any, second: Any) -> list[Any]:
-        both = ConcatDataset([Subset(first, [3, 9, 4]), second])
-        return _epochs(FastLoader(both, 4, shuffle=True, seed=1))
-
+def test_changed_samples_are_those_of_the_folder(make: Make, near: Any, photo_tree: Path) -> None:
     ours, local = make(**near), FastImageFolder(photo_tree, STEADY)
-    assert run(ours, make(**near)) == run(ours, local) == run(local, local)
-    loader = FastLoader(ours, 5, shuffle=True, seed=2)
-    assert stream(loader.reference()) == stream(FastLoader(local, 5, shuffle=True, seed=2))
     for dataset in (ours, local):
         dataset.samples = dataset.samples[4:12]
         dataset.samples.reverse()
@@ -138,49 +106,47 @@ def test_decoded_images_are_kept(make: Make, near: Any, photo_tree: Path, transf
     assert len(dataset._running().cache.store) == len(dataset)
 
 
-def test_a_mounted_folder_is_staged_once(photo_tree: Path, tmp_path: Path, opened: Make) -> None:
+def test_a_mounted_folder_is_staged_once(photo_tree: Path, tmp_path: Path) -> None:
     mount = tmp_path / "mount"
     shutil.copytree(photo_tree, mount)
     theirs = stream(FastLoader(FastImageFolder(photo_tree, STEADY), 5))
-    dataset = opened(mount, STEADY, stage=tmp_path / "stage")
+    dataset = FastImageFolder(mount, STEADY, stage=tmp_path / "stage")
     assert list(dataset.samples) == ImageFolder(mount).samples
     assert _epochs(FastLoader(dataset, 5)) == theirs * 2
     assert dataset.downloaded[0] == len(dataset)
     dataset.close()
-    again = opened(mount, STEADY, stage=tmp_path / "stage")
+    again = FastImageFolder(mount, STEADY, stage=tmp_path / "stage")
     mount.rename(tmp_path / "away")
     assert stream(FastLoader(again, 5)) == theirs
 
 
-@pytest.mark.parametrize("staged", [False, True])
 def test_images_and_folders_of_a_mount_that_is_gone_are_named(
-    staged: bool, photo_tree: Path, tmp_path: Path, opened: Make
+    near: Any, photo_tree: Path, tmp_path: Path
 ) -> None:
     mount = tmp_path / "mount"
     shutil.copytree(photo_tree, mount)
-    stage = {"stage": Stage(tmp_path / "stage")} if staged else {}
-    dataset = opened(mount, STEADY, cache="off", **stage)
+    dataset = FastImageFolder(mount, STEADY, cache="off", **near)
     mount.rename(tmp_path / "away")
     # With a stage it is known that each was there: then none of them is a bad sample.
-    kind, words = (StoreError, "Is it still mounted") if staged else (BadSampleError, "FileNotFoundError")
+    kind, words = (StoreError, "Is it still mounted") if near else (BadSampleError, "FileNotFoundError")
     with pytest.raises(kind, match=words) as error:
         stream(FastLoader(dataset, 5))
     assert str(dataset.samples[0][0]) in str(error.value)
     (tmp_path / "empty").mkdir()
     for root in (mount, tmp_path / "empty"):
         with pytest.raises(FileNotFoundError, match=str(root)):
-            FastImageFolder(root, STEADY, **stage)
+            FastImageFolder(root, STEADY, **near)
 
 
 @pytest.mark.parametrize("root", ["train", "train/", "./train", "~/train", Path("train"), Path("../x/train")])
 def test_a_staged_folder_has_the_paths_that_torchvision_gives(
-    root: Any, photo_tree: Path, tmp_path: Path, opened: Make, monkeypatch: pytest.MonkeyPatch
+    root: Any, photo_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "train").symlink_to(photo_tree)
     monkeypatch.chdir(tmp_path / "x")
     monkeypatch.setenv("HOME", str(tmp_path / "x"))
-    theirs, ours = ImageFolder(root), opened(root, stage=tmp_path / "stage")
+    theirs, ours = ImageFolder(root), FastImageFolder(root, stage=tmp_path / "stage")
     assert (ours.root, list(ours.samples), ours.classes) == (theirs.root, theirs.samples, theirs.classes)
     assert ours[3][0].tobytes() == theirs[3][0].tobytes()
 
@@ -208,8 +174,7 @@ def test_all_of_it_can_be_staged_before_training(make: Make, objects: Any, tmp_p
     progress: list[tuple[int, int]] = []
     (failed,) = dataset.stage_all(lambda count, nbytes: progress.append((count, nbytes)))
     assert failed[0] == gone and isinstance(failed[1], FileNotFoundError)
-    assert dataset.downloaded[0] == len(dataset) - 1
-    assert progress == sorted(progress)
+    assert dataset.downloaded[0] == len(dataset) - 1 and progress == sorted(progress)
     objects.rm("/bucket", recursive=True)
     again = make(stage=tmp_path / "stage", bad_samples="skip")
     assert sum(len(labels) for _, labels in FastLoader(again, 5)) == len(dataset) - 1
@@ -250,17 +215,14 @@ def test_a_missing_object_is_a_bad_sample(policy: str, make: Make, objects: Any,
     dataset = make(bad_samples=policy, **near)
     gone = dataset.samples[3][0]
     objects.rm(_key(gone))
-    loader = FastLoader(dataset, 4)
     if policy == "raise":
         with pytest.raises(BadSampleError, match=gone):
-            stream(loader)
+            stream(FastLoader(dataset, 4))
     else:
-        assert sum(len(labels) for _, labels in loader) == len(dataset) - (policy == "skip")
+        assert sum(len(labels) for _, labels in FastLoader(dataset, 4)) == len(dataset) - (policy == "skip")
 
 
-def test_new_and_replaced_objects_are_read_as_they_are_now(
-    make: Make, objects: Any, near: Any, caplog: Any
-) -> None:
+def test_new_and_replaced_objects_are_read_as_now(make: Make, objects: Any, near: Any, caplog: Any) -> None:
     dataset = make(**near)
     first, second = (_key(dataset.samples[index][0]) for index in (0, 1))
     objects.pipe(first, objects.cat(second))
@@ -288,11 +250,11 @@ def test_options_and_roots_that_cannot_work_are_refused(photo_tree: Path, object
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", [DataLoader, BY_PROCESSES])
 def test_a_bucket_has_the_batches_of_the_folder(
-    kind: Any, workers: int, s3: Any, bucket: str, near: Any, opened: Make, photo_tree: Path
+    kind: Any, workers: int, s3: Any, bucket: str, near: Any, photo_tree: Path
 ) -> None:
     """The secret is shown nowhere."""
     root = f"s3://{bucket}/train"
-    ours = opened(root, RANDOM, storage_options=s3.options, **near)
+    ours = FastImageFolder(root, RANDOM, storage_options=s3.options, **near)
     theirs = FastImageFolder(photo_tree, RANDOM)
     assert (ours.classes, ours.targets) == (theirs.classes, theirs.targets)
     assert [path for path, _ in ours.samples] == [
@@ -308,13 +270,9 @@ def test_a_bucket_has_the_batches_of_the_folder(
     assert s3.options["secret"].encode() not in shown
 
 
-def test_keys_of_every_kind_are_read(
-    s3: Any, near: Any, opened: Make, photo_tree: Path, tmp_path: Path
-) -> None:
+def test_every_key_is_read(s3: Any, near: Any, photo_tree: Path, tmp_path: Path) -> None:
     """Also one that climbs, which stays in its bucket and in the stage."""
-    names = s3.bucket(), s3.bucket()
-    local = FastImageFolder(photo_tree, STEADY)
-    images = {}
+    names, local, images = (s3.bucket(), s3.bucket()), FastImageFolder(photo_tree, STEADY), {}
     for name, keys in zip(names, (ODD_KEYS, ["one/x.jpg", "one/../../x.jpg"]), strict=True):
         for index, key in enumerate(keys):
             s3.put(name, f"train/{key}", Path(local.samples[index][0]).read_bytes())
@@ -322,7 +280,7 @@ def test_keys_of_every_kind_are_read(
     assert sorted(s3.keys(names[1])) == ["train/one/../../x.jpg", "train/one/x.jpg"]
     before = set(tmp_path.rglob("*.jpg"))
     for name, classes in zip(names, (["one", "two"], None), strict=True):
-        dataset = opened(f"s3://{name}/train", STEADY, storage_options=s3.options, **near)
+        dataset = FastImageFolder(f"s3://{name}/train", STEADY, storage_options=s3.options, **near)
         assert classes in (None, dataset.classes)
         assert {path for path, _ in dataset.samples} <= images.keys()
         assert len(dataset) == len(ODD_KEYS) or name == names[1]
@@ -345,3 +303,98 @@ def test_errors_of_a_bucket_name_it_and_no_secret(s3: Any, bucket: str) -> None:
     with pytest.raises((StoreError, FileNotFoundError), match="no-such-bucket-of-ours") as caught:
         FastImageFolder("s3://no-such-bucket-of-ours/train", STEADY, storage_options=s3.options)
     assert s3.options["secret"] not in str(caught.value)
+
+
+_PROGRAMS = {"s3fs": s3fs_mount, "rclone": rclone_mount}
+
+
+@pytest.fixture(scope="module")
+def table(s3: Any, bucket: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A file of HDF5 in the bucket."""
+    path = tmp_path_factory.mktemp("table") / "table.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("values", data=np.arange(4000, dtype=np.float32).reshape(1000, 4), chunks=(64, 4))
+    s3.put(bucket, "table.h5", path.read_bytes())
+
+
+@pytest.fixture
+def mounting(s3: Any, bucket: str, table: None, tmp_path: Path) -> Callable[..., Any]:
+    """Mounts the bucket; options as of ``s3fs_mount``."""
+
+    def mount(program: str = "s3fs", **options: Any) -> AbstractContextManager[Mount]:
+        if missing := missing_for_mounts(program):
+            pytest.skip(missing)
+        (tmp_path / "mount").mkdir(exist_ok=True)
+        given = {
+            "endpoint": s3.endpoint, "bucket": bucket, "key": s3.options["key"],
+            "secret": s3.options["secret"], "mountpoint": tmp_path / "mount", **options,
+        }  # fmt: skip
+        return _PROGRAMS[program](**given)
+
+    return mount
+
+
+def _epoch(dataset: Any) -> Any:
+    (batch,) = stream(FastLoader(dataset, len(dataset)))
+    return batch
+
+
+def _is_mounted(path: Path) -> bool:
+    return f" {path} " in Path("/proc/self/mountinfo").read_text()
+
+
+def test_datasets_of_a_mount_have_the_samples_of_the_stock_ones(mounting: Any, photo_tree: Path) -> None:
+    with mounting() as mount:
+        root = mount.path / "train"
+        dataset, stock = FastImageFolder(root, STEADY), ImageFolder(root)
+        assert list(dataset.samples) == stock.samples and dataset.classes == stock.classes
+        assert _epoch(dataset) == plain(default_collate(list(ImageFolder(photo_tree, STEADY))))
+        dataset.close()
+        rows = FastHDF5Dataset(mount.path / "table.h5", "values")
+        batches = torch.cat([batch.clone() for batch in FastLoader(rows, 100)])
+        assert torch.equal(batches, torch.arange(4000, dtype=torch.float32).reshape(1000, 4))
+        del rows  # which has the file open
+
+
+def test_an_image_of_a_mount_whose_program_was_killed_is_named(mounting: Any, near: Any) -> None:
+    with mounting() as mount:
+        dataset = FastImageFolder(mount.path / "train", STEADY, cache="off", **near)
+        os.kill(mount.pid, signal.SIGKILL)
+        with pytest.raises(OSError, match=r"not connected|abort") as error:
+            _epoch(dataset)
+        assert str(dataset.samples[0][0]) in str(error.value)
+        dataset.close()
+    assert not _is_mounted(mount.path)
+
+
+def _files(root: Path) -> dict[Path, bytes]:
+    return {path.relative_to(root): path.read_bytes() for path in root.rglob("*.jpg")}
+
+
+@pytest.mark.parametrize("program", sorted(_PROGRAMS))
+def test_a_mount_ends_although_a_file_is_open(
+    program: str, mounting: Any, photo_tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_CA_BUNDLE", "/missing")
+    with mounting(program) as mount:
+        assert _files(mount.path / "train") == _files(photo_tree)
+        assert _is_mounted(mount.path)
+        while mount.cpu_seconds() == 0:  # what it counts is ticks of the clock
+            os.listdir(mount.path / "train")
+        with pytest.raises(RuntimeError, match="is a mount already"):
+            mounting(program).__enter__()
+        file = open(mount.path / "table.h5", "rb")  # noqa: SIM115
+    assert not _is_mounted(mount.path) and not os.path.exists(f"/proc/{mount.pid}")
+    assert mount.cpu_seconds() == 0
+    mount.unmount()
+    with pytest.raises(OSError, match="not connected"):
+        file.close()
+
+
+def test_a_failed_mount_is_an_error_without_secrets(mounting: Any, s3: Any, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"(?s)has not mounted .*bucket or key not found") as error:
+        mounting(bucket="missing").__enter__()
+    assert s3.options["secret"] not in str(error.value)
+    with pytest.raises(RuntimeError, match="invalid credentials") as error:
+        mounting(secret="hush").__enter__()
+    assert "hush" not in str(error.value) and not _is_mounted(tmp_path / "mount")

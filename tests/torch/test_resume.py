@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import random
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, ConcatDataset, DistributedSampler, IterableDataset, Sampler, Subset
+from streams import BY_PROCESSES, OwnSampler, Stream
+from torch.utils.data import BatchSampler, ConcatDataset, DistributedSampler, Subset
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 
@@ -25,7 +23,6 @@ from fastpipe.errors import OptionError
 
 pytestmark = pytest.mark.usefixtures("same_generators")
 
-BY_PROCESSES = functools.partial(FastLoader, workers="processes")
 RANDOM = v1.Compose([v1.RandomResizedCrop(16), v1.RandomHorizontalFlip(), v1.ToTensor()])
 
 
@@ -58,49 +55,8 @@ def transported(state: Any) -> Any:
     return json.loads(json.dumps(state))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_state_counts_received_batches_alone(tree: Path, workers: int) -> None:
-    dataset = FastImageFolder(tree, RANDOM)
-    loader = BY_PROCESSES(dataset, 2, seed=1, num_workers=workers, prefetch_batches=5)
-    iterator = iter(loader)
-    for count in range(3):
-        assert loader.state_dict()["batches"] == count
-        next(iterator)
-
-
-def test_states_of_one_epoch_are_independent() -> None:
-    loader, states, batches = shuffled(), [], []
-    for batch in loader:
-        batches.append(rows([batch]))
-        states.append(transported(loader.state_dict()))
-    for count, state in enumerate(states, 1):
-        again = shuffled()
-        again.load_state_dict(state)
-        assert again.state_dict() == state, "before it goes on"
-        assert rows(again) == sum(batches[count:], [])
-        assert again.state_dict()["epoch"] == 1
-    assert len(json.dumps(states[-1])) < 120
-
-
-def test_set_epoch_starts_that_epoch_instead() -> None:
-    first = shuffled()
-    iterator = iter(first)
-    head = rows([next(iterator)])
-    epochs = [rows(shuffled())]
-    for epoch in (0, 1):  # as a script sets it at the beginning of each epoch
-        again = shuffled()
-        again.load_state_dict(first.state_dict())
-        again.set_epoch(epoch)
-        epochs.append(rows(again))
-    other = shuffled()
-    other.set_epoch(1)
-    assert head + epochs[1] == epochs[0]
-    assert epochs[2] == rows(other)
-
-
 @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, True)])
-def test_set_epoch_may_follow_iter(workers: int, persistent: bool) -> None:
-    """Trainers ask for an iterator, and then set the epoch of the sampler."""
+def test_set_epoch_may_follow_iter_as_in_trainers(workers: int, persistent: bool) -> None:
     loader = shuffled(num_workers=workers, workers="processes", persistent_workers=persistent)
     epochs = [rows(loader) for _ in range(4)]
     for epoch in (3, 1, 1, 2):
@@ -125,37 +81,24 @@ def test_set_epoch_may_follow_an_error_of_the_first_batch(tree: Path, tmp_path: 
     assert rows(failing) == expected
 
 
-class _Stateless(Sampler[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(5))
-
-    def __len__(self) -> int:
-        return 5
-
-
-class _Endless(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(9))
-
-
 @pytest.mark.parametrize(
     ("loader", "message"),
     [
-        (lambda: FastLoader(Numbers(), sampler=_Stateless()), "a _Stateless, which has no state_dict"),
-        (lambda: FastLoader(Numbers(), batch_sampler=BatchSampler(_Stateless(), 2, False)), "a _Stateless"),
-        (lambda: FastLoader(_Endless()), "IterableDataset"),
-        (lambda: BY_PROCESSES(Numbers(), in_order=False, num_workers=2), "in_order=False"),
+        (lambda own: FastLoader(Numbers(), sampler=own), "a OwnSampler, which has no state_dict"),
+        (lambda own: FastLoader(Numbers(), batch_sampler=BatchSampler(own, 2, False)), "a OwnSampler"),
+        (lambda own: FastLoader(Stream()), "IterableDataset"),
+        (lambda own: BY_PROCESSES(Numbers(), in_order=False, num_workers=2), "in_order=False"),
     ],
 )
+@pytest.mark.filterwarnings("ignore")
 def test_loaders_that_cannot_save_say_so(loader: Any, message: str) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with pytest.raises(OptionError, match=message):
-            loader().state_dict()
+    with pytest.raises(OptionError, match=message):
+        loader(OwnSampler(lambda: range(5), 5)).state_dict()
 
 
 def test_states_that_do_not_fit_are_refused() -> None:
     state = shuffled().state_dict()
+    assert len(json.dumps(state)) < 120
     for loader, wrong, message in (
         (shuffled(seed=3), state, "saved with seed=2, the loader has seed=3"),
         (shuffled(24), state, "of 23 samples, the loader's has 24"),
@@ -183,42 +126,25 @@ def test_a_state_counts_samples_that_were_left_out(tmp_path: Path, cut: int) -> 
         assert rows(again) == rows(iterator)
 
 
-def by_position(make: Any, world: int, **options: Any) -> list[Any]:
-    """The samples of all ranks in the order of the whole."""
-    found = {}
-    for rank in range(world):
-        for at, row in enumerate(
-            rows(BY_PROCESSES(make(), 2, shuffle=True, shard=Shard(rank, world), **options))
-        ):
-            found[rank + world * at] = row
-    return [found[place] for place in range(len(make()))]
-
-
 SERIAL = v1.Compose([RANDOM, lambda image: image + float(np.random.random()) + random.random()])
-TOPOLOGIES = [(1, 0, 1), (3, 0, 1), (2, 1, 1), (2, 0, 2), (1, 2, 3)]  # threads, workers, ranks
 
 
-@pytest.mark.parametrize(("transform", "seed"), [(RANDOM, 2**70 + 1), (SERIAL, 3)], ids=["random", "serial"])
-def test_images_are_the_same_on_any_threads_workers_and_ranks(tree: Path, transform: Any, seed: int) -> None:
-    """Of ``FastImageFolder`` and a plain ``ImageFolder``, with code of the script's own, too."""
-    streams = [
-        by_position(lambda: FastImageFolder(tree, transform, threads=threads), world, seed=seed, num_workers=workers)
-        for threads, workers, world in TOPOLOGIES
-    ]  # fmt: skip
-    streams += [
-        by_position(lambda: ImageFolder(tree, transform), 3, seed=seed, num_workers=n) for n in (0, 2)
-    ]
-    assert all(stream == streams[0] for stream in streams)
-
-
-def test_samples_of_an_own_dataset_are_keyed_by_position() -> None:
-    def wrapped(times: int) -> Any:
-        return Subset(wrapped(times - 1), range(12)) if times else Numbers(12)
-
-    streams = [
-        by_position(functools.partial(wrapped, times), world, seed=9, num_workers=workers)
-        for workers, world, times in ((0, 1, 0), (2, 1, 0), (1, 3, 0), (0, 3, 1), (2, 2, 2))
-    ]
+@pytest.mark.parametrize("transform", [RANDOM, SERIAL, None], ids=["random", "serial", "own dataset"])
+def test_samples_are_the_same_on_any_threads_workers_and_ranks(tree: Path, transform: Any) -> None:
+    """Also of a plain ``ImageFolder``, and of ``Subset``."""
+    every = range(15)
+    datasets: list[Any] = [Numbers(15), Subset(Numbers(15), every), Subset(Subset(Numbers(15), every), every)]
+    if transform is not None:
+        datasets = [FastImageFolder(tree, transform, threads=threads) for threads in (1, 3)]
+        datasets.append(ImageFolder(tree, transform))
+    streams = []
+    for number, (workers, world) in enumerate([(0, 1), (0, 3), (2, 2), (1, 1), (2, 3), (0, 2)]):
+        found = {}
+        for rank in range(world):
+            options: dict[str, Any] = {"shuffle": True, "seed": 2**70 + 1, "shard": Shard(rank, world)}
+            part = rows(BY_PROCESSES(datasets[number % 3], 2, num_workers=workers, **options))
+            found |= {rank + world * at: row for at, row in enumerate(part)}
+        streams.append([found[place] for place in range(15)])
     assert all(stream == streams[0] for stream in streams)
 
 
@@ -226,16 +152,13 @@ def test_samples_of_an_own_dataset_are_keyed_by_position() -> None:
     length=st.integers(1, 40), size=st.integers(1, 4), worlds=st.tuples(st.integers(1, 4), st.integers(1, 4)),
     cut=st.integers(0, 6), shuffle=st.booleans(),
 )  # fmt: skip
-def test_n_ranks_resume_as_m(
-    length: int, size: int, worlds: tuple[int, int], cut: int, shuffle: bool
-) -> None:
+def test_n_ranks_resume_as_m(length: int, size: int, worlds: Any, cut: int, shuffle: bool) -> None:
     def ranks(world: int) -> list[FastLoader[Any]]:
         shards = [Shard(rank, world) for rank in range(world)]
         return [shuffled(length, size, shuffle=shuffle, shard=shard) for shard in shards]
 
     order = rows(shuffled(length, 1, shuffle=shuffle))
-    taken: list[Any] = []
-    states = []
+    taken, states = [], []
     for rank in ranks(worlds[0]):
         for number, batch in enumerate(rank, 1):
             taken += rows([batch]) if number <= cut else []
@@ -307,5 +230,4 @@ def test_the_epoch_of_a_distributed_sampler_decides_the_draws() -> None:
         assert rows(late) == expected
     counting = loader()  # a script that never sets it still gets other augmentation each time
     first, second = rows(counting), rows(counting)
-    assert [row[0] for row in first] == [row[0] for row in second]
-    assert first != second
+    assert [row[0] for row in first] == [row[0] for row in second] and first != second

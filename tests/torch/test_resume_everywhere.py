@@ -12,26 +12,20 @@ import json
 import pickle
 import random
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    DistributedSampler,
-    RandomSampler,
-    Sampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from streams import Rounds, plain, stream
+from torch.utils import data
+from torch.utils.data import DataLoader, RandomSampler
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 
 from fastpipe import FastImageFolder, FastLoader
-from fastpipe.bench.synthetic import photo_tree
 from fastpipe.errors import OptionError
 from fastpipe.torch import accelerate as accelerated
 
@@ -54,14 +48,8 @@ def begin_process() -> None:
     torch.manual_seed(1)
 
 
-def seen_in(batch: Any) -> Any:
-    if isinstance(batch, (list, tuple)):
-        return [seen_in(part) for part in batch]
-    return batch.tolist() if isinstance(batch, torch.Tensor) and batch.ndim < 2 else str(hash_of(batch))
-
-
-def hash_of(batch: Any) -> Any:
-    return batch.numpy().tobytes() if isinstance(batch, torch.Tensor) else batch
+def saved(loader: Any) -> Any:
+    return json.loads(json.dumps(loader.state_dict()))
 
 
 def train(
@@ -75,15 +63,11 @@ def train(
     for epoch in range(first, EPOCHS):
         if sets_epoch:
             loader.set_epoch(epoch)
-        iterator = iter(loader)
-        if stop == (epoch, "iter"):
-            return seen, json.loads(json.dumps(loader.state_dict()))
-        for number, batch in enumerate(iterator, 1):
-            seen.append(seen_in(batch))
-            if stop == (epoch, number):
-                return seen, json.loads(json.dumps(loader.state_dict()))
-        if stop == (epoch, "over"):
-            return seen, json.loads(json.dumps(loader.state_dict()))
+        batches: Iterable[Any] = enumerate(iter(loader), 1)
+        for where, batch in chain([("iter", None)], batches, [("over", None)]):
+            seen += [] if batch is None else [plain(batch)]
+            if stop == (epoch, where):
+                return seen, saved(loader)
     return seen, None
 
 
@@ -92,35 +76,15 @@ def same_as_never_stopped(
 ) -> None:
     """Stop at each of these; at those of a list one after the other, counted from where a run resumes."""
     whole, _ = train(make, **options)
-    for chain in stops:
+    for one in stops:
         seen: list[Any] = []
         state, first, made = None, 0, make
-        for stop in [*(chain if isinstance(chain, list) else [chain]), None]:
+        for stop in [*(one if isinstance(one, list) else [one]), None]:
             more, state = train(made, stop, state, first, **options)
             seen += more
             if stop is not None:
                 first, made = stop[0] + (stop[1] == "over"), again or make
-        assert seen == whole, f"stopped at {chain}"
-
-
-class Own(Sampler[int]):
-    """A sampler of a script's, with the methods that torchdata asks for."""
-
-    def __init__(self) -> None:
-        self.rounds = 0
-
-    def __iter__(self) -> Iterator[int]:
-        self.rounds += 1
-        yield from ((self.rounds * 3 + number) % SAMPLES for number in range(SAMPLES))
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def state_dict(self) -> dict[str, int]:
-        return {"rounds": self.rounds}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.rounds = state["rounds"]
+        assert seen == whole, f"stopped at {one}"
 
 
 DATA = list(range(SAMPLES))
@@ -163,20 +127,29 @@ LOADERS: dict[str, Callable[..., FastLoader[Any]]] = {
         DATA, 12, sampler=RandomSampler(DATA, num_samples=47, generator=seeded()), **o
     ),
     "weighted": lambda **o: shared(
-        lambda g: WeightedRandomSampler(range(1, SAMPLES + 1), SAMPLES, generator=g), **o
+        lambda g: data.WeightedRandomSampler(range(1, SAMPLES + 1), SAMPLES, generator=g), **o
     ),
-    "weighted, global": lambda **o: loader(sampler=WeightedRandomSampler([1.0] * SAMPLES, SAMPLES), **o),
-    "subset": lambda **o: shared(lambda g: SubsetRandomSampler(EVEN[:SAMPLES], g), **o),
+    "weighted, global": lambda **o: loader(sampler=data.WeightedRandomSampler([1.0] * SAMPLES, SAMPLES), **o),
+    "subset": lambda **o: shared(lambda g: data.SubsetRandomSampler(EVEN[:SAMPLES], g), **o),
     "sampler, seed": lambda **o: loader(sampler=RandomSampler(DATA, generator=seeded()), seed=2, **o),
-    "distributed": lambda **o: loader(range(21), sampler=DistributedSampler(range(21), 2, 1), **o),
-    "own sampler": lambda **o: loader(sampler=Own(), **o),
-    "own sampler, generator": lambda d=DATA, **o: loader(d, sampler=Own(), generator=seeded(), **o),
+    "distributed": lambda **o: loader(range(21), sampler=data.DistributedSampler(range(21), 2, 1), **o),
+    "own sampler": lambda **o: loader(sampler=Rounds(), **o),
+    "own sampler, generator": lambda d=DATA, **o: loader(d, sampler=Rounds(), generator=seeded(), **o),
     "batch sampler": lambda **o: FastLoader(
-        DATA, batch_sampler=BatchSampler(RandomSampler(DATA, generator=seeded()), SIZE, False), **o
+        DATA, batch_sampler=data.BatchSampler(RandomSampler(DATA, generator=seeded()), SIZE, False), **o
     ),
     "batches": lambda **o: FastLoader(DATA, batch_sampler=[[1, 2], [3], [8, 9, 9], [0]], **o),
     "no batches": lambda **o: FastLoader(EVEN[:BATCHES], None, shuffle=True, generator=seeded(), **o),
 }  # fmt: skip
+
+
+def begun(name: str, state: Any = None) -> FastLoader[Any]:
+    """A loader in a new process."""
+    begin_process()
+    made = LOADERS[name]()
+    if state is not None:
+        made.load_state_dict(state)
+    return made
 
 
 TWICE: list[Stop | list[Stop]] = [
@@ -195,22 +168,19 @@ def test_a_copy_of_a_resumed_loader_goes_on_as_well(name: str) -> None:
     for stop in STOPS:
         whole, _ = train(LOADERS[name])
         before, state = train(LOADERS[name], stop)
-        begin_process()
-        resumed = LOADERS[name]()
-        resumed.load_state_dict(state)
-        assert json.loads(json.dumps(resumed.state_dict())) == state, "it is the state that was loaded"
+        resumed = begun(name, state)
+        assert saved(resumed) == state, "it is the state that was loaded"
         drawn = torch.get_rng_state()
         for each in (copy.deepcopy(resumed), pickle.loads(pickle.dumps(resumed)), resumed):
             torch.set_rng_state(drawn)
-            rest = [seen_in(batch) for _ in range(stop[0] + (stop[1] == "over"), EPOCHS) for batch in each]
+            rest = [plain(batch) for _ in range(stop[0] + (stop[1] == "over"), EPOCHS) for batch in each]
             assert before + rest == whole, stop
 
 
 @pytest.mark.parametrize("name", ["shuffle, generator", "replacement, long", "shuffle"])
 def test_a_copy_within_an_epoch_has_its_state(name: str) -> None:
-    begin_process()
-    whole = LOADERS[name]()
-    for _ in zip(range(2), whole, strict=False):
+    whole = begun(name)
+    for _ in islice(whole, 2):
         for each in (copy.deepcopy(whole), pickle.loads(pickle.dumps(whole))):
             assert each.state_dict() == whole.state_dict()
 
@@ -236,66 +206,31 @@ def test_a_resumed_run_with_workers_is_as_never_stopped(name: str, workers: int,
 CROP = v1.Compose([v1.RandomResizedCrop(8), v1.RandomHorizontalFlip(), v1.ToTensor()])
 
 
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return photo_tree(tmp_path_factory.mktemp("photos"), classes=SAMPLES, per_class=1, sizes=(16, 20))
-
-
-PHOTO_LOADERS = [
-    "seed",
-    "shuffle",
-    "shuffle, generator",
-    "two generators",
-    "replacement",
-    "own sampler, generator",
-]
-
-
 @pytest.mark.few(3)
 @pytest.mark.parametrize("ahead", [0, 1, 9])
-@pytest.mark.parametrize("name", PHOTO_LOADERS)
-def test_batches_made_ahead_are_not_counted(photos: Path, name: str, ahead: int) -> None:
+@pytest.mark.parametrize(
+    "name",
+    ["seed", "shuffle", "shuffle, generator", "two generators", "replacement", "own sampler, generator"],
+)
+def test_batches_made_ahead_are_not_counted(eleven: Path, name: str, ahead: int) -> None:
     """Also with what augmentation makes of the samples."""
-    same_as_never_stopped(
-        lambda: LOADERS[name](FastImageFolder(photos, CROP, threads=2), prefetch_batches=ahead)
-    )
+    dataset = FastImageFolder(eleven, CROP, threads=2)
+    same_as_never_stopped(lambda: LOADERS[name](dataset, prefetch_batches=ahead))
     if name == "shuffle, generator":
         options = {"shuffle": True, "num_workers": 1, "persistent_workers": True}
-        stock = lambda: DataLoader(ImageFolder(photos, CROP), SIZE, generator=seeded(), **options)  # noqa: E731
+        stock = lambda: DataLoader(ImageFolder(eleven, CROP), SIZE, generator=seeded(), **options)  # noqa: E731
         same_as_never_stopped(lambda: accelerated(stock()), FEW)
 
 
-def test_a_run_may_go_on_with_another_number_of_workers(photos: Path) -> None:
+def test_a_run_may_go_on_with_another_number_of_workers(eleven: Path) -> None:
     def make(workers: int) -> Make:
-        return lambda: LOADERS["shuffle, generator"](FastImageFolder(photos, CROP), num_workers=workers)
+        return lambda: LOADERS["shuffle, generator"](FastImageFolder(eleven, CROP), num_workers=workers)
 
-    same_as_never_stopped(make(2), FEW[:3], again=make(0))
+    # A state holds what was asked for ahead, also where a later run asks for less ahead, and is stopped too.
+    twice: list[Stop] = [(0, 1), (0, 1)]
+    same_as_never_stopped(make(2), [*FEW[:3], twice], again=make(0))
+    same_as_never_stopped(make(2), [twice], again=make(1))
     same_as_never_stopped(make(0), FEW[:3], again=make(1))
-
-
-def test_fewer_workers_twice_ask_for_no_more_than_the_first(photos: Path) -> None:
-    """A state holds what was asked for ahead, also where a later run asks for less ahead."""
-
-    def train_on(loaders: list[FastLoader[Any]]) -> list[Any]:
-        seen, state = [], None
-        for number, made in enumerate(loaders):
-            if state is not None:
-                made.load_state_dict(state)
-            for batch in made:
-                seen.append(batch[1].tolist())
-                state = made.state_dict()
-                if number + 1 < len(loaders):
-                    break
-        return [*seen, *([batch[1].tolist() for batch in loaders[-1]] for _ in range(2))]
-
-    def made(workers: int) -> FastLoader[Any]:
-        return LOADERS["shuffle, generator"](FastImageFolder(photos, CROP), num_workers=workers)
-
-    begin_process()
-    expected = train_on([made(2)])
-    for later in (0, 1):
-        begin_process()
-        assert train_on([made(2), made(later), made(later)]) == expected
 
 
 @pytest.mark.parametrize("name", ["shuffle", "weighted, global"])
@@ -330,35 +265,25 @@ def test_a_validation_loader_may_draw_from_the_same_generator(is_parts: bool) ->
             for batch in self.loader:
                 yield [batch, *self.other]
 
-    stops: list[Stop] = [(epoch, where) for epoch in (0, 1) for where in (1, 2, 3, "over")]
+    places = (1, 2, "over") if is_parts else (1, 2, 3, "over")
+    same_as_never_stopped(Both, [(epoch, where) for epoch in (0, 1) for where in places])
     if is_parts:
-        same_as_never_stopped(Both, [stop for stop in stops if stop[1] != 3])
         with pytest.raises(OptionError, match="give the sampler a generator of its own"):
             train(Both, (1, 3))
-    else:
-        same_as_never_stopped(Both, stops)
 
 
 def test_the_state_of_a_broken_off_epoch_is_its_place() -> None:
     """The state is where it broke off; the number of the next epoch begins that one instead."""
     for name in ("seed", "shuffle", "shared generator", "replacement, long", "own sampler"):
-        begin_process()
-        first = LOADERS[name]()
-        batches = [seen_in(batch) for _, batch in zip(range(2), first, strict=False)]
-        state = json.loads(json.dumps(first.state_dict()))
-        following = [seen_in(batch) for batch in first]
-        begin_process()
-        whole = [seen_in(batch) for batch in LOADERS[name]()]
-        begin_process()
-        second = LOADERS[name]()
-        second.load_state_dict(state)
-        assert batches + [seen_in(batch) for batch in second] == whole
+        first = begun(name)
+        batches = stream(islice(first, 2))
+        state = saved(first)
+        following = stream(first)
+        assert batches + stream(begun(name, state)) == stream(begun(name))
         if name != "own sampler":  # which has no numbers of epochs
-            begin_process()
-            third = LOADERS[name]()
-            third.load_state_dict(state)
+            third = begun(name, state)
             third.set_epoch(1)
-            assert [seen_in(batch) for batch in third] == following, name
+            assert stream(third) == following, name
 
 
 def test_states_of_other_generators_are_refused() -> None:
@@ -371,9 +296,7 @@ def test_states_of_other_generators_are_refused() -> None:
                 if name == other:
                     again.load_state_dict(fitting)
                 else:
-                    with pytest.raises(
-                        OptionError, match="this state belongs to a loader whose order was drawn"
-                    ):
+                    with pytest.raises(OptionError, match="belongs to a loader whose order was drawn"):
                         again.load_state_dict(fitting)
 
 
@@ -388,23 +311,18 @@ def test_states_of_older_versions_are_read(name: str) -> None:
             with pytest.raises(OptionError, match="between two epochs by an older fastpipe"):
                 LOADERS[name]().load_state_dict(older)
             continue
-        begin_process()
-        again = LOADERS[name]()
-        again.load_state_dict(older)
         left = -len(before) % BATCHES
-        rest = [seen_in(batch) for batch, _ in zip(again, range(left), strict=False)]
-        assert rest == whole[len(before) : len(before) + left]
+        assert stream(islice(begun(name, older), left)) == whole[len(before) : len(before) + left]
 
 
 def test_a_run_that_begins_later_needs_a_seed() -> None:
-    def begun(name: str) -> list[Any]:
-        begin_process()
-        late = LOADERS[name]()
+    def third_epoch(name: str) -> list[Any]:
+        late = begun(name)
         late.set_epoch(2)
-        return [seen_in(batch) for batch in late]
+        return stream(late)
 
     for name in ("seed", "in order", "distributed"):
-        assert begun(name) == train(LOADERS[name], sets_epoch=True)[0][-BATCHES:]
+        assert third_epoch(name) == train(LOADERS[name], sets_epoch=True)[0][-BATCHES:]
     for name in ("shuffle", "shuffle, generator"):
         with pytest.warns(UserWarning, match="begins with epoch 2, but the loader has no seed"):
-            begun(name)
+            third_epoch(name)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial, partialmethod
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, RandomSampler, Sampler
+from streams import Rounds, plain, stream
+from torch.utils.data import DataLoader, RandomSampler
 from trainer_ranks import RANDOM, lightning_module, trainer_of
-from trainer_ranks import seen_in as images_in
 
 from fastpipe import BadSamples, FastImageFolder, FastLoader, Shuffle
 from fastpipe.bench.synthetic import photo_tree
@@ -26,46 +27,6 @@ pytestmark = pytest.mark.usefixtures("same_generators")
 
 EPOCHS, SAMPLES, SIZE, BATCHES = 3, 11, 3, 4
 DATA = list(range(SAMPLES))
-
-
-def seen_in(batch: Any) -> Any:
-    return batch.tolist() if isinstance(batch, torch.Tensor) else images_in(batch)
-
-
-def seen(batches: Any) -> list[Any]:
-    return [seen_in(batch) for batch in batches]
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return photo_tree(tmp_path_factory.mktemp("photos"), classes=SAMPLES, per_class=1, sizes=(16, 20))
-
-
-@pytest.fixture
-def accelerator() -> Iterator[Any]:
-    made = accelerate.Accelerator(cpu=True)
-    yield made
-    made.free_memory()
-
-
-class Own(Sampler[int]):
-    """A sampler of a script's, with the methods that torchdata asks for."""
-
-    def __init__(self) -> None:
-        self.rounds = 0
-
-    def __iter__(self) -> Iterator[int]:
-        self.rounds += 1
-        yield from ((self.rounds * 3 + number) % SAMPLES for number in range(SAMPLES))
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def state_dict(self) -> dict[str, int]:
-        return {"rounds": self.rounds}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.rounds = state["rounds"]
 
 
 def numbers(**options: Any) -> FastLoader[Any]:
@@ -87,7 +48,7 @@ LOADERS: dict[str, Callable[[Path], FastLoader[Any]]] = {
     "shuffle": lambda path: numbers(shuffle=True),
     "generator": lambda path: numbers(shuffle=True, generator=torch.Generator().manual_seed(5)),
     "sampler": lambda path: with_generator(),
-    "own sampler": lambda path: numbers(sampler=Own()),
+    "own sampler": lambda path: numbers(sampler=Rounds()),
     "workers": lambda path: with_generator(num_workers=1, persistent_workers=True),
     "photos, seed": lambda path: images(path),
     "photos": lambda path: images(path, None),
@@ -101,8 +62,7 @@ def accelerated(
     """A script after Accelerate's ``checkpointing.py``; stops behind a batch of an epoch, or its end."""
     torch.manual_seed(1)
     accelerator = accelerate.Accelerator(cpu=True)
-    loader = prepare(accelerator, make())
-    found, first, step = [], 0, 0
+    loader, found, first, step = prepare(accelerator, make()), [], 0, 0
 
     def save(epoch: int, batches: int) -> None:
         accelerator.save_state(folder)
@@ -119,13 +79,13 @@ def accelerated(
             batches = accelerator.skip_first_batches(loader, step)
             assert len(batches) == BATCHES - step
         for number, batch in enumerate(batches, 1):
-            found.append([seen_in(batch), float(torch.rand(()))])
+            found.append([plain(batch), float(torch.rand(()))])
             if stop == (epoch, number):
                 save(epoch, number + skipped)
                 break
-        if stop == (epoch, "over"):
-            save(epoch + 1, 0)
         if stop is not None and stop[0] == epoch:
+            if stop[1] == "over":
+                save(epoch + 1, 0)
             break
     accelerator.free_memory()
     return found
@@ -134,11 +94,11 @@ def accelerated(
 @pytest.mark.few(1)
 @pytest.mark.parametrize("how", ["skip", "set_epoch", "just iterate"])
 @pytest.mark.parametrize("name", LOADERS)
-def test_accelerates_recipe_resumes_exactly(photos: Path, tmp_path: Path, name: str, how: str) -> None:
+def test_accelerates_recipe_resumes_exactly(eleven: Path, tmp_path: Path, name: str, how: str) -> None:
     """Behind each batch, and again in the epoch that was resumed; what the model draws is the same too."""
 
     def run(stop: Any = None, resumes: bool = False) -> list[Any]:
-        return accelerated(lambda: LOADERS[name](photos), tmp_path, stop, resumes, how)
+        return accelerated(lambda: LOADERS[name](eleven), tmp_path, stop, resumes, how)
 
     whole = run()
     assert len(whole) == EPOCHS * BATCHES
@@ -149,60 +109,55 @@ def test_accelerates_recipe_resumes_exactly(photos: Path, tmp_path: Path, name: 
 
 def test_skipping_without_a_state_counts_from_the_next_epoch(accelerator: Any) -> None:
     loader = prepare(accelerator, LOADERS["seed"](Path()))
-    epochs = [seen(loader) for _ in range(4)]
+    epochs = [stream(loader) for _ in range(4)]
     again = prepare(accelerator, LOADERS["seed"](Path()))
     rest = accelerator.skip_first_batches(again, 3)
-    assert seen(rest) == epochs[0][3:]
-    assert seen(rest) == epochs[1][3:]
-    assert seen(accelerator.skip_first_batches(again, 9)) == []
-    assert seen(again) == epochs[3]
+    assert [stream(rest), stream(rest)] == [epochs[0][3:], epochs[1][3:]]
+    assert stream(accelerator.skip_first_batches(again, 9)) == [] and stream(again) == epochs[3]
     assert rest.batch_size == SIZE and rest.state_dict() == again.state_dict()
     again.set_epoch(1)
-    assert seen(accelerator.skip_first_batches(again, 1)) == epochs[1][1:]
+    assert stream(accelerator.skip_first_batches(again, 1)) == epochs[1][1:]
     # Another loader's is Accelerate's own.
     stock = accelerator.prepare(DataLoader(DATA, SIZE))
-    assert seen(accelerator.skip_first_batches(stock, 3)) == [[9, 10]]
+    assert [batch.tolist() for batch in accelerator.skip_first_batches(stock, 3)] == [[9, 10]]
 
 
 @pytest.mark.parametrize("name", ["seed", "generator", "own sampler", "photos"])
 def test_more_or_fewer_batches_than_the_state_says_can_be_skipped(
-    photos: Path, accelerator: Any, name: str
+    eleven: Path, accelerator: Any, name: str
 ) -> None:
     torch.manual_seed(1)
-    loader = prepare(accelerator, LOADERS[name](photos))
-    batches, states = [], []
-    for batch in loader:
-        batches.append(seen_in(batch))
-        states.append(loader.state_dict())
-    following = seen(loader)
+    loader = prepare(accelerator, LOADERS[name](eleven))
+    found = [(plain(batch), loader.state_dict()) for batch in loader]
+    following = stream(loader)
     for count in range(BATCHES + 1):
-        loader.load_state_dict(states[1])
-        assert seen(accelerator.skip_first_batches(loader, count)) == batches[count:]
-    assert seen(loader) == following
+        loader.load_state_dict(found[1][1])
+        assert stream(accelerator.skip_first_batches(loader, count)) == [batch for batch, _ in found[count:]]
+    assert stream(loader) == following
 
 
-def test_skipping_that_cannot_be_exact_is_an_error(photos: Path, tmp_path: Path, accelerator: Any) -> None:
+def test_skipping_that_cannot_be_exact_is_an_error(eleven: Path, tmp_path: Path, accelerator: Any) -> None:
     def refused(match: str, loader: Any, count: int = 2) -> None:
         with pytest.raises(OptionError, match=match):
             list(accelerator.skip_first_batches(loader, count))
 
     for name in ("shuffle", "generator", "photos"):
-        refused(r"whose order is drawn.*give the loader a seed=", prepare(accelerator, LOADERS[name](photos)))
-    refused("must be from 0, got -1", prepare(accelerator, LOADERS["seed"](photos)), -1)
+        refused(r"whose order is drawn.*give the loader a seed=", prepare(accelerator, LOADERS[name](eleven)))
+    refused("must be from 0, got -1", prepare(accelerator, LOADERS["seed"](eleven)), -1)
     bad = photo_tree(tmp_path / "bad", classes=4, per_class=3, sizes=(16, 20))
     sorted(bad.rglob("*.jpg"))[4].write_bytes(b"not an image")
     dataset = FastImageFolder(bad, RANDOM, bad_samples=BadSamples("skip"))
     loader = prepare(accelerator, FastLoader(dataset, SIZE, shuffle=True, seed=2))
     refused("bad_samples='skip' fills batches up: load", loader)
-    found = [(seen_in(batch), loader.state_dict()) for batch in loader]
+    found = [(plain(batch), loader.state_dict()) for batch in loader]
     loader.load_state_dict(found[1][1])
-    assert seen(accelerator.skip_first_batches(loader, 2)) == [batch for batch, _ in found[2:]]
+    assert stream(accelerator.skip_first_batches(loader, 2)) == [batch for batch, _ in found[2:]]
     loader.load_state_dict(found[1][1])
     refused("load the loader's state, and skip as many", loader, 1)
     # Accelerate's function would make a plain loader, without device, seed and augmentation.
-    plain = accelerate.skip_first_batches(prepare(accelerator, LOADERS["photos, seed"](photos)), 2)
+    stock = accelerate.skip_first_batches(prepare(accelerator, LOADERS["photos, seed"](eleven)), 2)
     with pytest.raises(OptionError, match=r"use accelerator\.skip_first_batches\(loader, number\)"):
-        next(iter(plain))
+        next(iter(stock))
 
 
 @pytest.mark.parametrize("shuffle", [True, Shuffle(unit="sample")])
@@ -211,16 +166,14 @@ def test_hugging_faces_trainer_resumes_exactly(shuffle: Any) -> None:
     what has such a method; with ``ignore_data_skip`` it begins the epoch anew."""
 
     def run(first: int, step: int) -> list[Any]:
-        loader = numbers(shuffle=shuffle, seed=2)
-        found = []
+        loader, found = numbers(shuffle=shuffle, seed=2), []
         for epoch in range(first, EPOCHS):
-            batches: Any = loader
-            if step and epoch == first:
-                batches = accelerate.skip_first_batches(loader, step)
+            skips = step and epoch == first
+            batches: Any = accelerate.skip_first_batches(loader, step) if skips else loader
             for one in (batches, getattr(batches.batch_sampler, "batch_sampler", None)):
                 if hasattr(one, "set_epoch"):
                     one.set_epoch(epoch)
-            found += seen(batches)
+            found += stream(batches)
         return found
 
     whole = run(0, 0)
@@ -232,40 +185,34 @@ def test_a_loader_that_accelerate_made_plain_has_the_seeds_order(accelerator: An
     """Also once the loader that it was made of is gone."""
     expected, plain = LOADERS["seed"](Path()), accelerator.prepare(LOADERS["seed"](Path()))
     for _ in range(EPOCHS):
-        assert seen(plain) == seen(expected)
+        assert stream(plain) == stream(expected)
 
 
 def test_batches_of_a_loader_that_is_not_prepared_can_be_skipped() -> None:
     loader, again = LOADERS["seed"](Path()), LOADERS["seed"](Path())
-    epochs = [seen(loader) for _ in range(2)]
+    epochs = [stream(loader) for _ in range(2)]
     next(iter(again))
     again.load_state_dict(again.state_dict())
-    assert seen(accelerate.skip_first_batches(again, 1)) == epochs[0][1:], "the epoch of the state"
-    assert seen(again) == epochs[1]
+    assert stream(accelerate.skip_first_batches(again, 1)) == epochs[0][1:], "the epoch of the state"
+    assert stream(again) == epochs[1]
 
 
 class SaveEach(pl.Callback):
     """Checkpoints after each batch, validation and epoch."""
 
-    def _save(self, trainer: Any, name: str) -> None:
+    def _save(self, name: str, trainer: Any, *_: Any) -> None:
         if not trainer.sanity_checking:
             trainer.save_checkpoint(f"{trainer.default_root_dir}/{name}-{trainer.global_step}.ckpt")
 
-    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        self._save(trainer, "step")
-
-    def on_validation_end(self, trainer: Any, *_: Any) -> None:
-        self._save(trainer, "validation")
-
-    def on_train_epoch_end(self, trainer: Any, *_: Any) -> None:
-        self._save(trainer, "epoch")
+    on_train_batch_end = partialmethod(_save, "step")
+    on_validation_end = partialmethod(_save, "validation")
+    on_train_epoch_end = partialmethod(_save, "epoch")
 
 
 def fit(make: Callable[[], Any], folder: Path, start: Path | None = None, **options: Any) -> list[Any]:
     torch.manual_seed(1)
-    callbacks = [] if start else [SaveEach()]
-    trainer = trainer_of(folder, *callbacks, max_epochs=EPOCHS, **options)
-    module = lightning_module(lambda batch: (module.current_epoch, seen_in(batch)))
+    trainer = trainer_of(folder, *([] if start else [SaveEach()]), max_epochs=EPOCHS, **options)
+    module = lightning_module(lambda batch: (module.current_epoch, plain(batch)))
     trainer.fit(module, make(), DataLoader(DATA, 4), ckpt_path=start, weights_only=False)
     found: list[Any] = module.seen
     return found
@@ -277,14 +224,12 @@ def fit(make: Callable[[], Any], folder: Path, start: Path | None = None, **opti
 @pytest.mark.few(4)
 @pytest.mark.parametrize("options", [{}, {"val_check_interval": 2}, {"limit_val_batches": 0}], ids=str)
 @pytest.mark.parametrize("name", [name for name in LOADERS if name != "photos of a seed with workers"])
-def test_lightning_resumes_exactly(photos: Path, tmp_path: Path, name: str, options: dict[str, Any]) -> None:
-    def make() -> FastLoader[Any]:
-        return LOADERS[name](photos)
-
+def test_lightning_resumes_exactly(eleven: Path, tmp_path: Path, name: str, options: dict[str, Any]) -> None:
+    make = partial(LOADERS[name], eleven)
     whole = fit(make, tmp_path, **options)
     # Of a checkpoint from ``on_train_epoch_end`` Lightning may load no loader's state; a seed does without.
     kinds = ("step", "validation", *(["epoch"] if "seed" in name or name == "in order" else []))
-    for path in [path for kind in kinds for path in sorted(tmp_path.glob(f"{kind}-*.ckpt"))]:
+    for path in [path for kind in kinds for path in tmp_path.glob(f"{kind}-*.ckpt")]:
         step = int(path.stem.split("-")[1])
         # Validation draws from torch's generator at an epoch's end, before augmentation without a seed does.
         if step in (1, 6) or (step == BATCHES and name != "photos"):
@@ -295,7 +240,7 @@ def test_lightning_resumes_exactly(photos: Path, tmp_path: Path, name: str, opti
 
 
 @pytest.mark.parametrize("name", ["seed", "shuffle", "generator", "sampler", "photos, seed"])
-def test_composers_way_resumes_exactly(photos: Path, name: str) -> None:
+def test_composers_way_resumes_exactly(eleven: Path, name: str) -> None:
     """Each epoch that is over is begun and left, and of this one so many batches are dropped.  A sampler draws
     at an epoch's end as well, from a generator of its own: those are as with torch's loader."""
 
@@ -304,11 +249,9 @@ def test_composers_way_resumes_exactly(photos: Path, name: str) -> None:
         loader = make()
         for _ in range(first):
             next(iter(loader))
-        return [batch for _ in range(first, EPOCHS) for batch in seen(loader)][step:]
+        return [batch for _ in range(first, EPOCHS) for batch in stream(loader)][step:]
 
-    def make() -> FastLoader[Any]:
-        return LOADERS[name](photos)
-
+    make = partial(LOADERS[name], eleven)
     whole = run(make, 0, 0)
     for first, step in [(0, 2), (1, 0), (2, 1)]:
         if name in ("generator", "sampler"):

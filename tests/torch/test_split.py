@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from streams import plain, stream
-from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset
+from streams import Stream, plain, stream
+from torch.utils.data import ConcatDataset, DataLoader, Subset
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
@@ -29,10 +29,10 @@ NORMALIZE = v1.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 HEAD = [v1.RandomResizedCrop(24), v1.RandomHorizontalFlip()]
 JITTER = [v1.RandomApply([v1.ColorJitter(0.4, 0.4, 0.4, 0.1)], p=0.8), v1.RandomGrayscale(0.2)]
 SIMCLR = v1.Compose([*HEAD, *JITTER, v1.GaussianBlur(3), v1.ToTensor(), NORMALIZE])
-TO_DTYPE = v2.ToDtype(torch.float32, scale=True)
-V2 = v2.Compose(
-    [v2.ToImage(), v2.RandomResizedCrop(24), v2.ColorJitter(0.4), TO_DTYPE, v2.RandomErasing(0.5)]
-)
+V2 = v2.Compose([
+    v2.ToImage(), v2.RandomResizedCrop(24), v2.ColorJitter(0.4), v2.ToDtype(torch.float32, scale=True),
+    v2.RandomErasing(0.5),
+])  # fmt: skip
 of_each_place = pytest.mark.parametrize("place", ["threads", "device"], indirect=True)
 
 
@@ -46,15 +46,12 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 
 def loader_of(dataset: Any, place: str = "threads", **options: Any) -> FastLoader[Any]:
     given: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seed": 3, "augment": "split", **options}
-    if place == "device":
-        given["device"] = "cpu"
-    return FastLoader(dataset, **given)
+    return FastLoader(dataset, **{"device": "cpu" if place == "device" else None, **given})
 
 
 def expected_of(tree: Path, transform: Any) -> list[Any]:
     """The same, done by hand: the first half as a transform of its own, then the augmentations."""
-    split = split_of(transform)
-    items = list(transform.transforms)
+    split, items = split_of(transform), list(transform.transforms)
     end = [] if isinstance(items[0], v2.ToImage) else [v1.PILToTensor()]
     head = v1.Compose([*items[: len(items) - len(split.rest)], *end])
     rest = augment.from_torchvision(split.rest)
@@ -75,11 +72,9 @@ def rows_of(loader: Any) -> list[bytes]:
 def test_batches_are_those_of_the_two_halves(tree: Path, transform: Any, place: str) -> None:
     expected = expected_of(tree, transform)
     assert len(expected) == 4
-    for dataset, options in (
-        (FastImageFolder(tree, transform), {}),
-        (ImageFolder(tree, transform), {"num_workers": 2}),
-        (FastImageFolder(tree, transform), {"num_workers": 1, "persistent_workers": True, "workers": "processes"}),
-    ):  # fmt: skip
+    ours, theirs = FastImageFolder(tree, transform), ImageFolder(tree, transform)
+    processes = {"num_workers": 1, "persistent_workers": True, "workers": "processes"}
+    for dataset, options in ((ours, {}), (theirs, {"num_workers": 2}), (ours, processes)):
         loader = loader_of(dataset, place, **options)
         assert stream(loader) == expected
         assert stream(loader) != expected, "another epoch"
@@ -92,9 +87,8 @@ def test_samples_do_not_depend_on_their_batches(tree: Path, place: str) -> None:
     whole = rows_of(loader_of(dataset, batch_size=15))
     for size in (1, 7):
         assert rows_of(loader_of(dataset, place, batch_size=size)) == whole
-    assert set(whole) <= {
-        row for rank in range(2) for row in rows_of(loader_of(dataset, place, shard=Shard(rank, 2)))
-    }
+    ranks = [rows_of(loader_of(dataset, place, shard=Shard(rank, 2))) for rank in range(2)]
+    assert set(whole) <= {*ranks[0], *ranks[1]}
     both = ConcatDataset([dataset, FastImageFolder(tree, SIMCLR)])
     options: dict[str, Any] = {"shuffle": False, "batch_size": 6}
     mixed = loader_of(Subset(both, [3, 20, 4, 0, 29, 12]), place, **options)
@@ -138,15 +132,13 @@ def test_the_crops_are_those_of_the_whole_transform(tree: Path) -> None:
     dataset = FastImageFolder(tree, sure)
     whole = FastLoader(dataset, 4, shuffle=True, seed=3)
     for (images, labels), (others, targets) in zip(loader_of(dataset), whole, strict=True):
-        assert torch.equal(labels, targets)
-        assert (images - others).abs().max() < 4 / 255
+        assert torch.equal(labels, targets) and (images - others).abs().max() < 4 / 255
 
 
 @of_each_place
 def test_without_a_seed_torchs_generator_decides(tree: Path, place: str) -> None:
-    first, again, other = (
-        stream(loader_of(FastImageFolder(tree, SIMCLR), place, seed=None), seed) for seed in (5, 5, 6)
-    )
+    dataset = FastImageFolder(tree, SIMCLR)
+    first, again, other = (stream(loader_of(dataset, place, seed=None), seed) for seed in (5, 5, 6))
     assert first == again != other
 
 
@@ -158,13 +150,11 @@ def test_layouts_modes_and_kept_batches_change_nothing(tree: Path) -> None:
     last = list(loader_of(FastImageFolder(tree, SIMCLR, memory_format=torch.channels_last)))
     assert stream(last) == expected and all(images.is_contiguous() for images, _ in last)
     loader = loader_of(dataset)
-    kept = list(loader)
-    list(loader)
+    kept, _ = list(loader), list(loader)
     assert stream(kept) == expected
 
 
 COLOUR = v1.ColorJitter(0.4)
-TWO_CHANNELS = v1.Normalize([0.5] * 2, [0.5] * 2)
 WHOLE: dict[str, tuple[Any, str]] = {
     "kernel": (v1.Compose([*HEAD, v1.ToTensor(), NORMALIZE]), "all of the transform is in the decoding"),
     "own": (v1.Compose([*HEAD, lambda image: image, v1.ToTensor()]), "no augmentation of batches for"),
@@ -172,7 +162,7 @@ WHOLE: dict[str, tuple[Any, str]] = {
     "PIL": (v1.Compose([*HEAD, COLOUR]), "does not end in tensors"),
     "none": (None, "have no single size"),
     "policy": (v1.Compose([*HEAD, v1.AutoAugment(), v1.ToTensor()]), "no augmentation of batches for .*AutoA"),
-    "mean": (v1.Compose([*HEAD, COLOUR, v1.ToTensor(), TWO_CHANNELS]), "it fails on an image"),
+    "mean": (v1.Compose([*HEAD, COLOUR, v1.ToTensor(), v1.Normalize([0.5] * 2, [0.5] * 2)]), "it fails on an image"),
     "expand": (v1.Compose([*HEAD, v1.RandomRotation(9, expand=True), v1.ToTensor()]), "several sizes"),
 }  # fmt: skip
 
@@ -197,20 +187,15 @@ def test_other_default_dtypes_and_changed_methods_are_not_split(monkeypatch: pyt
         split_of(SIMCLR)
 
 
-class _Stream(IterableDataset[int]):
-    def __iter__(self) -> Any:
-        return iter(())
-
-
 def test_datasets_and_options_that_cannot_be_split_are_refused(tree: Path) -> None:
     folder = FastImageFolder(tree, SIMCLR)
     other = FastImageFolder(tree, v1.Compose(list(SIMCLR.transforms[:-1])))
+    collated = "not collated by torch's default_collate"
     cases: list[tuple[Any, dict[str, Any], str]] = [
-        ([1, 2], {}, "does not make the batches"),
+        ([1, 2], {}, "does not make the batches"), (folder, {"collate_fn": list}, collated),
         (ConcatDataset([folder, other]), {}, "2 datasets have transforms of their own"),
-        (folder, {"collate_fn": list}, "not collated by torch's default_collate"),
-        (folder, {"batch_size": None}, "not collated by torch's default_collate"),
-    ]
+        (folder, {"batch_size": None}, collated),
+    ]  # fmt: skip
     for dataset, options, why in cases:
         assert why in str(FastLoader(dataset, augment="auto", **options).plan)
         with pytest.raises(OptionError, match=why):
@@ -218,7 +203,7 @@ def test_datasets_and_options_that_cannot_be_split_are_refused(tree: Path) -> No
     with pytest.raises(OptionError, match="must be 'auto', 'split' or a function of batches, got 'all'"):
         FastLoader(folder, augment="all")  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="no effect on an IterableDataset"):
-        FastLoader(_Stream(), augment="auto")
+        FastLoader(Stream(), augment="auto")
 
 
 def test_a_transform_may_change(tree: Path) -> None:
@@ -292,9 +277,8 @@ def test_accelerated_loaders_and_chosen_workers_split_as_well(tree: Path) -> Non
     dataset = FastImageFolder(tree, SIMCLR)
     expected = stream(loader_of(dataset))
     assert stream(loader_of(dataset, num_workers="auto")) == expected
-    fast = accelerate(
-        DataLoader(ImageFolder(tree, SIMCLR), 4, shuffle=True, num_workers=2), seed=3, augment="split"
-    )
+    stock: Any = DataLoader(ImageFolder(tree, SIMCLR), 4, shuffle=True, num_workers=2)
+    fast = accelerate(stock, seed=3, augment="split")
     assert (fast.num_workers, fast.num_processes, accelerate(fast).augment) == (2, 0, "split")
     assert stream(fast) == expected
 
@@ -306,6 +290,5 @@ def test_cuda_makes_nearly_the_same(tree: Path, workers: int) -> None:
     there = loader_of(dataset, device="cuda", num_workers=workers)
     assert "fastpipe.augment, on the device" in str(there.plan)
     for (images, labels), (others, targets) in zip(there, loader_of(dataset), strict=True):
-        assert images.device.type == "cuda"
-        assert torch.equal(labels.cpu(), targets)
+        assert images.device.type == "cuda" and torch.equal(labels.cpu(), targets)
         assert (images.cpu() - others).abs().mean() < 0.02

@@ -13,19 +13,13 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
-from PIL import Image
-from streams import stream
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    TensorDataset,
-    default_collate,
-    get_worker_info,
-)
+from dataset_kinds import OwnImages
+from streams import BY_PROCESSES, Stream, stream
+from torch.utils.data import DataLoader, TensorDataset, default_collate, get_worker_info
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import ColorJitter, Compose, RandAugment, RandomResizedCrop, Resize, ToTensor
 
@@ -55,12 +49,9 @@ class _Watched:
         return torch.zeros(1).fill_(sum(range(self.cost)))
 
 
-class _Failing:
+class _Failing(_Watched):
     def __init__(self, fail: Callable[[], Any]) -> None:
         self.fail = fail
-
-    def __len__(self) -> int:
-        return 5
 
     def __getitem__(self, index: int) -> Any:
         return self.fail()
@@ -108,43 +99,33 @@ def test_nothing_to_measure_needs_no_workers(four_cores: None, monkeypatch: pyte
     assert choose_workers([1], None, 8) == (0, "this process may use one core only")
 
 
-def _raise(error: Exception) -> Any:
-    raise error
-
-
-LACKING = FileNotFoundError(2, "No such file or directory")
-UNAVAILABLE = BlockingIOError(11, "Resource temporarily unavailable")
-PREVENTED: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "this is a daemonic process, which may have no children": lambda patch: patch.setitem(
-        multiprocessing.current_process()._config, "daemon", True  # type: ignore[attr-defined]
+# What cannot be started, and what is changed for that: an object, an attribute of it, and its value.
+PREVENTED: dict[str, tuple[Any, str, Any]] = {
+    "this is a frozen program, which would be started once more": (sys, "frozen", True),
+    "semaphores cannot be made here ([Errno 2] No such file or directory)": (
+        multiprocessing.synchronize, "Lock", MagicMock(side_effect=FileNotFoundError(2, "No such file or directory"))
     ),
-    "this is a frozen program, which would be started once more": lambda patch: patch.setattr(
-        sys, "frozen", True, raising=False
+    "no process can be started ([Errno 11] Resource temporarily unavailable)": (
+        os, "fork", MagicMock(side_effect=BlockingIOError(11, "Resource temporarily unavailable"))
     ),
-    "semaphores cannot be made here ([Errno 2] No such file or directory)": lambda patch: patch.setattr(
-        multiprocessing.synchronize, "Lock", lambda **_: _raise(LACKING)
+    "limits of this system do not allow 4 more processes": (
+        threading.Thread, "start", MagicMock(side_effect=RuntimeError("can't start new thread"))
     ),
-    "no process can be started ([Errno 11] Resource temporarily unavailable)": lambda patch: patch.setattr(
-        os, "fork", lambda: _raise(UNAVAILABLE)
-    ),
-    "limits of this system do not allow 4 more processes": lambda patch: patch.setattr(
-        threading.Thread, "start", lambda _: _raise(RuntimeError("can't start new thread"))
-    ),
-    "but their batches do not fit into /dev/shm": lambda patch: patch.setattr(
-        auto_workers, "room", lambda: (1000, 64 << 20)
-    ),
+    "but their batches do not fit into /dev/shm": (auto_workers, "room", lambda: (1000, 64 << 20)),
 }  # fmt: skip
 
 
 @pytest.mark.usefixtures("patient")
-def test_no_workers_are_chosen_where_none_can_be_started() -> None:
+def test_no_workers_are_chosen_where_none_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     costly = _Watched(50_000)
     assert choose_workers(costly, None, 64)[0] == 4
-    for why, prevent in PREVENTED.items():
+    for why, change in PREVENTED.items():
         with pytest.MonkeyPatch.context() as patch:
-            prevent(patch)
+            patch.setattr(*change, raising=False)
             chosen, reason = choose_workers(costly, None, 64)
         assert (chosen, reason.partition("; ")[2] or reason) == (0, why)
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
+    assert choose_workers(costly, None, 64) == (0, "this is a daemonic process, which may have no children")
 
 
 SCRIPT = """
@@ -195,9 +176,8 @@ def test_started_workers_are_chosen_only_where_they_can_have_the_dataset(
 def test_a_loader_reports_its_choice(photo_tree: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "fastpipe")
     dataset = FastImageFolder(photo_tree, PLAIN)
-    loader = FastLoader(
-        dataset, 4, num_workers="auto", persistent_workers=True, multiprocessing_context="fork"
-    )
+    options: dict[str, Any] = {"persistent_workers": True, "multiprocessing_context": "fork"}
+    loader = FastLoader(dataset, 4, num_workers="auto", **options)
     assert f"num_workers='auto' is {loader.num_workers}: " in caplog.text
     assert "samples/s here" in repr(loader.plan)
     assert stream(loader) == stream(FastLoader(dataset, 4))
@@ -232,56 +212,25 @@ def test_garbage_of_the_parent_is_left_to_it(no_gc: None, four_cores: None) -> N
 
     Garbage()
     choose_workers(Collecting(), None, 8)
-    options: dict[str, Any] = {"workers": "processes", "multiprocessing_context": "fork"}
-    assert len(list(FastLoader(Collecting(), 8, num_workers=1, **options))) == 13
+    assert len(list(BY_PROCESSES(Collecting(), 8, num_workers=1, multiprocessing_context="fork"))) == 13
     assert freed_in[0] == 0
     gc.collect()
     assert freed_in[0] == os.getpid()
 
 
-class _Own(Dataset[Any]):
-    """The commonest dataset there is."""
-
-    def __init__(self, tree: Path, transform: Any = PLAIN) -> None:
-        self.samples, self.transform = ImageFolder(tree).samples, transform
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __getitem__(self, index: int) -> Any:
-        path, target = self.samples[index]
-        with Image.open(path) as image:
-            return self.transform(image.convert("RGB")), target
+def _own(tree: Path) -> OwnImages:
+    return OwnImages(ImageFolder(tree).samples, PLAIN)
 
 
-class _Where(Dataset[int]):
-    """Sample i is the process in which it is made."""
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> int:
-        return os.getpid()
-
-
-class _Stream(IterableDataset[int]):
-    def __iter__(self) -> Any:
-        return iter(range(3))
-
-
-def _own_step(image: Any) -> Any:
-    return image
+def _same(value: Any) -> Any:
+    return value
 
 
 def _own_collate(samples: list[Any]) -> Any:
     return default_collate(samples)
 
 
-def _init(worker: int) -> None:
-    assert get_worker_info() is not None
-
-
-OWN = Compose([PLAIN, _own_step])
+OWN = Compose([PLAIN, _same])
 
 
 def _folder(transform: Any, **options: Any) -> Callable[[Path], Any]:
@@ -296,10 +245,10 @@ RULE: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
     "threads": (_folder(OWN), {"workers": "threads"}, ""),
     "processes": (_folder(PLAIN), {"workers": "processes"}, "workers='processes'"),
     "own transform": (_folder(OWN), {}, "a transform of"),
-    "own target_transform": (_folder(PLAIN, target_transform=_own_step), {}, "a transform of"),
+    "own target_transform": (_folder(PLAIN, target_transform=_same), {}, "a transform of"),
     "own collate_fn": (_folder(PLAIN), {"collate_fn": _own_collate}, "collate_fn"),
-    "own worker_init_fn": (_folder(PLAIN), {"worker_init_fn": _init}, "worker_init_fn"),
-    "own dataset": (lambda tree: _Own(tree), {}, "one sample after the other, in 2 worker processes"),
+    "own worker_init_fn": (_folder(PLAIN), {"worker_init_fn": _same}, "worker_init_fn"),
+    "own dataset": (_own, {}, "one sample after the other, in 2 worker processes"),
     "tensors": (lambda tree: TensorDataset(torch.arange(4)), {}, "one sample after the other, in 2"),
     "no batches": (_folder(PLAIN), {"batch_size": None}, "in 2 worker processes"),
 }
@@ -315,8 +264,7 @@ def test_threads_do_the_work_of_workers_where_no_code_of_the_script_runs(tree: P
     for made in (loader, accelerated):
         plan = repr(made.plan)
         assert made.num_workers == 2, "as the script asked for"
-        assert why in plan
-        assert ("threads in this process" in plan) is (why == "")
+        assert why in plan and ("threads in this process" in plan) is (why == "")
     iterator = iter(loader)
     next(iterator)
     assert bool(getattr(iterator, "_workers", ())) is (why != "")
@@ -333,8 +281,7 @@ def test_more_workers_than_the_lock_of_one_process_allows_stay_processes(
     ):  # fmt: skip
         loader = FastLoader(dataset, 4, num_workers=workers)
         assert loader.num_processes == processes
-        where = f"{processes} worker processes" if processes else "threads in this process"
-        assert where in repr(loader.plan)
+        assert (f"{processes} worker processes" if processes else "threads in this") in repr(loader.plan)
     assert FastLoader(much, 4, num_workers=3, augment="split").num_processes == 0
     monkeypatch.setattr(loader_module, "default_threads", lambda: 2)
     assert FastLoader(by_pillow, 4, num_workers=12).num_processes == 0
@@ -343,8 +290,12 @@ def test_more_workers_than_the_lock_of_one_process_allows_stay_processes(
 def test_options_that_cannot_work_are_refused_at_once(tree: Path) -> None:
     folder = FastImageFolder(tree)
     for dataset, options, why in (
-        (_Own(tree), {"num_workers": 2}, r"no batches of this _Own .*is no ImageFolder.*leave workers= out"),
-        (folder, {"num_workers": 2, "worker_init_fn": _init}, "would never call worker_init_fn"),
+        (
+            _own(tree),
+            {"num_workers": 2},
+            r"no batches of this OwnImages .*is no ImageFolder.*leave workers= out",
+        ),
+        (folder, {"num_workers": 2, "worker_init_fn": _same}, "would never call worker_init_fn"),
         (folder, {"num_workers": 2, "batch_size": None}, "give the loader a batch_size"),
         (folder, {"num_workers": "auto"}, "chooses by measuring: leave workers='threads' out"),
         (folder, {"workers": "thread"}, "got 'thread'"),
@@ -364,8 +315,7 @@ class _Counting(FastImageFolder):
         finish = batch.finish
 
         def counted() -> list[Any]:
-            count = _Counting.begun
-            _Counting.begun -= 1
+            count, _Counting.begun = _Counting.begun, _Counting.begun - 1
             assert get_worker_info() is not None
             return [(image, count) for image, _ in finish()]
 
@@ -374,14 +324,13 @@ class _Counting(FastImageFolder):
 
 
 def test_a_worker_with_threads_begins_the_next_batches(tree: Path) -> None:
-    options: dict[str, Any] = {"workers": "processes", "num_workers": 1, "prefetch_factor": 4}
+    options: dict[str, Any] = {"num_workers": 1, "prefetch_factor": 4}
     for threads, is_ahead in ((2, True), (1, False)):  # with one thread it would be made at once
-        loader = FastLoader(_Counting(tree, PLAIN, threads=threads), 3, **options)
+        loader = BY_PROCESSES(_Counting(tree, PLAIN, threads=threads), 3, **options)
         assert (max(int(counts.max()) for _, counts in loader) > 1) == is_ahead
     dataset = FastImageFolder(tree, Compose([RandomResizedCrop(8), ToTensor()]), seed=5, threads=2)
-    assert stream(FastLoader(dataset, 2, shuffle=True, **options)) == stream(
-        FastLoader(dataset, 2, shuffle=True)
-    )
+    ahead = BY_PROCESSES(dataset, 2, shuffle=True, **options)
+    assert stream(ahead) == stream(FastLoader(dataset, 2, shuffle=True))
 
 
 @pytest.fixture
@@ -390,9 +339,7 @@ def warned(caplog: pytest.LogCaptureFixture) -> Callable[[Any], list[str]]:
 
     def run(loader: Any) -> list[str]:
         caplog.clear()
-        for _ in range(2):
-            for _ in loader:
-                pass
+        list(loader), list(loader)
         return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
     return run
@@ -408,45 +355,37 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("impatient")
 def test_a_warning_names_num_workers_where_batches_wait_for_own_code(tree: Path, warned: Any) -> None:
-    known, own = FastImageFolder(tree, PLAIN), FastImageFolder(tree, OWN)
+    known, own, stock = FastImageFolder(tree, PLAIN), FastImageFolder(tree, OWN), ImageFolder(tree, OWN)
     for make, what in (
-        (lambda workers: FastLoader(_Where(), 4, num_workers=workers), "_Where's code"),
+        (lambda workers: FastLoader(_own(tree), 4, num_workers=workers), "OwnImages's code"),
         (lambda workers: FastLoader(own, 4, num_workers=workers), "a transform of"),
-        (
-            lambda workers: accelerate(DataLoader(ImageFolder(tree, OWN), 4, num_workers=workers)),
-            "a transform of",
-        ),
-        (
-            lambda workers: FastLoader(known, 4, num_workers=workers, collate_fn=_own_collate),
-            "the script's collate_fn",
-        ),
-    ):
+        (lambda workers: accelerate(DataLoader(stock, 4, num_workers=workers)), "a transform of"),
+        (lambda workers: FastLoader(known, 4, num_workers=workers, collate_fn=_own_collate), "the script's collate_fn"),
+    ):  # fmt: skip
         (text,) = warned(make(0))
         assert what in text and "num_workers=4" in text
         assert warned(make(2)) == []
     tensors = TensorDataset(torch.arange(8))
     (text,) = warned(FastLoader(tensors, 4, collate_fn=_own_collate))
     assert "the script's collate_fn" in text
-    (text,) = warned(FastLoader(_Stream(), 2))
-    assert "_Stream's code" in text and "get_worker_info" in text
+    (text,) = warned(FastLoader(Stream(), 2))
+    assert "Stream's code" in text and "get_worker_info" in text
     threads = FastLoader(own, 4, num_workers=2, workers="threads")
     for loader in (FastLoader(known, 4), FastLoader(tensors, 4), threads):
         assert warned(loader) == []
 
 
 def test_a_loop_that_does_not_wait_gets_no_warning(tree: Path, warned: Any) -> None:
-    assert warned(FastLoader(_Where(), 4)) == warned(FastLoader(FastImageFolder(tree, OWN), 4)) == []
+    assert warned(FastLoader(_own(tree), 4)) == warned(FastLoader(FastImageFolder(tree, OWN), 4)) == []
 
 
 @pytest.mark.usefixtures("impatient")
-def test_warnings_name_from_samples_and_augment(
-    tree: Path, warned: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dataset = _Own(tree)
+def test_warnings_name_from_samples_and_augment(tree: Path, warned: Any, monkeypatch: Any) -> None:
+    dataset = _own(tree)
     (text,) = warned(FastLoader(dataset, 4))
-    assert "_Own's code" in text and "num_workers=4" in text
+    assert "OwnImages's code" in text and "num_workers=4" in text
     assert "FastImageFolder.from_samples([(file, target), …], transform)" in text
-    swapped = FastImageFolder.from_samples(dataset.samples, dataset.transform)
+    swapped = FastImageFolder.from_samples(dataset.table, dataset.transform)
     assert stream(FastLoader(swapped, 4)) == stream(DataLoader(dataset, 4))
     monkeypatch.setattr(advice, "_TRANSFORM_SHARE", 0.0)
     (text,) = warned(FastLoader(FastImageFolder(tree, MUCH), 4, num_workers=2))

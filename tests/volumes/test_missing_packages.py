@@ -47,11 +47,8 @@ def to_spm(path: Path) -> None:
 
 def to_zfpy(path: Path) -> None:
     to_zarr(zarr_format=2, compressors=None)(path)
-    text = (
-        (path / ".zarray")
-        .read_text()
-        .replace('"compressor": null', '"compressor": {"id": "zfpy", "mode": 4}')
-    )
+    text = (path / ".zarray").read_text()
+    text = text.replace('"compressor": null', '"compressor": {"id": "zfpy", "mode": 4}')
     (path / ".zarray").write_text(text)
 
 
@@ -73,7 +70,6 @@ CASES: dict[str, tuple[str, Callable[[Path], Any], str, str]] = {
 def test_a_missing_package_is_named_when_the_dataset_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
-    """Under every policy for bad samples; also in a list."""
     name, write, package, command = CASES[case]
     write(tmp_path / name)
     np.save(tmp_path / "good.npy", DATA if case != "spm" else DATA[..., None].astype("f4"))
@@ -114,9 +110,9 @@ def without_lzw(monkeypatch: pytest.MonkeyPatch, *, is_installed: bool) -> str:
     def stub(*_: Any, **__: Any) -> None:
         raise ImportError("could not import name 'lzw_decode' from 'imagecodecs'")
 
-    codecs: Any = (
-        SimpleNamespace(lzw_decode=stub, __version__="1.2.3") if is_installed else tifffile._imagecodecs
-    )  # type: ignore[attr-defined]
+    codecs: Any = tifffile._imagecodecs  # type: ignore[attr-defined]
+    if is_installed:
+        codecs = SimpleNamespace(lzw_decode=stub, __version__="1.2.3")
     monkeypatch.setattr(tifffile.tifffile, "imagecodecs", codecs)
     monkeypatch.setattr(tifffile.TIFF.DECOMPRESSORS, "_codecs", {1: bytes})
     monkeypatch.setitem(sys.modules, "imagecodecs", codecs if is_installed else None)

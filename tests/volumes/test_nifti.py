@@ -12,6 +12,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
+from unittest.mock import Mock
 
 import nibabel
 import numpy as np
@@ -27,7 +28,6 @@ from fastpipe.volumes.opening import open_volume
 from fastpipe.volumes.volume import DamagedUnitError
 
 SHAPE = (5, 6, 7)
-RGB = np.dtype([("R", "u1"), ("G", "u1"), ("B", "u1")])
 
 
 def write(
@@ -49,7 +49,6 @@ def write(
 
 
 def put(path: Path, offset: int, form: str, *values: Any) -> None:
-    """Puts other values into the header."""
     file = path.with_suffix(".hdr") if path.suffix == ".img" else path
     content = bytearray(file.read_bytes())
     struct.pack_into(form, content, offset, *values)
@@ -78,6 +77,12 @@ def test_elements_are_scaled_as_nibabel_scales_them(tmp_path: Path, kind: str) -
         assert same_bits(patch, read_nifti(tmp_path / f"{number}.nii"))
 
 
+def test_colours_are_no_numbers(tmp_path: Path) -> None:
+    write(tmp_path / "x.nii", np.dtype([(colour, "u1") for colour in "RGB"]))
+    with pytest.raises(VolumeError, match=r"x\.nii has elements of .*'R'.*, and not numbers"):
+        open_volume(tmp_path / "x.nii")
+
+
 @pytest.mark.parametrize("kind", ["i2", "f4"])
 def test_slopes_that_say_nothing_and_impossible_intercepts_are_as_for_nibabel(
     tmp_path: Path, kind: str
@@ -91,10 +96,9 @@ def test_slopes_that_say_nothing_and_impossible_intercepts_are_as_for_nibabel(
 
 @pytest.mark.parametrize("name", ["x.nii", "x.nii.gz", "x.img"])
 def test_any_number_of_dimensions_is_read(tmp_path: Path, name: str) -> None:
-    shapes = [
+    for shape in (
         (5,), (5, 6), (5, 6, 1), (5, 6, 7, 3), (5, 6, 7, 1, 3), (5, 6, 7, 1, 1), (2, 2, 2, 1, 1, 1, 2), (1, 1, 1)
-    ]  # fmt: skip
-    for shape in shapes:
+    ):  # fmt: skip
         write(tmp_path / name, "i2", shape, scale=(2, 1))
         check(tmp_path / name)
     write(tmp_path / name, "i2", extension=True)
@@ -120,10 +124,9 @@ HEADERS: list[tuple[int, str, tuple[Any, ...]]] = [
 def test_a_header_is_understood_as_nibabel_understands_it(
     tmp_path: Path, offset: int, form: str, values: Any
 ) -> None:
+    kind, shape = "u1" if offset == 70 else "i2", SHAPE if offset in (40, 108) else (5, 6, 7, 1, 3)
     for name in ("x.nii", "x.img") if offset == 108 else ("x.nii",):
-        write(
-            tmp_path / name, "u1" if offset == 70 else "i2", SHAPE if offset in (40, 108) else (5, 6, 7, 1, 3)
-        )
+        write(tmp_path / name, kind, shape)
         put(tmp_path / name, offset, form, *values)
         check(tmp_path / name)
 
@@ -137,15 +140,6 @@ def test_relatives_of_the_format_are_read(tmp_path: Path, image: Any) -> None:
         check(path)
 
 
-def test_colours_are_no_numbers(tmp_path: Path) -> None:
-    write(tmp_path / "x.nii", RGB)
-    with pytest.raises(VolumeError, match=r"x\.nii has elements of .*'R'.*, and not numbers"):
-        open_volume(tmp_path / "x.nii")
-
-
-# ---- compressed images ----------------------------------------------------------------------------
-
-
 def test_a_packed_image_under_another_name_is_an_error(tmp_path: Path) -> None:
     write(tmp_path / "y.nii")
     content = (tmp_path / "y.nii").read_bytes()
@@ -155,15 +149,13 @@ def test_a_packed_image_under_another_name_is_an_error(tmp_path: Path) -> None:
     check(tmp_path / "z.nii.gz")
 
 
-def test_no_more_is_unpacked_than_the_header_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "kept"))
+def test_no_more_is_unpacked_than_the_header_says(tmp_path: Path, folder: Path) -> None:
     write(tmp_path / "x.nii")
     image = (tmp_path / "x.nii").read_bytes()
-    with gzip.open(tmp_path / "x.nii.gz", "wb", compresslevel=1) as file:
-        file.write(image + bytes(20 << 20))
+    (tmp_path / "x.nii.gz").write_bytes(gzip.compress(image + bytes(20 << 20), 1))
     volume = open_volume(tmp_path / "x.nii.gz", may_write=True)
     np.testing.assert_array_equal(whole(volume), read_nifti(tmp_path / "x.nii"))
-    (copy,) = (tmp_path / "kept").rglob("*.raw")
+    (copy,) = folder.glob("*.raw")
     assert copy.stat().st_size == len(image)
 
 
@@ -175,11 +167,15 @@ def test_the_end_of_a_compressed_image_is_checked(tmp_path: Path) -> None:
         nifti.unpack(os.fspath(tmp_path / "x.nii.gz"), io.BytesIO(), 1000)
 
 
-def test_without_a_place_for_a_copy_the_remedy_is_named(tmp_path: Path) -> None:
+def test_without_a_place_for_a_copy_the_remedy_is_named(tmp_path: Path, folder: Path) -> None:
     write(tmp_path / "x.nii.gz")
     said = r'which cache="off" forbids: give cache="auto".*gunzip .*x\.nii\.gz'
     with pytest.raises(VolumeError, match=said):
         open_volume(tmp_path / "x.nii.gz")
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)  # others might write to it
+    with pytest.raises(CacheError):
+        open_volume(tmp_path / "x.nii.gz", may_write=True)
 
 
 def test_an_image_that_was_replaced_is_an_error_once_its_copy_is_gone(tmp_path: Path) -> None:
@@ -192,18 +188,15 @@ def test_an_image_that_was_replaced_is_an_error_once_its_copy_is_gone(tmp_path: 
         whole(before)
 
 
-# ---- copies of files in another form --------------------------------------------------------------
-
-
-class Fill:
+def filling(data: bytes) -> Mock:
     """Writes a copy, and counts how often."""
+    return Mock(side_effect=lambda file: file.write(data))
 
-    def __init__(self, data: bytes) -> None:
-        self.data, self.count = data, 0
 
-    def __call__(self, file: BinaryIO) -> None:
-        self.count += 1
-        file.write(self.data)
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "fastpipe" / "converted"
 
 
 def copy_of(source: Path | str, nbytes: int, fill: Any) -> str:
@@ -213,41 +206,32 @@ def copy_of(source: Path | str, nbytes: int, fill: Any) -> str:
     return path
 
 
-def copies_in(folder: Path) -> set[str]:
-    return set(os.listdir(folder)) - {"locks"}
-
-
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     (tmp_path / "source.gz").write_bytes(b"packed")
     return tmp_path / "source.gz"
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "fastpipe" / "converted"
-
-
 def test_a_copy_is_made_once_for_each_state_of_a_file(
     source: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fill = Fill(b"unpacked")
+    fill = filling(b"unpacked")
     path = copy_of(source, 8, fill)
     monkeypatch.chdir(source.parent)
     assert {path} == {copy_of(name, 8, fill) for name in (source, source, "source.gz")}
-    assert (fill.count, Path(path).read_bytes(), Path(path).parent) == (1, b"unpacked", folder)
+    assert (fill.call_count, Path(path).read_bytes(), Path(path).parent) == (1, b"unpacked", folder)
     assert [os.stat(one).st_mode & 0o077 for one in (folder, path)] == [0, 0]
     (folder / "notes.txt").write_text("mine")
     os.utime(folder / "notes.txt", (0, 0))
     source.write_bytes(b"packed anew")
-    second = copy_of(source, 3, Fill(b"two"))
-    assert (Path(second).read_bytes(), copies_in(folder)) == (b"two", {os.path.basename(second), "notes.txt"})
+    second = copy_of(source, 3, filling(b"two"))
+    assert Path(second).read_bytes() == b"two"
+    assert set(os.listdir(folder)) == {"locks", os.path.basename(second), "notes.txt"}
     os.truncate(second, 2)
-    assert Path(copy_of(source, 3, Fill(b"two"))).read_bytes() == b"two"
+    assert Path(copy_of(source, 3, filling(b"two"))).read_bytes() == b"two"
     other = source.with_name("other.gz")
     other.write_bytes(b"packed anew")
-    assert Path(copy_of(other, 3, Fill(b"one"))).read_bytes() == b"one"
+    assert Path(copy_of(other, 3, filling(b"one"))).read_bytes() == b"one"
 
 
 def test_an_error_leaves_no_copy(source: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,44 +242,33 @@ def test_an_error_leaves_no_copy(source: Path, folder: Path, monkeypatch: pytest
     with pytest.raises(ValueError, match="damaged"):
         copy_of(source, 8, failing)
     with pytest.raises(FileNotFoundError):
-        copy_of(source.with_name("none.gz"), 3, Fill(b"one"))
+        copy_of(source.with_name("none.gz"), 3, filling(b"one"))
     with monkeypatch.context() as patch:
         patch.setattr(nifti, "free_disk", lambda descriptor: (1 << 28) + (3 << 20))
         said = r"source\.gz is read from a copy of 4 MiB .* has room for 3 MiB.*XDG_CACHE_HOME"
         with pytest.raises(CacheError, match=said):
-            copy_of(source, 4 << 20, Fill(b""))
-    assert not copies_in(folder)
-    assert Path(copy_of(source, 8, Fill(b"unpacked"))).read_bytes() == b"unpacked"
+            copy_of(source, 4 << 20, filling(b""))
+    assert set(os.listdir(folder)) <= {"locks"}
+    assert Path(copy_of(source, 8, filling(b"unpacked"))).read_bytes() == b"unpacked"
 
 
-def test_copies_that_were_not_used_for_long_are_removed_when_another_is_made(
-    source: Path, folder: Path
-) -> None:
-    others = []
-    for number in range(3):
-        path = source.with_name(f"{number}.gz")
+def test_copies_not_used_for_long_are_removed_when_another_is_made(source: Path, folder: Path) -> None:
+    paths, long_ago = [source.with_name(f"{number}.gz") for number in range(3)], time.time() - 31 * 86400
+    for path in paths:
         path.write_bytes(b"packed")
-        others.append((path, copy_of(path, 3, Fill(b"one"))))
-    long_ago = time.time() - 31 * 86400
-    for _, copy in others[:2]:
+    copies = [copy_of(path, 3, filling(b"one")) for path in paths]
+    for copy in copies[:2]:
         os.utime(copy, (long_ago, long_ago))
-    copy_of(others[0][0], 3, Fill(b"one"))  # used: it stays
-    newest = copy_of(source, 3, Fill(b"new"))
-    assert copies_in(folder) == {os.path.basename(path) for path in (others[0][1], others[2][1], newest)}
-
-
-def test_a_folder_that_others_can_write_is_refused(source: Path, folder: Path) -> None:
-    folder.mkdir(mode=0o777, parents=True)
-    folder.chmod(0o777)
-    with pytest.raises(CacheError):
-        copy_of(source, 3, Fill(b"one"))
+    copy_of(paths[0], 3, filling(b"one"))  # used: it stays
+    kept = copies[0], copies[2], copy_of(source, 3, filling(b"new"))
+    assert {str(path) for path in folder.glob("*.raw")} == set(kept)
 
 
 def test_a_copy_that_several_want_at_once_is_made_once(
     source: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second comes while the first is writing, and waits."""
-    take, comes, others = nifti.LockFile.take, threading.Event(), Fill(b"another!")
+    take, comes, others = nifti.LockFile.take, threading.Event(), filling(b"another!")
+    found: list[Any] = []
 
     def counted(lock: nifti.LockFile, byte: int, **how: Any) -> bool:
         if threading.current_thread() is not threading.main_thread():
@@ -308,10 +281,9 @@ def test_a_copy_that_several_want_at_once_is_made_once(
         file.write(b"unpacked")
 
     monkeypatch.setattr(nifti.LockFile, "take", counted)
-    found: list[Any] = []
     with ThreadPoolExecutor(4) as pool:
         path = copy_of(source, 8, fill)
         found += [pool.submit(copy_of, source, 8, others) for _ in range(20)]
         assert {one.result(30) for one in found} == {path}
-    assert others.count == 0
-    assert (Path(path).read_bytes(), copies_in(folder)) == (b"unpacked", {os.path.basename(path)})
+    assert (others.call_count, Path(path).read_bytes()) == (0, b"unpacked")
+    assert set(os.listdir(folder)) == {"locks", os.path.basename(path)}

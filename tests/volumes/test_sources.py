@@ -19,42 +19,28 @@ def touched(folder: Path, *names: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    "path", ["a.zarr", Path("a.zarr"), np.zeros(3), "https://host/x.zarr?part=[1]*"], ids=["text", "path", "array", "url"]
-)  # fmt: skip
-def test_one_volume_is_a_list_of_one(path: Any) -> None:
-    found = matched_volumes(path)
-    assert list(found) == ["volume"]
-    assert len(found["volume"]) == 1
-    assert found["volume"][0] is path
-
-
 def test_several_volumes_are_matched_by_their_order() -> None:
+    for path in ("a.zarr", Path("a.zarr"), np.zeros(3), "https://host/x.zarr?part=[1]*"):
+        found = matched_volumes(path)
+        assert list(found) == ["volume"] and len(found["volume"]) == 1
+        assert found["volume"][0] is path
     masks = [np.zeros(1), np.ones(1)]
     found = matched_volumes(["a", "b"], mask=masks)
     assert list(found) == ["volume", "mask"]
     assert found["volume"] == ["a", "b"]
     assert found["mask"][1] is masks[1]
-
-
-def test_a_table_has_a_row_for_each_volume() -> None:
-    found = matched_volumes([("a", "la", "ma"), ("b", "lb", "mb")])
-    assert found == {"volume": ["a", "b"], "labels": ["la", "lb"], "mask": ["ma", "mb"]}
-    assert list(found) == list(ROLES)
+    table = matched_volumes([("a", "la", "ma"), ("b", "lb", "mb")])
+    assert table == {"volume": ["a", "b"], "labels": ["la", "lb"], "mask": ["ma", "mb"]}
+    assert list(table) == list(ROLES)
     assert matched_volumes([("a", "la")]) == {"volume": ["a"], "labels": ["la"]}
     assert matched_volumes([("a",), ("b",)]) == {"volume": ["a", "b"]}
-
-
-ROWS = r"must be tuples \(volume, labels\[, mask\]\)"
 
 
 @pytest.mark.parametrize(
     ("volume", "options", "said"),
     [
-        (["a", "b"], {"labels": "c"}, "equally many of volume, labels and mask, got 2 for volume=, 1 for labels="),
-        ([], {}, "names no volumes"), ((), {}, "names no volumes"), ([("a", "b"), ("c",)], {}, ROWS),
-        ([("a", "b", "c", "d")], {}, ROWS), ([()], {}, ROWS), ([("a", "b")], {"labels": "c"}, "columns of the table"),
-        ([("a", "b")], {"mask": "c"}, "columns of the table"),
+        ((), {}, "names no volumes"), ([()], {}, r"must be tuples \(volume, labels\[, mask\]\)"),
+        ([("a", "b", "c", "d")], {}, "must be tuples"), ([("a", "b")], {"mask": "c"}, "columns of the table"),
     ],
 )  # fmt: skip
 def test_volumes_that_cannot_be_matched_are_refused(volume: Any, options: Any, said: str) -> None:
@@ -62,24 +48,16 @@ def test_volumes_that_cannot_be_matched_are_refused(volume: Any, options: Any, s
         matched_volumes(volume, **options)
 
 
-# ---- tables in files ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", [Path, str])
-def test_paths_in_a_file_are_from_its_folder_on(tmp_path: Path, kind: Any) -> None:
+def test_paths_in_a_file_are_from_its_folder_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = 'mask,volume\nm/1,a b.zarr\n/abs/2,"x,y.zarr"\ns3://k/3,https://h/z.zarr\n'
     (tmp_path / "x.csv").write_text(text, encoding="utf-8-sig")  # with the mark that some spreadsheets write
-    assert matched_volumes(kind(tmp_path / "x.csv")) == {
-        "volume": [f"{tmp_path}/a b.zarr", f"{tmp_path}/x,y.zarr", "https://h/z.zarr"],
-        "mask": [f"{tmp_path}/m/1", "/abs/2", "s3://k/3"],
-    }
+    for path in (tmp_path / "x.csv", str(tmp_path / "x.csv")):
+        assert matched_volumes(path) == {
+            "volume": [f"{tmp_path}/a b.zarr", f"{tmp_path}/x,y.zarr", "https://h/z.zarr"],
+            "mask": [f"{tmp_path}/m/1", "/abs/2", "s3://k/3"],
+        }
     with pytest.raises(OptionError, match="columns of the table"):
         matched_volumes(tmp_path / "x.csv", labels="c")
-
-
-def test_a_table_in_the_current_folder_needs_no_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     (tmp_path / "x.csv").write_text("volume\na.npy\n")
     monkeypatch.chdir(tmp_path)
     assert matched_volumes("x.csv") == {"volume": ["a.npy"]}
@@ -87,22 +65,15 @@ def test_a_table_in_the_current_folder_needs_no_folder(
         matched_volumes("none.csv")
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_a_file_that_is_not_filled_in_is_refused(tmp_path: Path) -> None:
+    for text, said in (
         ("labels\na\n", "must have a column volume"), ("volume,notes\na,b\n", "it has .*notes"),
-        ("", "must have a column volume"), ("volume\n", "must have a column volume"),
-        ("volume,labels\na,b\nc,\n", "row 3 is not filled in"), ("volume,labels\na\n", "row 2 is not filled in"),
-        ("volume,labels\na,b,c\n", r"x\.csv"),
-    ],
-)  # fmt: skip
-def test_a_file_that_is_not_filled_in_is_refused(tmp_path: Path, text: str, message: str) -> None:
-    (tmp_path / "x.csv").write_text(text)
-    with pytest.raises(OptionError, match=message):
-        matched_volumes(tmp_path / "x.csv")
-
-
-# ---- patterns -------------------------------------------------------------------------------------
+        ("volume\n", "must have a column volume"), ("volume,labels\na,b\nc,\n", "row 3 is not filled in"),
+        ("volume,labels\na\n", "row 2 is not filled in"), ("volume,labels\na,b,c\n", r"x\.csv"),
+    ):  # fmt: skip
+        (tmp_path / "x.csv").write_text(text)
+        with pytest.raises(OptionError, match=said):
+            matched_volumes(tmp_path / "x.csv")
 
 
 def test_a_pattern_is_all_that_it_matches_in_natural_order(tmp_path: Path) -> None:
@@ -115,13 +86,10 @@ def test_a_pattern_is_all_that_it_matches_in_natural_order(tmp_path: Path) -> No
     assert found == {"volume": [images[1], images[0]]}
     with pytest.raises(OptionError, match=r"labels='.*/\*\.zarr' matches nothing"):
         matched_volumes(f"{cases}/a/image.npy", labels=f"{cases}/*.zarr")
-
-
-@pytest.mark.parametrize("name", ["scan[1].npy", "x.h5/x[1]", "x.h5/q?", "x.h5/a/*"])
-def test_a_path_that_looks_like_a_pattern_is_itself_where_it_exists(tmp_path: Path, name: str) -> None:
-    """Also an array in a file, which may have any name."""
+    # A path that exists is no pattern, nor is that of an array in a file, which may have any name.
     touched(tmp_path, "scan[1].npy", "x.h5")
-    assert matched_volumes(f"{tmp_path}/{name}") == {"volume": [f"{tmp_path}/{name}"]}
+    for name in ("scan[1].npy", "x.h5/x[1]", "x.h5/q?", "x.h5/a/*"):
+        assert matched_volumes(f"{tmp_path}/{name}") == {"volume": [f"{tmp_path}/{name}"]}
 
 
 def test_patterns_are_matched_by_what_their_wildcards_match(tmp_path: Path) -> None:
@@ -154,6 +122,18 @@ def test_wildcards_of_every_kind_are_matched(tmp_path: Path, names: Any, volume:
     assert [path for path in found["volume"] if path.endswith(".npy")] == expected
     pairs = zip(found["volume"], found["labels"], strict=True)
     assert all(second == first.replace(f"{tmp_path}/a", f"{tmp_path}/b") for first, second in pairs)
+
+
+def test_an_ending_that_is_a_wildcard_does_not_count(tmp_path: Path) -> None:
+    touched(tmp_path, "a/labels.npy", "b/labels.npy", "a/image.npy", "b/image.tif")
+    images, labels = f"{tmp_path}/*/image.*", f"{tmp_path}/*/labels.npy"
+    assert matched_volumes(images, labels) == {
+        "volume": [f"{tmp_path}/a/image.npy", f"{tmp_path}/b/image.tif"],
+        "labels": [f"{tmp_path}/a/labels.npy", f"{tmp_path}/b/labels.npy"],
+    }
+    (tmp_path / "a" / "image.tif").touch()
+    with pytest.raises(OptionError, match=r"has both .*image\.npy' and .*image\.tif'"):
+        matched_volumes(images, labels)
 
 
 @pytest.mark.parametrize(
@@ -189,14 +169,3 @@ def test_patterns_in_lists_and_tables_are_matched(tmp_path: Path) -> None:
     said = "equally many of volume, labels and mask, got 2 for volume=, 1 for"
     with pytest.raises(OptionError, match=said):
         matched_volumes([(patterns[0][0], "one"), ("one", patterns[1][0])])
-
-
-def test_an_ending_that_is_a_wildcard_does_not_count(tmp_path: Path) -> None:
-    touched(tmp_path, "a/labels.npy", "b/labels.npy", "a/image.npy", "b/image.tif")
-    images, labels = f"{tmp_path}/*/image.*", f"{tmp_path}/*/labels.npy"
-    found = matched_volumes(images, labels, None)
-    assert found["volume"] == [f"{tmp_path}/a/image.npy", f"{tmp_path}/b/image.tif"]
-    assert found["labels"] == [f"{tmp_path}/a/labels.npy", f"{tmp_path}/b/labels.npy"]
-    (tmp_path / "a" / "image.tif").touch()
-    with pytest.raises(OptionError, match=r"has both .*image\.npy' and .*image\.tif'"):
-        matched_volumes(images, labels, None)

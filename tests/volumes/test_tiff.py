@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import struct
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -117,20 +116,15 @@ def test_packed_bits_name_the_package_that_they_need(tmp_path: Path, bits: int) 
 
 @pytest.mark.parametrize(
     ("compression", "options"),
-    [
-        ("lzw", {}), ("jpeg", {"rowsperstrip": 16}), ("jpeg", {"tile": (32, 32)}),
-        ("jpeg2000", {"tile": (32, 32)}),
-    ],
+    [("lzw", {}), ("jpeg", {"rowsperstrip": 16}), ("jpeg", {"tile": (32, 32)}), ("jpeg2000", {"tile": (32, 32)})],
 )  # fmt: skip
 def test_a_file_that_imagecodecs_decodes_is_read(
     tmp_path: Path, compression: str, options: dict[str, Any]
 ) -> None:
     pytest.importorskip("imagecodecs", reason="pip install imagecodecs")
-    path = tmp_path / "x.tif"
-    tifffile.imwrite(
-        path, ramp((2, 64, 48), "u1"), compression=compression, photometric="minisblack", **options
-    )
-    is_as_tifffile_reads_it(path)
+    options |= {"compression": compression, "photometric": "minisblack"}
+    tifffile.imwrite(tmp_path / "x.tif", ramp((2, 64, 48), "u1"), **options)
+    is_as_tifffile_reads_it(tmp_path / "x.tif")
 
 
 def overwrite(path: Path, tag: str, value: Any) -> None:
@@ -145,29 +139,23 @@ def overwrite(path: Path, tag: str, value: Any) -> None:
 def test_the_format_of_samples_is_what_the_tag_says(
     tmp_path: Path, kind: str, said: int, compression: str | None
 ) -> None:
-    path = tmp_path / "x.tif"
-    tifffile.imwrite(
-        path, ramp((33, 30), kind), photometric="minisblack", metadata=None, compression=compression
-    )
-    overwrite(path, "SampleFormat", said)
-    is_as_tifffile_reads_it(path)
-
-
-@pytest.mark.parametrize(
-    ("tag", "value"), [("RowsPerStrip", 2**32 - 1), ("RowsPerStrip", 1000), ("StripByteCounts", 10)]
-)
-def test_tags_that_are_not_meant_literally_are_corrected(tmp_path: Path, tag: str, value: int) -> None:
-    tifffile.imwrite(tmp_path / "x.tif", ramp((33, 29)), photometric="minisblack", metadata=None)
-    overwrite(tmp_path / "x.tif", tag, value)
+    options: Any = {"photometric": "minisblack", "metadata": None, "compression": compression}
+    tifffile.imwrite(tmp_path / "x.tif", ramp((33, 30), kind), **options)
+    overwrite(tmp_path / "x.tif", "SampleFormat", said)
     is_as_tifffile_reads_it(tmp_path / "x.tif")
 
 
-def test_pages_that_say_they_have_no_bytes_are_read(tmp_path: Path) -> None:
-    """As by tifffile, which needs no size of an image that is not compressed and has a single strip."""
-    path = tmp_path / "x.tif"
-    tifffile.imwrite(path, ramp((12, 33, 29)), photometric="minisblack", metadata=None)
-    overwrite(path, "StripByteCounts", 0)
-    is_as_tifffile_reads_it(path)
+@pytest.mark.parametrize(
+    ("tag", "value", "pages"),
+    [("RowsPerStrip", 2**32 - 1, 1), ("RowsPerStrip", 1000, 1), ("StripByteCounts", 10, 1), ("StripByteCounts", 0, 12)],
+)  # fmt: skip
+def test_tags_that_are_not_meant_literally_are_corrected(
+    tmp_path: Path, tag: str, value: int, pages: int
+) -> None:
+    """tifffile needs no size of an image that is not compressed and has a single strip."""
+    tifffile.imwrite(tmp_path / "x.tif", ramp((pages, 33, 29)), photometric="minisblack", metadata=None)
+    overwrite(tmp_path / "x.tif", tag, value)
+    is_as_tifffile_reads_it(tmp_path / "x.tif")
 
 
 @pytest.mark.parametrize("order", "<>")
@@ -195,9 +183,8 @@ DimensionOrder="{order}" Type="uint16" SizeX="29" SizeY="33" SizeC="{channels}" 
 
 
 def planes(pairs: Any) -> str:
-    return "".join(
-        f'<TiffData FirstC="0" FirstT="0" FirstZ="{z}" IFD="{page}" PlaneCount="1"/>' for z, page in pairs
-    )
+    text = '<TiffData FirstC="0" FirstT="0" FirstZ="{}" IFD="{}" PlaneCount="1"/>'
+    return "".join(text.format(*pair) for pair in pairs)
 
 
 @pytest.mark.parametrize("compression", [None, "zlib"])
@@ -252,13 +239,10 @@ PAGES: dict[str, list[tuple[Any, dict[str, Any]]]] = {
 
 @pytest.mark.parametrize("name", PAGES)
 def test_pages_that_are_not_alike_are_read_as_tifffile_reads_them(tmp_path: Path, name: str) -> None:
-    """What tifffile cannot read either is an error."""
-    path = tmp_path / "x.tif"
+    path, usual = tmp_path / "x.tif", {"photometric": "minisblack", "metadata": None, "contiguous": False}
     with tifffile.TiffWriter(path) as writer:
         for data, options in PAGES[name]:
-            writer.write(
-                data, **{"photometric": "minisblack", "metadata": None, "contiguous": False, **options}
-            )
+            writer.write(data, **usual | options)
     try:
         expected = tifffile.imread(path)
     except Exception:
@@ -268,58 +252,25 @@ def test_pages_that_are_not_alike_are_read_as_tifffile_reads_them(tmp_path: Path
         assert same_bits(whole(open_volume(path)), expected)
 
 
-def ome_without_a_page(path: Path) -> None:
-    text = ome("XYZCT", 1, 4, 1, planes([(0, 2), (2, 1)]))
-    tifffile.imwrite(path, ramp((4, 33, 29)), description=text, metadata=None, photometric="minisblack")
+ZLIB = {"compression": "zlib", "predictor": 2}
+# What is written, by which options, which tag then has which value, and what is said.
+REFUSED: dict[str, tuple[Any, dict[str, Any], tuple[str, int] | None, str]] = {
+    "compression": (PAGE, ZLIB, ("Compression", 34999), "cannot be read as TIFF: .*34999"),
+    "predictor": (PAGE, ZLIB, ("Predictor", 77), "cannot be read as TIFF: .*77"),
+    "pages": (ramp((4, 33, 29)), {"description": ome("XYZCT", 1, 4, 1, planes([(0, 2), (2, 1)]))}, None, "it misses pages"),
+    "depth": (ramp((32, 64, 48)), {"volumetric": True, "tile": (16, 16, 16)}, None, "a depth of their own"),
+    "rows": (PAGE, {"rowsperstrip": 9, "compression": "zlib"}, ("RowsPerStrip", 0), "its strips have 0 rows"),
+    "type": (PAGE.astype("i2"), {}, ("SampleFormat", 9), "a format that NumPy has not"),
+}  # fmt: skip
 
 
-def ome_with_a_page_elsewhere(path: Path) -> None:
-    named = '<TiffData FirstZ="{}" IFD="0" PlaneCount="1"><UUID FileName="{}">urn:uuid:{}</UUID></TiffData>'
-    inside = "".join(named.format(z, name, name[0] * 8) for z, name in enumerate(("x.tif", "y.tif")))
-    for name in ("x.tif", "y.tif"):
-        text = ome("XYZCT", 1, 2, 1, inside).replace(
-            b"<OME ", f'<OME UUID="urn:uuid:{name[0] * 8}" '.encode()
-        )
-        tifffile.imwrite(path.parent / name, PAGE, description=text, metadata=None, photometric="minisblack")
-
-
-def tiles_of_some_depth(path: Path) -> None:
-    tifffile.imwrite(path, ramp((32, 64, 48)), volumetric=True, tile=(16, 16, 16), photometric="minisblack")
-
-
-def strips_without_rows(path: Path) -> None:
-    tifffile.imwrite(path, PAGE, rowsperstrip=9, compression="zlib", photometric="minisblack", metadata=None)
-    overwrite(path, "RowsPerStrip", 0)
-
-
-def samples_of_no_type(path: Path) -> None:
-    tifffile.imwrite(path, PAGE.astype("i2"), photometric="minisblack", metadata=None)
-    overwrite(path, "SampleFormat", 9)
-
-
-def _unknown(tag: str, value: int) -> Callable[[Path], None]:
-    def write(path: Path) -> None:
-        tifffile.imwrite(
-            path, np.ones((8, 8), "u1"), photometric="minisblack", compression="zlib", predictor=2
-        )
-        overwrite(path, tag, value)
-
-    return write
-
-
-@pytest.mark.parametrize(
-    ("write", "why"),
-    [
-        (_unknown("Compression", 34999), "cannot be read as TIFF: .*34999"), (_unknown("Predictor", 77), "cannot be read as TIFF: .*77"),
-        (ome_without_a_page, "it misses pages"),
-        (ome_with_a_page_elsewhere, "refers to pages in other files: write its series to one file"), (tiles_of_some_depth, "a depth of their own"),
-        (strips_without_rows, "its strips have 0 rows"), (samples_of_no_type, "a format that NumPy has not"),
-    ],
-)  # fmt: skip
-def test_a_file_that_cannot_be_read_is_refused_and_not_called_damaged(
-    tmp_path: Path, write: Callable[[Path], None], why: str
-) -> None:
-    write(tmp_path / "x.tif")
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_file_that_cannot_be_read_is_refused_and_not_called_damaged(tmp_path: Path, name: str) -> None:
+    data, options, tag, why = REFUSED[name]
+    metadata = {} if "volumetric" in options else {"metadata": None}
+    tifffile.imwrite(tmp_path / "x.tif", data, photometric="minisblack", **metadata, **options)
+    if tag is not None:
+        overwrite(tmp_path / "x.tif", *tag)
     with pytest.raises(VolumeError, match=rf"x\.tif.*{why}") as caught:
         open_volume(tmp_path / "x.tif")
     assert not isinstance(caught.value, DamagedUnitError)
@@ -333,10 +284,10 @@ def test_a_page_whose_strips_lie_in_another_order_is_read(tmp_path: Path) -> Non
     with tifffile.TiffFile(path) as file:
         offsets, sizes = list(file.pages[1].dataoffsets), file.pages[1].databytecounts
         tag = file.pages[1].tags["StripOffsets"]
-    content, first, second = bytearray(path.read_bytes()), offsets[1], offsets[2]
-    one, two = bytes(content[first : first + sizes[1]]), bytes(content[second : second + sizes[2]])
-    content[first : first + sizes[1]], content[second : second + sizes[2]] = two, one
-    offsets[1], offsets[2] = second, first
+    content = bytearray(path.read_bytes())
+    first, second = (slice(offsets[n], offsets[n] + sizes[n]) for n in (1, 2))
+    content[first], content[second] = content[second], content[first]
+    offsets[1], offsets[2] = offsets[2], offsets[1]
     struct.pack_into("<4H" if tag.dtype == 3 else "<4I", content, tag.valueoffset, *offsets)
     path.write_bytes(content)
     np.testing.assert_array_equal(tifffile.imread(path), data)
@@ -344,20 +295,14 @@ def test_a_page_whose_strips_lie_in_another_order_is_read(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("compression", [None, "zlib"])
-def test_tiles_that_were_never_written_are_what_the_file_says(
-    tmp_path: Path, compression: str | None
-) -> None:
+def test_tiles_that_were_never_written_are_what_the_file_says(tmp_path: Path, compression: Any) -> None:
     tiles = (None if number == 2 else np.full((64, 64), number + 1, "i2") for number in range(4))
     tifffile.imwrite(
         tmp_path / "x.tif", tiles, shape=(128, 128), dtype="i2", tile=(64, 64), compression=compression, metadata=None,
         extratags=[(42113, "s", 0, "-9999", True)],
     )  # fmt: skip
-    found = whole(open_volume(tmp_path / "x.tif"))
-    assert found[::64, ::64].tolist() == [[1, 2], [-9999, 4]]
-    np.testing.assert_array_equal(found, tifffile.imread(tmp_path / "x.tif"))
-
-
-# ---- folders of slices ------------------------------------------------------------------------
+    assert whole(open_volume(tmp_path / "x.tif"))[::64, ::64].tolist() == [[1, 2], [-9999, 4]]
+    is_as_tifffile_reads_it(tmp_path / "x.tif")
 
 
 def slices(folder: Path, *names: str) -> list[str]:
@@ -424,21 +369,16 @@ def test_slices_that_are_compressed_in_different_ways_are_read(tmp_path: Path, o
 
 @pytest.mark.parametrize("compression", [None, "zlib"])
 def test_a_slice_that_is_rewritten_is_an_error(tmp_path: Path, compression: str | None) -> None:
-    data = np.random.default_rng(0).integers(0, 9, (3, 64, 48)).astype("u2")
-    folder = tmp_path / "slices"
+    data, folder = np.random.default_rng(0).integers(0, 9, (3, 64, 48)).astype("u2"), tmp_path / "slices"
     folder.mkdir()
+    options: Any = {"compression": compression, "rowsperstrip": 16}
     for number, part in enumerate(data):
-        tifffile.imwrite(folder / f"{number}.tif", part, compression=compression, rowsperstrip=16)
+        tifffile.imwrite(folder / f"{number}.tif", part, **options)
     reader, out = reader_of(open_volume(folder)), np.zeros(data.shape, data.dtype)
     reader.read([0, 0, 0], out)
     np.testing.assert_array_equal(out, data)
-    tifffile.imwrite(
-        tmp_path / "new.tif", data[0], compression=compression, rowsperstrip=16, description="x" * 500
-    )
-    new = (tmp_path / "new.tif").read_bytes()
-    descriptor = os.open(folder / "1.tif", os.O_WRONLY | os.O_TRUNC)
-    os.write(descriptor, new)
-    os.close(descriptor)
+    tifffile.imwrite(tmp_path / "new.tif", data[0], description="x" * 500, **options)
+    (folder / "1.tif").write_bytes((tmp_path / "new.tif").read_bytes())
     with pytest.raises(VolumeError, match=r"1\.tif has changed since it was opened"):
         reader.read([0, 0, 0], out)
 
@@ -447,6 +387,5 @@ def test_a_slice_that_is_rewritten_is_an_error(tmp_path: Path, compression: str 
 def test_a_slice_that_is_a_fifo_is_an_error_at_once(tmp_path: Path) -> None:
     tifffile.imwrite(tmp_path / "1.tif", np.zeros((40, 30), "u2"))
     os.mkfifo(tmp_path / "2.tif")
-    volume = open_volume(tmp_path)
     with pytest.raises(OSError, match=r"Not a regular file: .*2\.tif"):
-        whole(volume)
+        whole(open_volume(tmp_path))

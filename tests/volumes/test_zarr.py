@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -13,34 +14,23 @@ import numcodecs.blosc
 import numpy as np
 import pytest
 import zarr
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from volume_files import SHUFFLES, compressor_of, create_zarr, read_zarr, write_zarr
+from volume_files import compressor_of, create_zarr, read_zarr, write_zarr
 from volume_kit import boxes_equal_with_memory, random_array, same_bits, whole
 
 from fastpipe.core.reads import ChunkError
 from fastpipe.errors import VolumeError
 from fastpipe.volumes.opening import open_volume
-from fastpipe.volumes.volume import DamagedUnitError, GroupedVolume
+from fastpipe.volumes.volume import DamagedUnitError
 from fastpipe.volumes.zarr import ZarrArray, ZarrVolume, decode
 
 CODECS: list[Any] = [("blosc", "lz4", 3, "shuffle", 0), ("zstd", 1), ("gzip", 1), ("zlib", 1), ("none",)]
 
 
 def files_of(path: Path) -> list[Path]:
-    """Returns the chunks' files."""
-    metadata = {".zarray", ".zattrs", "zarr.json"}
-    return sorted(file for file in path.rglob("*") if file.is_file() and file.name not in metadata)
-
-
-def change(path: Path, **values: Any) -> Path:
-    """Puts other values into an array's metadata; returns the file."""
-    file = next(path / name for name in ("zarr.json", ".zarray") if (path / name).exists())
-    file.write_text(json.dumps(json.loads(file.read_text()) | values))
-    return file
-
-
-# ---- units of large chunks ------------------------------------------------------------------------
+    names = {".zarray", ".zattrs", "zarr.json"}
+    return sorted(file for file in path.rglob("*") if file.is_file() and file.name not in names)
 
 
 @pytest.mark.parametrize(
@@ -56,10 +46,9 @@ def test_parts_of_large_chunks_are_decoded_alone(
     data[64:128, :64] = 0
     codec = "blosc", cname, 3, shuffle, 1 << 15
     write_zarr(tmp_path / "x", data, (64, 64, 64), version=version, codec=codec)
-    files_of(tmp_path / "x")[-1].unlink()
-    expected = read_zarr(tmp_path / "x")
-    first = files_of(tmp_path / "x")[0]
-    content = first.read_bytes()
+    first, *_, last = files_of(tmp_path / "x")
+    last.unlink()
+    expected, content = read_zarr(tmp_path / "x"), first.read_bytes()
     for damage in (content[:15], content[:4] + bytes(12), content):
         first.write_bytes(damage)  # then the header of another chunk is looked at
         volume = open_volume(tmp_path / "x")
@@ -94,8 +83,9 @@ def test_slabs_are_along_the_first_dimension_that_a_chunk_has(
 @pytest.mark.hang_after(20)
 @pytest.mark.parametrize("side", [1_000_000_007, (1 << 61) - 1])
 def test_a_chunk_of_a_large_prime_number_of_elements_is_opened_at_once(tmp_path: Path, side: int) -> None:
-    write_zarr(tmp_path / "x", np.ones(4, "u1"), (2,), version=2)
-    change(tmp_path / "x", shape=[side], chunks=[side], compressor=None)
+    write_zarr(tmp_path / "x", np.ones(4, "u1"), (2,), version=2, codec=("none",))
+    metadata = json.loads((tmp_path / "x" / ".zarray").read_text()) | {"shape": [side], "chunks": [side]}
+    (tmp_path / "x" / ".zarray").write_text(json.dumps(metadata))
     assert open_volume(tmp_path / "x").unit_nbytes <= 1 << 32
 
 
@@ -123,9 +113,6 @@ def test_arrays_without_dimensions_are_read(tmp_path: Path, codec: Any) -> None:
         assert [float(whole(open_volume(tmp_path / name))) for name in "xy"] == [2.5, 4]
 
 
-# ---- groups ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("version", [2, 3])
 def test_an_array_within_a_group_is_named_behind_a_slash(tmp_path: Path, version: Any) -> None:
     group = zarr.open_group(tmp_path / "x.zarr", mode="w", zarr_format=version)
@@ -148,37 +135,28 @@ def test_an_array_within_a_group_is_named_behind_a_slash(tmp_path: Path, version
         open_volume(tmp_path / "x.zarr")
 
 
-# ---- damage ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("codec", CODECS)
-def test_a_chunk_that_is_cut_off_anywhere_is_named_with_its_file_and_place(
-    tmp_path: Path, codec: Any
-) -> None:
-    """In units of a chunk, and in larger ones."""
+def test_a_chunk_that_is_cut_off_anywhere_is_named_with_its_place(tmp_path: Path, codec: Any) -> None:
     data = random_array((6, 10), "i2", 6)
     write_zarr(tmp_path / "x", data, (4, 5), version=2 if codec[0] in ("zlib", "none") else 3, codec=codec)
-    volume = open_volume(tmp_path / "x")
-    inner = volume.inner if isinstance(volume, GroupedVolume) else volume
-    file = files_of(tmp_path / "x")[1]
-    content, said = file.read_bytes(), rf"{file}.*the chunk at \[0:4, 5:10\]"
+    volume, file = open_volume(tmp_path / "x"), files_of(tmp_path / "x")[1]
+    content, said, finer = file.read_bytes(), rf"{file}.*the chunk at \[0:4, 5:10\]", volume.finer or volume
     for length in range(len(content)):
         file.write_bytes(content[:length])
-        with pytest.raises(DamagedUnitError, match=said):
-            whole(inner)
-    with pytest.raises(DamagedUnitError, match=said):
-        whole(volume)
+        for one in (volume, finer):
+            with pytest.raises(DamagedUnitError, match=said):
+                whole(one)
     file.write_bytes(content + b"\0")
     if codec[0] == "none":  # others may be followed by zeros
         with pytest.raises(DamagedUnitError, match=said):
-            whole(inner)
+            whole(finer)
     elif codec[0] != "zstd":
         np.testing.assert_array_equal(whole(volume), data)
     file.write_bytes(content)
     np.testing.assert_array_equal(whole(volume), data)
 
 
-@pytest.mark.parametrize("codec", CODECS[1:4])
+@pytest.mark.parametrize("codec", CODECS[:4])
 def test_a_chunk_of_another_size_is_damaged(tmp_path: Path, codec: Any) -> None:
     write_zarr(tmp_path / "x", np.arange(8, dtype="u1"), (8,), version=2, codec=codec)
     for count in (0, 1, 7, 9, 1000):
@@ -195,30 +173,16 @@ def test_any_change_of_a_chunk_with_a_checksum_is_noticed(tmp_path: Path, codec:
     write_zarr(tmp_path / "x", data, (8, 8), codec=codec)
     (file,) = files_of(tmp_path / "x")
     content, volume = file.read_bytes(), open_volume(tmp_path / "x")
-    for place in range(len(content)):
-        for bit in (1, 128):
-            changed = bytearray(content)
-            changed[place] ^= bit
-            file.write_bytes(changed)
-            try:
-                made = whole(volume)
-            except DamagedUnitError as error:
-                assert str(file) in str(error)
-            else:
-                np.testing.assert_array_equal(made, data)
-
-
-def test_several_members_of_gzip_are_one_chunk_if_they_have_its_size(tmp_path: Path) -> None:
-    data = np.arange(64, dtype="u1")
-    write_zarr(tmp_path / "x", data, (64,), codec=("gzip", 1))
-    (file,) = files_of(tmp_path / "x")
-    encode = numcodecs.GZip(1).encode
-    file.write_bytes(encode(data[:20].tobytes()) + encode(data[20:].tobytes()))
-    np.testing.assert_array_equal(whole(open_volume(tmp_path / "x")), data)
-    for second in (data.tobytes(), bytes(64)):
-        file.write_bytes(encode(data.tobytes()) + encode(second))
-        with pytest.raises(VolumeError, match="gzip: damaged data, or not the 64 bytes that were expected"):
-            whole(open_volume(tmp_path / "x"))
+    for place, bit in itertools.product(range(len(content)), (1, 128)):
+        changed = bytearray(content)
+        changed[place] ^= bit
+        file.write_bytes(changed)
+        try:
+            made = whole(volume)
+        except DamagedUnitError as error:
+            assert str(file) in str(error)
+        else:
+            np.testing.assert_array_equal(made, data)
 
 
 @pytest.mark.hang_after(20)
@@ -235,20 +199,15 @@ def test_a_chunk_that_is_no_file_is_named(tmp_path: Path, codec: Any) -> None:
     file.mkdir()
     with pytest.raises(OSError, match=str(file)):
         whole(volume)
-
-
-def test_a_volume_that_is_gone_is_not_taken_for_one_never_written(tmp_path: Path) -> None:
-    write_zarr(tmp_path / "x", np.ones(4, "u1"), (2,))
-    volume = open_volume(tmp_path / "x")
-    shutil.rmtree(tmp_path / "x")
+    shutil.rmtree(tmp_path / "x")  # which is not taken for an array that was never written
     with pytest.raises(FileNotFoundError):
         whole(volume)
 
 
-@pytest.mark.parametrize("version", [2, 3])
-def test_text_that_is_no_metadata_is_damage(tmp_path: Path, version: int) -> None:
+@pytest.mark.parametrize(("version", "name"), [(2, ".zarray"), (3, "zarr.json")])
+def test_text_that_is_no_metadata_is_damage(tmp_path: Path, version: int, name: str) -> None:
     create_zarr(tmp_path / "x", (4, 4), (2, 2), "u1", version=version)
-    file = change(tmp_path / "x")
+    file = tmp_path / "x" / name
     content = file.read_bytes()
     texts = "", "[]", "null", "3", '"x"', "{}", "\xff", "[" * 200_000, '{"a":' * 200_000
     for text in (*(text.encode("latin-1") for text in texts), b'{"shape": ' + b"9" * 10_000 + b"}"):
@@ -275,42 +234,16 @@ def test_a_chunk_s_key_says_where_it_is(prefix: str, separator: str, place: tupl
     assert [array.place(other) for other in others] == [None] * len(others)
 
 
-# ---- codecs ---------------------------------------------------------------------------------------
-
-
-def decoded(codec: str, stored: bytes, nbytes: int) -> bytes:
-    out = np.full(nbytes, 0xAB, np.uint8)
-    decode(codec, stored, out)
-    return out.tobytes()
-
-
-@settings(max_examples=80)
-@given(
-    cname=st.sampled_from(["blosclz", "lz4", "lz4hc", "zlib", "zstd"]), level=st.integers(0, 9),
-    shuffle=st.sampled_from(range(len(SHUFFLES))), block=st.sampled_from([0, 256, 1 << 10, 1 << 14]),
-    size=st.sampled_from([1, 2, 3, 4, 8, 16]), elements=st.integers(1, 3000), values=st.sampled_from([1, 3, 256]),
-)  # fmt: skip
-def test_any_buffer_of_blosc_is_decoded(
-    cname: str, level: int, shuffle: int, block: int, size: int, elements: int, values: int
-) -> None:
-    made = np.random.default_rng(1).integers(0, values, elements * size).astype("u1").tobytes()
-    stored = bytes(numcodecs.blosc.compress(made, cname.encode(), level, shuffle, block, typesize=size))
-    assert decoded("blosc", stored, len(made)) == made
-    for wrong in (len(made) - 1, len(made) + 1):
-        with pytest.raises(ChunkError):
-            decoded("blosc", stored, wrong)
-
-
-def test_a_buffer_of_blosc_by_an_unknown_compressor_is_decoded_by_the_library(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_blosc_buffer_of_another_compressor_is_left_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blosc's buffers say by a number which compressor made them: that of Snappy is 2."""
+    out = np.full(4096, 0xAB, np.uint8)
     stored = bytearray(numcodecs.blosc.compress(bytes(4096), b"lz4", 3, 1, 0, typesize=4))
     stored[2] = stored[2] & 31 | 2 << 5
     with pytest.raises(ChunkError, match="blosc: "):
-        decoded("blosc", bytes(stored), 4096)
+        decode("blosc", bytes(stored), out)
     monkeypatch.setattr(numcodecs.blosc, "decompress", lambda data: bytes(4096))
-    assert decoded("blosc", bytes(stored), 4096) == bytes(4096)
+    decode("blosc", bytes(stored), out)
+    assert not out.any()
     stored[4:8] = stored[8:12] = (5).to_bytes(4, "little")
     with pytest.raises(ChunkError, match="4096 bytes instead of 5"):
-        decoded("blosc", bytes(stored), 5)
+        decode("blosc", bytes(stored), out[:5])

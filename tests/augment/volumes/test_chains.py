@@ -22,10 +22,8 @@ from fastpipe.core.types import Key
 from fastpipe.errors import AugmentError
 
 SIZE = (8, 12, 12)
-LABELS = [
-    getattr(torch, name)
-    for name in ["uint8", "bool", "int16", "uint16", "int32", "int64", "float32", "float16"]
-]
+NAMES = ["uint8", "bool", "int16", "uint16", "int32", "int64", "float32", "float16"]
+LABELS = [getattr(torch, name) for name in NAMES]
 
 
 def smooth(shape: tuple[int, ...]) -> Tensor:
@@ -63,20 +61,6 @@ def test_labels_are_moved_as_volumes_are(size: Any, axes: Any, seed: int) -> Non
     assert sorted(images.flatten().tolist()) == sorted(volumes.flatten().tolist())
     host, device = both_ways(chain.ops, volumes, chain._chain.table(volumes.shape, None, key))
     assert torch.equal(host, device) and torch.equal(host, whole)
-
-
-def test_two_flips_and_four_quarter_turns_are_none() -> None:
-    volumes = smooth((4, 1, 6, 6, 6))
-    for axes in (0, 1, 2, (0, 1, 2)):
-        flip = augment.RandomFlip3D(axes, p=1.0)
-        assert not torch.equal(flip(volumes), volumes) and torch.equal(flip(flip(volumes)), volumes)
-    quarter = augment.Parameters(turns=np.ones(4))
-    for plane in ((0, 1), (0, 2), (1, 2)):
-        op, turned = augment.RandomRotate90(plane, p=1.0), volumes
-        for _ in range(4):
-            turned = op.apply(turned, quarter)
-        assert torch.equal(turned, volumes)
-        assert torch.equal(op.apply(volumes, quarter), torch.rot90(volumes, 1, [axis + 2 for axis in plane]))
 
 
 @pytest.mark.parametrize("dtype", LABELS, ids=str)
@@ -152,10 +136,10 @@ def test_nothing_is_read_from_beside_a_volume(shape: Any, fill: Any) -> None:
             assert found.isfinite().all() and found.max() <= 1.0001
 
 
-@pytest.mark.parametrize("most", [1e6, 1e20, 1e300])
-def test_a_map_that_leads_far_away_fills(most: float) -> None:
-    op = augment.RandomAffine3D(10, translate=most, fill=7.0)
-    assert (op(torch.ones(2, 1, 8, 8, 8), generator=seeded()) == 7).all()
+def test_a_map_that_leads_far_away_fills() -> None:
+    for most in (1e6, 1e20, 1e300):
+        op = augment.RandomAffine3D(10, translate=most, fill=7.0)
+        assert (op(torch.ones(2, 1, 8, 8, 8), generator=seeded()) == 7).all()
 
 
 @pytest.mark.parametrize("fill", [np.nan, np.inf, -1e5])
@@ -220,9 +204,7 @@ def test_noise_is_normal_and_has_no_pattern() -> None:
 # ---- memory and arguments ----------------------------------------------------------------------------
 
 
-class Peak(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the memory of tensors that operations make."""
-
+class Peak(TorchDispatchMode):  # type: ignore[no-untyped-call]  # counts the memory of what operations make
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.most = 0
@@ -276,12 +258,10 @@ def test_an_operation_takes_three_batches_of_memory_at_most(op: Any, is_host: bo
 def test_arguments_may_be_arrays() -> None:
     kind: Any = augment.RandomAffine3D
     given = kind(
-        np.array([10.0, 20.0]), np.array([0.7, 1.4]), spacing=np.array([3.0, 1.0, 1.0]), size=np.array([4, 4, 4]),
-        scale_axes=np.array([1, 2]),
+        np.array([10.0, 20.0]), np.array([0.7, 1.4]), spacing=np.array([3.0, 1.0, 1.0]),
+        size=np.array([4, 4, 4]), scale_axes=np.array([1, 2]),
     )  # fmt: skip
-    plain = augment.RandomAffine3D(
-        (10.0, 20.0), (0.7, 1.4), spacing=(3, 1, 1), size=(4, 4, 4), scale_axes=(1, 2)
-    )
+    plain = kind((10.0, 20.0), (0.7, 1.4), spacing=(3, 1, 1), size=(4, 4, 4), scale_axes=(1, 2))
     assert repr(given) == repr(plain)
     kind = augment.RandomFlip3D
     assert kind(np.int64(1)).axes == (1,)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
+from scripts import ran
 
 from fastpipe.tools.doctor import DoctorReport, examination, examine
 from fastpipe.tools.doctor.child import ask
@@ -24,14 +22,12 @@ FINDINGS = (
 )
 
 
-@pytest.mark.parametrize(("state", "code"), [("ok", 0), ("warning", 0), ("problem", 1)])
-def test_only_a_problem_is_an_exit_code(
-    state: str, code: int, monkeypatch: pytest.MonkeyPatch, command: Callable[..., tuple[int, str, str]]
-) -> None:
-    report = DoctorReport(tuple(one for one in FINDINGS if one.state in ("ok", state)))
-    monkeypatch.setattr(examination, "examine", lambda *_, **__: report)
-    found, output, _ = command("doctor")
-    assert found == code and "enough" in output
+def test_only_a_problem_is_an_exit_code(monkeypatch: pytest.MonkeyPatch, command: Any) -> None:
+    for state, code in (("ok", 0), ("warning", 0), ("problem", 1)):
+        report = DoctorReport(tuple(one for one in FINDINGS if one.state in ("ok", state)))
+        monkeypatch.setattr(examination, "examine", lambda *_, **__: report)
+        found, output, _ = command("doctor")
+        assert found == code and "enough" in output
 
 
 def test_the_report_is_as_wide_as_the_console_and_has_everything_as_json() -> None:
@@ -64,7 +60,7 @@ def test_a_check_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [one.topic for one in found if one.state == "problem"] == ["limits"]
 
 
-def test_wrong_arguments_are_refused(command: Callable[..., tuple[int, str, str]]) -> None:
+def test_wrong_arguments_are_refused(command: Any) -> None:
     for arguments, message in (
         (["/nowhere/at/all"], "No such file or folder"),
         (["s3://key:hush-secret@bucket/train"], "has credentials in it"),
@@ -78,8 +74,7 @@ def test_wrong_arguments_are_refused(command: Callable[..., tuple[int, str, str]
 @pytest.mark.slow
 def test_a_user_runs_all_of_it_and_no_file_is_written(photo_tree: Path, tmp_path: Path) -> None:
     report = tmp_path / "x.json"
-    command = [sys.executable, "-m", "fastpipe", "doctor", str(photo_tree), "--json", str(report)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = ran("-m", "fastpipe", "doctor", photo_tree, "--json", report)
     found = json.loads(report.read_text())  # it depends on the machine
     assert done.returncode == int(found["problems"] > 0) and "Traceback" not in done.stderr, done.stderr
     topics = {one["topic"] for one in found["findings"]}
@@ -101,7 +96,7 @@ report = examination.examine()
 assert any(one.text.startswith("torch ") for one in report.findings), report
 print(sorted({"torch", "tensorflow", "torchvision", "PIL"} & set(sys.modules)))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = ran("-c", code)
     assert done.stdout.strip() == "[]", done.stderr
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,129 +14,98 @@ from fastpipe.tools.doctor.report import Examined
 
 MIB, GIB = 1 << 20, 1 << 30
 BUILT = {
-    "version": "2.15.0+cu132",
-    "cuda": "13.2",
-    "hip": None,
-    "threads": 4,
-    "gpus": [],
-    "torchvision": "0.29.2",
-}
+    "version": "2.15.0+cu132", "cuda": "13.2", "hip": None, "threads": 4, "gpus": [], "torchvision": "0.29.2",
+}  # fmt: skip
 CPU = {**BUILT, "version": "2.15.0+cpu", "cuda": None}
 WITHOUT = {name: value for name, value in BUILT.items() if name != "torchvision"}
-NMS = {
-    **WITHOUT,
-    "version": "2.15.0+cpu",
-    "why_no_torchvision": "RuntimeError: operator torchvision::nms does not exist",
-}
+WHY = "RuntimeError: operator torchvision::nms does not exist"
+NMS = {**WITHOUT, "version": "2.15.0+cpu", "why_no_torchvision": WHY}
 VISION = {"torchvision": "0.29.2"}
 TF = {"tensorflow-cpu": "2.21.0", "numpy": "2.4.6"}
+DALI, CU12, CU13 = "nvidia-dali-cuda120", "nvidia-nvimgcodec-cu12", "nvidia-nvimgcodec-cu13"
+ROOM = "(36.8 MiB) × prefetch_factor 2 × 4 workers of torch's DataLoader need 294 MiB"
+OFTEN = {"nr_periods": 1000, "nr_throttled": 500}
+SIGILL = "it crashed with SIGILL"
 
 
 def space(free: int) -> Any:
     return machine._shared_memory(SimpleNamespace(f_frsize=1, f_blocks=GIB, f_bavail=free), workers=4)
 
 
-ROOM = "(36.8 MiB) × prefetch_factor 2 × 4 workers of torch's DataLoader need 294 MiB"
-FINDINGS: list[Any] = [
-    pytest.param(partial(machine._count, 64, 64, None), "ok", "", "", id="all cores"),
-    pytest.param(partial(machine._count, 64, 8, None), "warning", "", "", id="few cores"),
-    pytest.param(partial(machine._count, 64, 64, 2.5), "warning", "cores to use: 2.5;", "but use 2",
-                 id="quota"),
-    pytest.param(partial(machine._throttling, {}), "ok", "", "", id="no periods"),
-    pytest.param(partial(machine._throttling, {"nr_periods": 1000, "nr_throttled": 5}), "ok", "", "",
-                 id="seldom throttled"),
-    pytest.param(partial(machine._throttling, {"nr_periods": 1000, "nr_throttled": 500,
-                 "throttled_usec": 7_000_000}),
-                 "warning", "7 s", "", id="throttled"),
-    pytest.param(partial(machine._throttling, {"nr_periods": 1000, "nr_throttled": 500,
-                 "throttled_time": 7_000_000_000}),
-                 "warning", "7 s", "", id="throttled, old kernel"),
-    pytest.param(partial(space, GIB), "ok", ROOM, "", id="much shared memory"),
-    pytest.param(partial(space, 147 * MIB), "warning", ROOM, "--shm-size", id="half the shared memory"),
-    pytest.param(partial(space, 64 * MIB), "warning", ROOM, "--ipc=host", id="little shared memory"),
-    pytest.param(partial(space, 20 * MIB), "problem", ROOM, "--ipc=host", id="no batch in shared memory"),
-    pytest.param(partial(machine._shared_memory, None, 4), "ok", "", "", id="no shared memory needed"),
-    pytest.param(partial(machine._open_files, 256, 4096, 2), "warning", "", "", id="few files"),
-    pytest.param(partial(machine._open_files, 1024, 4096, 2), "ok", "", "", id="many files"),
-    pytest.param(partial(machine._open_files, 1024, 1024, 128), "warning", "make 1,280", "higher hard limit",
-                 id="hard limit"),
-    pytest.param(partial(machine._open_files, -1, -1, 10_000), "ok", "", "", id="unlimited files"),
-    pytest.param(partial(machine._processes, None, 64), "ok", "", "", id="unlimited processes"),
-    pytest.param(partial(machine._processes, 100, 8), "warning", "", "", id="few processes"),
-    pytest.param(partial(machine._processes, 1000, 8), "ok", "", "", id="many processes"),
-    pytest.param(partial(machine._thread_settings, {}, 8, 8), "ok", "", "", id="threads not set"),
-    pytest.param(partial(machine._thread_settings, {}, 2, 64), "warning", "libraries take 64 threads", "",
-                 id="more than a rank's"),
-    pytest.param(partial(machine._thread_settings, {"OMP_NUM_THREADS": "4"}, 8, 8), "ok", "", "",
-                 id="threads set"),
-    pytest.param(partial(machine._thread_settings, {"OMP_NUM_THREADS": "64"}, 8, 8), "warning", "", "",
-                 id="too many set"),
-    pytest.param(partial(machine._thread_settings, {"OMP_NUM_THREADS": "many"}, 8, 8), "warning", "", "",
-                 id="no number set"),
-    pytest.param(partial(machine._thread_settings, {"MKL_NUM_THREADS": "4,2"}, 8, 8), "ok", "", "",
-                 id="two levels set"),
-    pytest.param(partial(packages._torch, BUILT, "", 0), "ok", "no NVIDIA GPU was found", "",
-                 id="CUDA, no GPU"),
-    pytest.param(partial(packages._torch, CPU, "", 0), "ok", "no NVIDIA GPU was found", "",
-                 id="no CUDA, no GPU"),
-    pytest.param(partial(packages._torch, {**BUILT, "gpus": ["NVIDIA H100"] * 2, "driver": 13020}, "", 2),
-                 "ok",
-                 "sees 2 GPUs: NVIDIA H100; the driver supports CUDA 13.2", "", id="two GPUs"),
-    pytest.param(partial(packages._torch, {**CPU, "driver": 12040}, "", 1), "problem",
-                 "it is a build without CUDA",
-                 "cu12x", id="GPU, no CUDA"),
-    pytest.param(partial(packages._torch, BUILT, "", 1), "problem", "no driver that programs can use",
-                 "--gpus all", id="no driver"),
-    pytest.param(partial(packages._torch, {**BUILT, "driver": 12040}, "", 1), "problem",
-                 "built for CUDA 13.2, and the driver supports 12.4 at most", "12.x", id="old driver"),
-    pytest.param(partial(packages._torch, {**BUILT, "driver": 13020, "why_no_gpus": "error 802"}, "", 1),
-                 "problem",
-                 "error 802", "torch.zeros(1).cuda()", id="GPU fails"),
-    pytest.param(partial(packages._torch, {"driver": 13020}, "it crashed with SIGILL", 0), "problem",
-                 "SIGILL", "", id="torch crashes"),
-    pytest.param(partial(packages._torch, {**BUILT, "why_no_numpy": "Numpy is not available"}, "", 0),
-                 "problem", "",
-                 "numpy<2", id="torch without NumPy"),
-    pytest.param(partial(packages._torchvision, NMS, "", VISION), "problem",
-                 "0.29.2 cannot be imported beside torch 2.15.0+cpu", "whl/cu132", id="other torchvision"),
-    pytest.param(partial(packages._torchvision, {**NMS, "cuda": None}, "", VISION), "problem", "",
-                 "--index-url https://download.pytorch.org/whl/cpu", id="other torchvision, CPU"),
-    pytest.param(partial(packages._torchvision, WITHOUT, "it crashed with SIGSEGV", VISION), "problem",
-                 "SIGSEGV", "",
-                 id="torchvision crashes"),
-    pytest.param(partial(packages._torchvision, {**WITHOUT, "why_no_torchvision": "not installed"}, "", {}),
-                 "warning", "",
-                 "fastpipe[torch]", id="no torchvision"),
-    pytest.param(partial(packages._torchvision, BUILT, "", {"torchvision": "0.29.2"}), "warning",
-                 "was built for torch 2.14.1", "", id="torchvision of another torch"),
-    pytest.param(partial(packages._tensorflow, Answer("2.21.0"), TF), "ok", "", "", id="TensorFlow"),
-    pytest.param(partial(packages._tensorflow, Answer(None, "ImportError: numpy.core"), TF), "problem",
-                 "with NumPy 2.4.6: ImportError", "", id="TensorFlow of another NumPy"),
-    pytest.param(partial(packages._tensorflow, Answer("2.21.0"), {**TF, "tensorflow": "2.20.0"}), "warning",
-                 "both installed",
-                 "pip uninstall tensorflow tensorflow-cpu", id="two TensorFlows"),
-    pytest.param(partial(packages._distributions, {"nvidia-dali-cuda120": "2"}, "13.2", 1, None), "warning",
-                 "",
-                 "nvidia-dali-cuda130", id="DALI of another CUDA"),
-    pytest.param(partial(packages._distributions, {"nvidia-nvimgcodec-cu12": "1"}, "13.2", 1, None),
-                 "warning", "",
-                 "nvidia-nvimgcodec-cu13", id="nvImageCodec of another CUDA"),
-    pytest.param(partial(packages._distributions, {"nvidia-nvimgcodec-cu12": "1",
-                 "nvidia-nvimgcodec-cu13": "1"}, "", 0, None),
-                 "warning", "", "install one of them", id="two nvImageCodecs"),
-    pytest.param(partial(packages._distributions, {}, "", 0, Answer(None, "it crashed with SIGILL")),
-                 "problem", "SIGILL", "",
-                 id="DALI crashes"),
-]  # fmt: skip
+FINDINGS: dict[str, tuple[Any, tuple[Any, ...], str, str, str]] = {
+    "all cores": (machine._count, (64, 64, None), "ok", "", ""),
+    "few cores": (machine._count, (64, 8, None), "warning", "", ""),
+    "quota": (machine._count, (64, 64, 2.5), "warning", "cores to use: 2.5;", "but use 2"),
+    "no periods": (machine._throttling, ({},), "ok", "", ""),
+    "seldom throttled": (machine._throttling, ({**OFTEN, "nr_throttled": 5},), "ok", "", ""),
+    "throttled": (machine._throttling, ({**OFTEN, "throttled_usec": 7_000_000},), "warning", "7 s", ""),
+    "throttled, old kernel": (machine._throttling, ({**OFTEN, "throttled_time": 7 * 10**9},),
+                              "warning", "7 s", ""),
+    "much shared memory": (space, (GIB,), "ok", ROOM, ""),
+    "half the shared memory": (space, (147 * MIB,), "warning", ROOM, "--shm-size"),
+    "little shared memory": (space, (64 * MIB,), "warning", ROOM, "--ipc=host"),
+    "no batch in shared memory": (space, (20 * MIB,), "problem", ROOM, "--ipc=host"),
+    "no shared memory needed": (machine._shared_memory, (None, 4), "ok", "", ""),
+    "few files": (machine._open_files, (256, 4096, 2), "warning", "", ""),
+    "many files": (machine._open_files, (1024, 4096, 2), "ok", "", ""),
+    "hard limit": (machine._open_files, (1024, 1024, 128), "warning", "make 1,280", "higher hard limit"),
+    "unlimited files": (machine._open_files, (-1, -1, 10_000), "ok", "", ""),
+    "unlimited processes": (machine._processes, (None, 64), "ok", "", ""),
+    "few processes": (machine._processes, (100, 8), "warning", "", ""),
+    "many processes": (machine._processes, (1000, 8), "ok", "", ""),
+    "threads not set": (machine._thread_settings, ({}, 8, 8), "ok", "", ""),
+    "more than a rank's": (machine._thread_settings, ({}, 2, 64), "warning", "libraries take 64 threads", ""),
+    "threads set": (machine._thread_settings, ({"OMP_NUM_THREADS": "4"}, 8, 8), "ok", "", ""),
+    "too many set": (machine._thread_settings, ({"OMP_NUM_THREADS": "64"}, 8, 8), "warning", "", ""),
+    "no number set": (machine._thread_settings, ({"OMP_NUM_THREADS": "many"}, 8, 8), "warning", "", ""),
+    "two levels set": (machine._thread_settings, ({"MKL_NUM_THREADS": "4,2"}, 8, 8), "ok", "", ""),
+    "CUDA, no GPU": (packages._torch, (BUILT, "", 0), "ok", "no NVIDIA GPU was found", ""),
+    "no CUDA, no GPU": (packages._torch, (CPU, "", 0), "ok", "no NVIDIA GPU was found", ""),
+    "two GPUs": (packages._torch, ({**BUILT, "gpus": ["NVIDIA H100"] * 2, "driver": 13020}, "", 2), "ok",
+                 "sees 2 GPUs: NVIDIA H100; the driver supports CUDA 13.2", ""),
+    "GPU, no CUDA": (packages._torch, ({**CPU, "driver": 12040}, "", 1), "problem",
+                     "it is a build without CUDA", "cu12x"),
+    "no driver": (packages._torch, (BUILT, "", 1), "problem", "no driver that programs can use",
+                  "--gpus all"),
+    "old driver": (packages._torch, ({**BUILT, "driver": 12040}, "", 1), "problem",
+                   "built for CUDA 13.2, and the driver supports 12.4 at most", "12.x"),
+    "GPU fails": (packages._torch, ({**BUILT, "driver": 13020, "why_no_gpus": "error 802"}, "", 1), "problem",
+                  "error 802", "torch.zeros(1).cuda()"),
+    "torch crashes": (packages._torch, ({"driver": 13020}, SIGILL, 0), "problem", "SIGILL", ""),
+    "torch without NumPy": (packages._torch, ({**BUILT, "why_no_numpy": "Numpy is not available"}, "", 0),
+                            "problem", "", "numpy<2"),
+    "other torchvision": (packages._torchvision, (NMS, "", VISION), "problem",
+                          "0.29.2 cannot be imported beside torch 2.15.0+cpu", "whl/cu132"),
+    "other torchvision, CPU": (packages._torchvision, ({**NMS, "cuda": None}, "", VISION), "problem", "",
+                               "--index-url https://download.pytorch.org/whl/cpu"),
+    "torchvision crashes": (packages._torchvision, (WITHOUT, "it crashed with SIGSEGV", VISION), "problem",
+                            "SIGSEGV", ""),
+    "no torchvision": (packages._torchvision, ({**WITHOUT, "why_no_torchvision": "not installed"}, "", {}),
+                       "warning", "", "fastpipe[torch]"),
+    "torchvision of another torch": (packages._torchvision, (BUILT, "", VISION), "warning",
+                                     "was built for torch 2.14.1", ""),
+    "TensorFlow": (packages._tensorflow, (Answer("2.21.0"), TF), "ok", "", ""),
+    "TensorFlow of another NumPy": (packages._tensorflow, (Answer(None, "ImportError: numpy.core"), TF),
+                                    "problem", "with NumPy 2.4.6: ImportError", ""),
+    "two TensorFlows": (packages._tensorflow, (Answer("2.21.0"), {**TF, "tensorflow": "2.20.0"}), "warning",
+                        "both installed", "pip uninstall tensorflow tensorflow-cpu"),
+    "DALI of another CUDA": (packages._distributions, ({DALI: "2"}, "13.2", 1, None), "warning", "",
+                             "nvidia-dali-cuda130"),
+    "nvImageCodec of another CUDA": (packages._distributions, ({CU12: "1"}, "13.2", 1, None), "warning", "",
+                                     CU13),
+    "two nvImageCodecs": (packages._distributions, ({CU12: "1", CU13: "1"}, "", 0, None), "warning", "",
+                          "install one of them"),
+    "DALI crashes": (packages._distributions, ({}, "", 0, Answer(None, SIGILL)), "problem", "SIGILL", ""),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("check", "state", "text", "remedy"), FINDINGS)
+@pytest.mark.parametrize(("check", "given", "state", "text", "remedy"), FINDINGS.values(), ids=FINDINGS)
 def test_each_finding_has_its_state_its_text_and_its_remedy(
-    check: Any, state: str, text: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+    check: Any, given: Any, state: str, text: str, remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(packages.metadata, "requires", lambda _: ["numpy", "torch==2.14.1"])
-    found = check()
+    found = check(*given)
     found = list(found) if not hasattr(found, "state") else [found]
     worst = [one for one in found if one.state != "ok"] or found[-1:]
     assert [one.state for one in worst] == [state] or (state == "problem" and worst[0].state == state)
@@ -186,9 +154,8 @@ def test_decoders_that_crash_are_missing_or_slower_are_findings(monkeypatch: pyt
         "libjpeg-turbo": {"what": "libjpeg-turbo, the whole image", "rate": 500.0},
         "pillow": {"what": "Pillow-SIMD 9.5.0.post2, the whole image", "rate": 900.0},
     }
-    answer = Answer(
-        {"of": "photographs", "decoders": rates, "chosen": "libjpeg-turbo", "used": "JPEG → libjpeg-turbo"}
-    )
+    used = {"chosen": "libjpeg-turbo", "used": "JPEG → libjpeg-turbo"}
+    answer = Answer({"of": "photographs", "decoders": rates, **used})
     every = list(decoding.check(examined))
     assert [one.text for one in every if one.state != "ok"] == [
         "dali cannot be used: not installed",

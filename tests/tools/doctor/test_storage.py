@@ -22,21 +22,17 @@ from fastpipe.tools.folders import FileSystem, file_system
 EVERYTHING: Any = {"seconds": 60.0, "nbytes": 1 << 40}
 
 
-@pytest.mark.parametrize(("threads", "past_cache"), [(1, False), (7, True)])
-def test_every_file_is_read_once_within_time_and_bytes(
-    threads: int, past_cache: bool, photo_tree: Path
+def test_files_that_can_be_read_are_read_once_within_time_and_bytes(
+    photo_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = _sample(str(photo_tree))
-    rate = _read_many(found.files, threads, past_cache=past_cache, **EVERYTHING)
-    assert (rate.files, rate.nbytes) == (24, sum(found.nbytes))
-    assert rate.missed is None or 0 <= rate.missed <= 1
+    for threads, past_cache in ((1, False), (7, True)):
+        rate = _read_many(found.files, threads, past_cache=past_cache, **EVERYTHING)
+        assert (rate.files, rate.nbytes) == (24, sum(found.nbytes))
+        assert rate.missed is None or 0 <= rate.missed <= 1
+        assert _read_many(found.files, threads, seconds=-1.0, nbytes=1 << 40, past_cache=False).files == 0
     assert _read_many(found.files, 1, seconds=60.0, nbytes=1, past_cache=False).files == 1
-    assert _read_many(found.files, threads, seconds=-1.0, nbytes=1 << 40, past_cache=False).files == 0
-
-
-def test_files_that_cannot_be_read_are_left_out_and_large_folders_sampled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    (tmp_path / "a.jpg").write_bytes(b"1234")
     (tmp_path / "a.jpg").write_bytes(b"1234")
     (tmp_path / "link.jpg").symlink_to("nowhere")
     write_fifo(tmp_path)
@@ -63,11 +59,10 @@ def test_file_systems_that_answer_from_elsewhere_are_a_warning(tmp_path: Path) -
     assert file_system(str(tmp_path), mounts).kind == "fuse.rclone" and file_system(str(tmp_path)).free > 0
 
 
-def texts_of(folder: Path, **options: Any) -> list[str]:
-    return [one.text for one in storage.check(Examined(folder=str(folder), **options))]
-
-
 def test_a_folder_or_a_file_is_measured(photo_tree: Path, tmp_path: Path) -> None:
+    def texts_of(folder: Path) -> list[str]:
+        return [one.text for one in storage.check(Examined(folder=str(folder)))]
+
     examined = Examined(folder=str(photo_tree), name="photos")
     texts = [one.text for one in storage.check(examined)]
     assert texts[0].startswith("photos is on ") and "examined 24 files" in texts[1]
@@ -112,22 +107,16 @@ def test_latencies_of_a_store_are_compared_with_what_decoders_need(monkeypatch: 
     ):
         found = stores._connections(measured, images_s)
         assert found.state == state and text in found.text
+    for answer, text in (
+        (Answer(None, "it took more than 60 s"), "it took more than 60 s"),
+        (Answer({"error": "StoreError: no"}), "StoreError: no"),
+    ):
+        monkeypatch.setattr(stores, "ask", lambda *_, **__: answer)
+        (found,) = stores.check(Examined(url="s3://bucket/"))
+        assert found.state == "problem" and text in found.text
 
 
-@pytest.mark.parametrize(
-    "answer", [Answer(None, "it took more than 60 s"), Answer({"error": "StoreError: no"})]
-)
-def test_a_store_that_does_not_answer_is_a_problem(answer: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores, "ask", lambda *_, **__: answer)
-    (found,) = stores.check(Examined(url="s3://bucket/"))
-    assert found.state == "problem" and (answer.why or "StoreError: no") in found.text
-
-
-def doctor(
-    url: str, endpoint: str, key: str, secret: str, folder: Path
-) -> tuple[int, list[dict[str, Any]], str]:
-    """The store's findings as a user gets them: exit code, findings, and all that was printed or written."""
-    code = """
+ONLY_STORES = """
 import sys
 from fastpipe.tools.doctor.examination import CHECKS
 for name in set(CHECKS) - {"stores"}:
@@ -135,29 +124,29 @@ for name in set(CHECKS) - {"stores"}:
 from fastpipe.cli import main
 raise SystemExit(main(sys.argv[1:]))
 """
-    report = folder / "x.json"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "doctor", url, "--endpoint-url", endpoint, "--json", str(report)],
-        capture_output=True, text=True, check=False,
-        env={**os.environ, "AWS_ACCESS_KEY_ID": key, "AWS_SECRET_ACCESS_KEY": secret},
-    )  # fmt: skip
-    text = report.read_text()
-    return done.returncode, json.loads(text)["findings"], done.stdout + done.stderr + text
 
 
 def test_a_real_store_is_measured_and_no_secret_is_shown(s3: Any, photo_tree: Path, tmp_path: Path) -> None:
-    name = s3.bucket()
+    name, report, key = s3.bucket(), tmp_path / "x.json", s3.options["key"]
     for number, path in enumerate(sorted(photo_tree.rglob("*.jpg"))[:6]):
         s3.put(name, f"train/a/{number}.jpg", path.read_bytes())
     with s3.proxy(Faults(delay_ms=30, jitter_ms=0)) as proxy:
-        endpoint = proxy.options["endpoint_url"]
-        keys = s3.options["key"], s3.options["secret"]
-        code, found, text = doctor(f"s3://{name}/train", endpoint, *keys, tmp_path)
+
+        def doctor(folder: str, secret: str = s3.options["secret"]) -> tuple[int, list[dict[str, Any]]]:
+            """Exit code and findings, as a user gets them."""
+            arguments = [f"s3://{name}/{folder}", "--endpoint-url", proxy.options["endpoint_url"]]
+            done = subprocess.run(
+                [sys.executable, "-c", ONLY_STORES, "doctor", *arguments, "--json", str(report)],
+                capture_output=True, text=True, check=False,
+                env={**os.environ, "AWS_ACCESS_KEY_ID": key, "AWS_SECRET_ACCESS_KEY": secret},
+            )  # fmt: skip
+            assert secret not in done.stdout + done.stderr + report.read_text()
+            return done.returncode, json.loads(report.read_text())["findings"]
+
+        code, found = doctor("train")
         assert code == 0 and [one["state"] for one in found] == ["ok"] * 3
         assert "a page of 6 objects" in found[0]["text"] and "6 requests of a byte" in found[1]["text"]
-        assert keys[1] not in text
-        wrong = "hush-this-is-wrong"
-        code, found, text = doctor(f"s3://{name}/train", endpoint, keys[0], wrong, tmp_path)
-        assert code == 1 and "refuses these credentials" in found[0]["text"] and wrong not in text
-        code, found, _ = doctor(f"s3://{name}/nothing", endpoint, *keys, tmp_path)
+        code, found = doctor("train", "hush-this-is-wrong")
+        assert code == 1 and "refuses these credentials" in found[0]["text"]
+        code, found = doctor("nothing")
         assert code == 0 and [one["state"] for one in found] == ["warning"]

@@ -11,10 +11,8 @@ import pytest
 
 from fastpipe import FastHDF5Dataset
 
-ROWS = 53
 
-
-def _write(path: Path, rows: int = ROWS, seed: int = 0) -> Path:
+def _write(path: Path, rows: int, seed: int) -> Path:
     random = np.random.default_rng(seed)
     with h5py.File(path, "w") as file:
         mels = random.integers(0, 9, (rows, 6, 10)).astype("f4")
@@ -26,28 +24,21 @@ def _write(path: Path, rows: int = ROWS, seed: int = 0) -> Path:
         file["text"] = [f"text {number}" for number in range(rows)]
         file["code"] = np.array([f"c{number}".encode() for number in range(rows)], "S4")
         file.create_dataset("scaled", data=np.arange(rows) % 7, chunks=(16,), scaleoffset=0)
-        file.create_dataset(
-            "grid", data=random.standard_normal((rows, 3, 5)), chunks=(8, 2, 5), compression="gzip"
-        )
+        grid = random.standard_normal((rows, 3, 5))
+        file.create_dataset("grid", data=grid, chunks=(8, 2, 5), compression="gzip")
     return path
 
 
 @pytest.fixture(scope="session")
-def write(settled: Callable[[Path], Path]) -> Callable[..., Path]:
-    """Writes a file with a dataset of each usual kind: ``write(path, rows, seed)``."""
-    return lambda *arguments: settled(_write(*arguments))
+def file(tmp_path_factory: pytest.TempPathFactory, settled: Callable[[Path], Path]) -> Path:
+    """A file with a dataset of each usual kind, made once; not to be changed."""
+    return settled(_write(tmp_path_factory.mktemp("hdf5") / "x.h5", 53, 0))
 
 
 @pytest.fixture(scope="session")
-def file(tmp_path_factory: pytest.TempPathFactory, write: Callable[..., Path]) -> Path:
-    """Such a file, made once; not to be changed."""
-    return write(tmp_path_factory.mktemp("hdf5") / "x.h5")
-
-
-@pytest.fixture(scope="session")
-def other(tmp_path_factory: pytest.TempPathFactory, write: Callable[..., Path]) -> Path:
+def other(tmp_path_factory: pytest.TempPathFactory, settled: Callable[[Path], Path]) -> Path:
     """Another one, with other values and another number of samples."""
-    return write(tmp_path_factory.mktemp("hdf5") / "y.h5", 21, 1)
+    return settled(_write(tmp_path_factory.mktemp("hdf5") / "y.h5", 21, 1))
 
 
 @pytest.fixture(autouse=True)
@@ -56,11 +47,7 @@ def cache_folder(own_cache_folder: Path) -> Path:
     return own_cache_folder
 
 
-def _decoded(dataset: FastHDF5Dataset) -> int:
-    return dataset._running().watch.decoded_nbytes
-
-
 @pytest.fixture(scope="session")
 def decoded() -> Callable[[FastHDF5Dataset], int]:
     """How many bytes of chunks a dataset has decoded in this process."""
-    return _decoded
+    return lambda dataset: dataset._running().watch.decoded_nbytes

@@ -13,11 +13,15 @@ from fastpipe import FastHDF5Dataset, FastLoader, FastPatchDataset
 from fastpipe.sampling import Grid
 
 
+def rows_of(path: Path) -> dict[str, Any]:
+    with h5py.File(path) as file:
+        return {name: file[name][...] for name in file}
+
+
 @pytest.mark.parametrize("cache", ["off", "ram"])
 @pytest.mark.parametrize("policy", ["raise", "replace", "skip"])
 def test_rows_are_h5pys(odd_hdf5: Path, policy: Any, cache: Any) -> None:
-    with h5py.File(odd_hdf5) as file:
-        expected = {name: file[name][...] for name in file}
+    expected = rows_of(odd_hdf5)
     dataset = FastHDF5Dataset(odd_hdf5, list(expected), bad_samples=policy, cache=cache)
     for _ in range(2):  # the second time from what is kept
         batches = list(FastLoader(dataset, batch_size=4))
@@ -26,9 +30,7 @@ def test_rows_are_h5pys(odd_hdf5: Path, policy: Any, cache: Any) -> None:
 
 
 def test_print_says_which_datasets_the_library_reads(odd_hdf5: Path) -> None:
-    with h5py.File(odd_hdf5) as file:
-        names = list(file)
-    lines = str(FastHDF5Dataset(odd_hdf5, names, cache="off").plan).splitlines()
+    lines = str(FastHDF5Dataset(odd_hdf5, list(rows_of(odd_hdf5)), cache="off").plan).splitlines()
     by_library = {line.split(":")[0].strip(): line for line in lines if "through h5py" in line}
     assert set(by_library) == {"never filled", "undefined fill", "grows across"}
     assert "parts of it were never written, and no fill value is read there" in by_library["never filled"]
@@ -36,8 +38,6 @@ def test_print_says_which_datasets_the_library_reads(odd_hdf5: Path) -> None:
 
 
 def test_patches_are_h5pys(odd_hdf5: Path) -> None:
-    with h5py.File(odd_hdf5) as file:
-        expected = {name: file[name][...] for name in file}
-    for name, rows in expected.items():
+    for name, rows in rows_of(odd_hdf5).items():
         dataset = FastPatchDataset(odd_hdf5 / name, rows.shape, sampling=Grid(), cache="off")
         np.testing.assert_array_equal(dataset[0], rows, err_msg=name)

@@ -14,6 +14,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from failure import raising
 from same import same
 
 from fastpipe import FastHDF5Dataset, FastLoader, Shuffle
@@ -24,8 +25,9 @@ pytestmark = pytest.mark.skipif(
     not hasattr(os, "memfd_create"), reason="run it where files have locks and no names: on Linux"
 )
 
-ROWS, CHUNK, WINDOW = 480, 8, 6  # chunks of 70 kB: small ones are not shared, and decoded many at a time
-ORDER = Shuffle(WINDOW, "group")
+ROWS, CHUNK = 480, 8  # chunks of 70 kB: small ones are not shared, and decoded many at a time
+ORDER = Shuffle(6, "group")
+NO_MEMORY = raising(OSError("this system has none"))
 BY_PROCESSES = functools.partial(FastLoader, shuffle=ORDER, num_workers=2, workers="processes")
 
 
@@ -43,14 +45,10 @@ def dataset_of(path: Path, keys: Any = ("x", "y")) -> FastHDF5Dataset:
     return FastHDF5Dataset(path, keys, seed=5, cache="off")
 
 
-def batches(loader: Any) -> list[Any]:
-    return [[part.clone() for part in batch] for batch in loader]
-
-
 @pytest.mark.parametrize("method", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_worker_processes_make_the_same_batches(path: Path, method: str) -> None:
-    wanted = batches(FastLoader(dataset_of(path), 16, shuffle=ORDER))
-    assert same(batches(BY_PROCESSES(dataset_of(path), 16, multiprocessing_context=method)), wanted)
+    wanted = list(FastLoader(dataset_of(path), 16, shuffle=ORDER))
+    assert same(list(BY_PROCESSES(dataset_of(path), 16, multiprocessing_context=method)), wanted)
 
 
 @pytest.fixture
@@ -72,11 +70,9 @@ def test_each_chunk_is_decoded_by_one_worker(
     path: Path, decoded: Callable[[], int], is_shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_shared:  # which shows that the count tells
-        monkeypatch.setattr(memory, "UnitFile", _fail)
-    dataset = dataset_of(path, "x")
+        monkeypatch.setattr(memory, "UnitFile", NO_MEMORY)
     order = Shuffle(20, "group")  # ten batches: four workers are seldom farther apart
-    for _ in FastLoader(dataset, 16, shuffle=order, num_workers=4, workers="processes"):
-        pass
+    list(BY_PROCESSES(dataset_of(path, "x"), 16, shuffle=order, num_workers=4))
     chunks = ROWS // CHUNK
     if is_shared:
         # More than each once where one worker is in a window when another has gone on by far.
@@ -85,23 +81,19 @@ def test_each_chunk_is_decoded_by_one_worker(
         assert decoded() >= 2.5 * chunks
 
 
-def _fail(keys: int, slots: int, nbytes: int) -> Any:
-    raise OSError("this system has none")
-
-
 def test_without_such_memory_each_decodes_for_itself(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    wanted = batches(FastLoader(dataset_of(path), 16, shuffle=ORDER))
-    monkeypatch.setattr(memory, "UnitFile", _fail)
+    wanted = list(FastLoader(dataset_of(path), 16, shuffle=ORDER))
+    monkeypatch.setattr(memory, "UnitFile", NO_MEMORY)
     with caplog.at_level(logging.INFO, "fastpipe.cache"):
-        assert same(batches(BY_PROCESSES(dataset_of(path), 16)), wanted)
+        assert same(list(BY_PROCESSES(dataset_of(path), 16)), wanted)
     assert "worker processes decode their chunks each for itself: this system has none" in caplog.text
 
 
 def test_a_killed_worker_spoils_nothing(path: Path) -> None:
     dataset = dataset_of(path)
-    wanted = batches(FastLoader(dataset, 16, shuffle=ORDER))
+    wanted = list(FastLoader(dataset, 16, shuffle=ORDER))
     loader: Any = BY_PROCESSES(dataset, 16)
     loader.set_epoch(0)
     found = iter(loader)
@@ -113,4 +105,4 @@ def test_a_killed_worker_spoils_nothing(path: Path) -> None:
         threading.Event().wait(60)
     del found
     loader.set_epoch(0)
-    assert same(batches(loader), wanted)
+    assert same(list(loader), wanted)

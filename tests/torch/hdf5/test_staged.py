@@ -10,11 +10,12 @@ from typing import Any
 
 import fsspec
 import pytest
+from failure import failure
 from same import same
 from torch.utils.data import DataLoader
 
 from fastpipe import FastHDF5Dataset, FastLoader, Stage
-from fastpipe.errors import BadSampleError, OptionError, StageError
+from fastpipe.errors import OptionError, StageError
 from fastpipe.stores.filesystems import FilesystemStore
 
 URL = "memory://bucket/h5/x.h5"
@@ -56,20 +57,14 @@ def test_rows_are_those_of_the_local_files(
 ) -> None:  # fmt: skip
     keys: Any = KEYS if sample_dims == 1 else "grid"
 
-    def batches(dataset: Any) -> list[Any]:
+    def batches(paths: Any, **options: Any) -> list[Any]:
+        dataset = FastHDF5Dataset(paths, keys, sample_dims=sample_dims, **options)
         return list(kind(dataset, batch_size=7, num_workers=workers))
 
-    dataset = FastHDF5Dataset(
-        [URL, "memory://bucket/h5/y.h5"], keys, sample_dims=sample_dims, stage=tmp_path / "stage"
-    )
-    theirs = batches(FastHDF5Dataset([file, other], keys, sample_dims=sample_dims))
-    assert same(batches(dataset), theirs)
-    again = FastHDF5Dataset(
-        [URL, "memory://bucket/h5/y.h5"], keys, sample_dims=sample_dims, stage=tmp_path / "stage"
-    )
-    assert same(batches(again), theirs)
+    theirs = batches([file, other])
+    for _ in range(2):
+        assert same(batches([URL, "memory://bucket/h5/y.h5"], stage=tmp_path / "stage"), theirs)
     assert sorted(parts) == ["h5/x.h5", "h5/y.h5"] and len(staged(tmp_path)) == 2
-    assert URL in repr(dataset)
 
 
 def test_a_pickle_stages_again_what_is_gone(remote: Any, parts: Any, tmp_path: Path) -> None:
@@ -131,10 +126,9 @@ def test_errors_name_the_url(remote: Any, file: Path, tmp_path: Path) -> None:
     status = path.stat()
     path.write_bytes(bytes(status.st_size))  # what is damaged shows when it is read
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    with pytest.raises(BadSampleError, match=URL) as caught:
-        dataset[0]
+    error = str(failure(lambda: dataset[0]))
+    assert URL in error and str(tmp_path) not in error
     dataset.close()
-    assert str(tmp_path) not in str(caught.value)
     with pytest.raises(OptionError, match="stage= with a folder"):
         FastHDF5Dataset(URL, KEYS)
     with pytest.raises(OptionError, match="storage_options= is for a path that is a URL"):

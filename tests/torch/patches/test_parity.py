@@ -32,62 +32,65 @@ DTYPES = ["u1", "i1", "u2", "i2", "i4", "i8", "f4", "f8"]
 CACHES = [Cache("ram", 1), Cache("ram", 700), Cache("ram", 20_000), Cache("off"), Cache("ram", 1 << 20)]
 
 
+MODES = ["constant", "edge", "reflect", "symmetric", "wrap"]
+
+
 @st.composite
 def cases(draw: st.DrawFn, kinds: Sequence[str], dims: tuple[int, int], dtypes: Sequence[str]) -> Any:
-    """A kind, a shape, chunks, a dtype, a patch's size, how many dimensions it has, a cache and a seed."""
-    count = draw(st.integers(*dims))
-    shape = tuple(draw(st.integers(2, (40, 30, 17, 9)[count - 1])) for _ in range(count))
+    """How an array is stored, its shape, chunks and dtype, and patches of it, with padding perhaps larger ones."""
+    count, mode = draw(st.integers(*dims)), draw(st.sampled_from(["error"] * 5 + MODES))
+    most = (40, 30, 17, 9)[count - 1] if mode == "error" else 8
+    shape = tuple(draw(st.integers(1 if dims[0] == 1 else 2, most)) for _ in range(count))
     chunk = tuple(draw(st.integers(1, size + 1)) for size in shape)
-    cut = draw(st.integers(1, count))
-    patch = tuple(draw(st.integers(1, size)) for size in shape[count - cut :])
+    inner = shape[draw(st.integers(0, count - 1)) :]
+    patch = tuple(draw(st.integers(1, size if mode == "error" else 20)) for size in inner)
     return (
-        draw(st.sampled_from(kinds)), shape, chunk, draw(st.sampled_from(dtypes)), patch,
+        draw(st.sampled_from(kinds)), shape, chunk, draw(st.sampled_from(dtypes)), patch, mode,
         draw(st.sampled_from(CACHES)), draw(st.integers(0, 99)), draw(st.booleans()),
     )  # fmt: skip
 
 
 def check(case: Any) -> None:
-    kind, shape, chunk, dtype, patch, cache, seed, in_batches = case
+    kind, shape, chunk, dtype, patch, mode, cache, seed, in_batches = case
     if kind == "nii.gz" and cache.where == "off":  # which leaves no place for a copy
         cache = Cache("ram", 1)
     array = random_array(shape, dtype, seed)
+    starts = corners(shape[len(shape) - len(patch) :], patch, mode != "error", seed)
     with tempfile.TemporaryDirectory() as folder:
         path = write_volume(kind, os.path.join(folder, "x"), array, chunk)
-        dataset = FastPatchDataset(
-            path, patch, sampling=Positions(corners(shape[len(shape) - len(patch) :], patch, seed)),
-            cache=cache, threads=2,
-        )  # fmt: skip
-        _, starts = dataset.places()
-        samples = (
-            dataset.__getitems__(range(len(dataset))) if in_batches else [*map(dataset.__getitem__, range(9))]
-        )
-        for start, sample in zip(starts.tolist(), samples, strict=False):
-            assert equal(sample, cut(array, start, patch)), f"{case} at {start}"
-        del dataset, samples
+        options: Any = {"padding": mode, "cache": cache, "threads": 2}
+        dataset = FastPatchDataset(path, patch, sampling=Positions(starts), **options)
+        samples = dataset.__getitems__(range(len(starts))) if in_batches else list(dataset)
+        reference = dataset._stock()
+        for index, (start, sample) in enumerate(zip(starts.tolist(), samples, strict=True)):
+            assert equal(sample, cut(array, start, patch, mode)), f"{case} at {start}"
+            assert equal(reference[index], sample), f"{case} at {start}"
+        del dataset, samples, reference
 
 
-def corners(shape: Sequence[int], patch: Sequence[int], seed: int) -> Any:
-    """Where patches begin: at the ends of the volume, and in between."""
-    random = np.random.default_rng(seed)
-    most = [size - side for size, side in zip(shape, patch, strict=True)]
-    ends = list(itertools.product(*({0, last} for last in most)))[:9]
-    return np.array([*ends, *(random.integers(0, np.array(most) + 1) for _ in range(9))])
+def corners(shape: Sequence[int], patch: Sequence[int], is_beyond: bool, seed: int) -> Any:
+    """Where patches begin: at the ends of the volume, or with a voxel of it, and in between."""
+    random, sides, sizes = np.random.default_rng(seed), np.array(patch), np.array(shape)
+    low, high = (1 - sides, sizes - 1) if is_beyond else (0 * sides, sizes - sides)
+    ends = list(itertools.product(*({first, last} for first, last in zip(low, high, strict=True))))[:9]
+    return np.array([*ends, *(random.integers(low, high + 1) for _ in range(9))])
 
 
 # Kinds, their numbers of dimensions and types, and how many examples are tried.
 GROUPS: dict[str, Any] = {
-    "chunks": (CHUNKED, (1, 4), DTYPES, 80),
-    "as they are": (PLAIN, (1, 4), [*DTYPES, ">i2", ">f4", "c8", "f2", "?", "u8"], 40),
-    "tensorstore": (SLOWER, (1, 4), ["u1", "i2", "f4"], 15),
-    "pages of TIFF": (PAGED, (3, 3), ["u1", "u2", "i4", "f4"], 40),
-    "NIfTI": (["nii", "nii.gz"], (3, 4), ["u1", "i2", "f4", "f8"], 15),
-    "a filter of the library alone": (["hdf5 scale-offset"], (1, 3), ["u1", "i2", "i4"], 10),
+    "chunks": (CHUNKED, (1, 4), DTYPES, 120),
+    "as they are": (PLAIN, (1, 4), [*DTYPES, ">i2", ">f4", "c8", "f2", "?", "u8"], 80),
+    "tensorstore": (SLOWER, (1, 4), ["u1", "i2", "f4"], 20),
+    "pages of TIFF": (PAGED, (3, 3), ["u1", "u2", "i4", "f4"], 60),
+    "NIfTI": (["nii", "nii.gz"], (3, 4), ["u1", "i2", "f4", "f8"], 20),
+    "a filter of the library alone": (["hdf5 scale-offset"], (1, 3), ["u1", "i2", "i4"], 15),
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("group", GROUPS)
 def test_patches_are_slices_of_the_whole_array(group: str) -> None:
+    """As ``numpy.pad`` gives it, where they reach beyond."""
     *kinds, examples = GROUPS[group]
 
     @settings(max_examples=max(examples, settings().max_examples if settings().max_examples > 100 else 0))
@@ -135,28 +138,13 @@ def test_labels_and_mask_are_cut_at_the_same_places(case: Any) -> None:
         del dataset, sample, value
 
 
-def test_channels_behind_are_dimensions_of_the_patch(tmp_path: Any) -> None:
-    array = random_array((9, 12, 3), "u1")
-    path = write_volume("zarr3 blosc", tmp_path / "x", array, (4, 5, 3))
-    dataset = FastPatchDataset(path, (4, 6, 3), sampling=Grid(stride=(3, 4, 3)))
-    _, starts = dataset.places()
-    assert (starts[:, 2] == 0).all()
-    for start, patch in zip(starts.tolist(), dataset.__getitems__(range(len(dataset))), strict=True):
-        z, y, _ = start
-        assert np.array_equal(patch, array[z : z + 4, y : y + 6])
-
-
-def test_grid_covers_the_volume_and_the_last_patch_moves_inwards() -> None:
-    array = random_array((10, 7), "i2")
-    dataset = FastPatchDataset(array, (4, 3), sampling=Grid(stride=(3, 2)))
-    volumes, starts = dataset.places()
+@pytest.mark.parametrize(
+    ("sampling", "rows", "columns"), [(Grid(stride=(3, 2)), (0, 3, 6), (0, 2, 4)), (Grid(), (0, 4, 6), (0, 3, 4))]
+)  # fmt: skip
+def test_a_grid_covers_the_volume_and_its_last_patch_moves_in(sampling: Any, rows: Any, columns: Any) -> None:
+    volumes, starts = FastPatchDataset(np.zeros((10, 7)), (4, 3), sampling=sampling).places()
     assert (volumes == 0).all()
-    expected = list(itertools.product((0, 3, 6), (0, 2, 4)))
-    assert [tuple(start) for start in starts.tolist()] == expected
-    short = FastPatchDataset(array, (4, 3), sampling=Grid())
-    assert {tuple(start) for start in short.places()[1].tolist()} == set(
-        itertools.product((0, 4, 6), (0, 3, 4))
-    )
+    assert [tuple(start) for start in starts.tolist()] == list(itertools.product(rows, columns))
 
 
 def test_uniform_places_are_as_likely_as_each_other() -> None:

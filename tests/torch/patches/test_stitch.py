@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import tracemalloc
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import zarr
+from failure import raising
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Subset
@@ -82,6 +84,11 @@ def test_overlapping_predictions_are_blended_as_by_numpy(
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stitching, "_PART", 3)
+
+
 @pytest.mark.parametrize(("loader", "workers"), [(DataLoader, 0), (FastLoader, 2)])
 def test_the_dataset_itself_comes_back(loader: Any, workers: int, tmp_path: Path) -> None:
     """Of several volumes each in a target of its own, from batches that have patches of both."""
@@ -97,34 +104,28 @@ def test_the_dataset_itself_comes_back(loader: Any, workers: int, tmp_path: Path
 
 @pytest.mark.parametrize("max_bytes", [0, 1 << 30])
 @of_both_formats
-def test_files_have_what_an_array_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, max_bytes: int
-) -> None:
-    monkeypatch.setattr(stitching, "_PART", 4)
+def test_files_have_what_an_array_has(tmp_path: Path, suffix: str, max_bytes: int) -> None:
     predictions = np.random.default_rng(0).normal(size=(COUNT, 3, 4, 5)).astype("f4")
-    expected = stitch(in_batches(predictions, 3), DATASET, np.empty((3, 9, 10), "f4"))
-    path = tmp_path / f"out{suffix}"
-    assert stitch(in_batches(predictions, 3), DATASET, path, max_bytes=max_bytes) == path
+
+    def stitched(out: Any, **options: Any) -> Any:
+        return stitch(in_batches(predictions, 3), DATASET, out, **options)
+
+    expected, path = stitched(np.empty((3, 9, 10), "f4")), tmp_path / f"out{suffix}"
+    assert stitched(path, max_bytes=max_bytes) == path
     assert os.listdir(tmp_path) == [path.name]
     assert read(path).dtype == np.float32
     np.testing.assert_array_equal(read(path), expected)
     np.testing.assert_array_equal(FastPatchDataset(path, (3, 9, 10), sampling=Grid())[0], expected)
-    labels = stitch(
-        in_batches(predictions, 3), DATASET, f"{tmp_path}/2{suffix}", apply=lambda part: part.argmax(0)
-    )
+    labels = stitched(f"{tmp_path}/2{suffix}", apply=lambda part: part.argmax(0))
     np.testing.assert_array_equal(read(labels), expected.argmax(0))
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".zarr", None])
-def test_places_without_a_patch_are_0(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str | None
-) -> None:
-    monkeypatch.setattr(stitching, "_PART", 4)
+def test_places_without_a_patch_are_0(tmp_path: Path, suffix: str | None) -> None:
     volumes = [np.zeros((20, 20), "u1"), np.zeros((5, 6), "u1")]
     dataset = FastPatchDataset(volumes, (3, 3), sampling=Positions([[0, 1, 1], [0, 9, 10]]))
-    outs: Any = [np.full(one.shape, 7, "f4") for one in volumes]
-    if suffix is not None:
-        outs = [f"{tmp_path}/{name}{suffix}" for name in "xy"]
+    in_memory = [np.full(one.shape, 7, "f4") for one in volumes]
+    outs: Any = [f"{tmp_path}/{name}{suffix}" for name in "xy"] if suffix else in_memory
     stitch([np.ones((2, 3, 3))], dataset, outs)
     expected = np.zeros((20, 20), "f4")
     expected[1:4, 1:4] = expected[9:12, 10:13] = 1
@@ -134,24 +135,14 @@ def test_places_without_a_patch_are_0(
 
 @pytest.mark.parametrize("max_bytes", [0, 1 << 30])
 @of_both_formats
-def test_an_error_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, max_bytes: int
-) -> None:
+def test_an_error_leaves_nothing_behind(tmp_path: Path, suffix: str, max_bytes: int) -> None:
     """Too few and too many predictions, and errors of the model and of ``apply``."""
-    monkeypatch.setattr(stitching, "_PART", 3)
-
-    def failing_model() -> Iterator[Any]:
-        yield from in_batches(ROWS[:-1], 1)
-        raise RuntimeError("no more")
-
-    def failing_apply(part: Any) -> Any:
-        raise RuntimeError("no more")
-
+    fail = raising(RuntimeError("no more"))
     for predictions, options, message in (
         (in_batches(ROWS[1:], 4), {}, f"predictions for {COUNT - 1} of {COUNT} patches"),
         (in_batches(np.zeros((COUNT + 1, 4, 5), "f4"), 4), {}, f"for more than the {COUNT} patches"),
-        (failing_model(), {}, "no more"),
-        ([ROWS], {"apply": failing_apply}, "no more"),
+        (itertools.chain(in_batches(ROWS[:-1], 1), map(fail, [0])), {}, "no more"),
+        ([ROWS], {"apply": fail}, "no more"),
     ):
         with pytest.raises((OptionError, RuntimeError), match=message):
             stitch(predictions, DATASET, f"{tmp_path}/out{suffix}", max_bytes=max_bytes, **options)
@@ -170,16 +161,14 @@ def test_an_existing_target_is_an_error_before_any_prediction(tmp_path: Path, su
 
 
 def test_files_of_a_killed_run_are_replaced(tmp_path: Path) -> None:
-    for name in ("a.npy.partial", "b.zarr.partial"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "lock").touch()
-    (tmp_path / "a.npy.partial" / "array.npy").write_bytes(b"half")
-    (tmp_path / "b.zarr.partial" / "array").mkdir()
-    (tmp_path / "b.zarr.partial" / "array" / "zarr.json").write_text("{}")
-    for name in ("a.npy", "b.zarr"):
+    for name, half in (("a.npy", "array.npy"), ("b.zarr", "array/zarr.json")):
+        file = tmp_path / f"{name}.partial" / half
+        file.parent.mkdir(parents=True)
+        (tmp_path / f"{name}.partial" / "lock").touch()
+        file.write_text("{}")
         stitch([ROWS + 1], DATASET, tmp_path / name)
+        assert (read(tmp_path / name) == 1).all()
     assert sorted(os.listdir(tmp_path)) == ["a.npy", "b.zarr"]
-    assert (np.load(tmp_path / "a.npy") == 1).all()
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "link"])
@@ -201,14 +190,11 @@ def test_files_of_others_are_not_touched(tmp_path: Path, kind: str) -> None:
 
 def test_options_that_cannot_work_are_named(tmp_path: Path) -> None:
     anywhere = FastPatchDataset(np.zeros((9, 9)), (2, 2), sampling=Uniform(3))
-    two = FastPatchDataset([np.zeros((4, 5), "u1")] * 2, (4, 5), sampling=Grid())
-    turned = FastPatchDataset(
-        [np.zeros((4, 4), "u1")] * 2, (2, 2), sampling=Positions([[1, 0, 0], [0, 0, 0]])
-    )
-    volume = np.full((1, 16), np.nan, "f4")
-    bad = [
-        FastPatchDataset(volume, (1, 4), sampling=Grid(), bad_samples=name) for name in ("replace", "skip")
-    ]
+    volumes = [np.zeros((4, 5), "u1")] * 2
+    two = FastPatchDataset(volumes, (4, 5), sampling=Grid())
+    turned = FastPatchDataset(volumes, (2, 2), sampling=Positions([[1, 0, 0], [0, 0, 0]]))
+    policies: Any = ("replace", "skip")
+    bad = [FastPatchDataset(OUT, (4, 5), sampling=Grid(), bad_samples=one) for one in policies]
     channels = np.zeros((COUNT, 3, 4, 5), "f4")
     a, b = (f"{tmp_path}/{name}.npy" for name in "ab")
     with h5py.File(tmp_path / "x.h5", "w") as file:
@@ -255,16 +241,14 @@ def test_options_that_cannot_work_are_named(tmp_path: Path) -> None:
 def test_values_that_the_target_cannot_hold_are_refused(
     values: float, out: str, apply: Any, tmp_path: Path
 ) -> None:
-    rows = np.full((COUNT, 1, 4, 5), values, "f4")
-    lead = () if apply else (1,)
-    with pytest.raises(OptionError, match="which cannot hold those of"):
-        stitch([rows], DATASET, np.empty((*lead, 9, 10), out), apply=apply)
-    made = iter([np.zeros(2, out).dtype, None])
-
     def changing(part: Any) -> Any:
         first = next(made, None)
         return np.zeros_like(part[0], first) if first else (apply(part) if apply else part[0])
 
+    lead, rows = () if apply else (1,), np.full((COUNT, 1, 4, 5), values, "f4")
+    with pytest.raises(OptionError, match="which cannot hold those of"):
+        stitch([rows], DATASET, np.empty((*lead, 9, 10), out), apply=apply)
+    made = iter([np.dtype(out)])
     tall = FastPatchDataset(np.zeros((300, 10), "f4"), (4, 5), sampling=Grid())
     row = np.full((len(tall), 1, 4, 5), values, "f4")
     with pytest.raises(OptionError, match=r"has made elements of .* first, which cannot hold"):
@@ -291,9 +275,10 @@ def test_predictions_may_be_of_any_float_type() -> None:
     np.testing.assert_allclose(half, expected, atol=0.03)
 
 
-def test_memory_is_bounded_however_many_channels_there_are() -> None:
-    dataset = FastPatchDataset(np.zeros((96, 96, 96), "u1"), (16, 16, 16), sampling=Grid())
+def test_memory_is_bounded_however_many_channels_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stitching, "_PART", 128)  # as it is
     out, patch, limit = np.empty((96, 96, 96), "u1"), np.ones((1, 20, 16, 16, 16), "f4"), 1 << 20
+    dataset = FastPatchDataset(out, (16, 16, 16), sampling=Grid())
     predictions = (patch for _ in range(len(dataset)))
     tracemalloc.start()
     try:
