@@ -288,6 +288,7 @@ def test_a_peer_of_augmentation_does_its_tasks(number: int, tmp_path: Path) -> N
         row = TaskRow(info.key, child, place.task, batches.count(place.recipe.unit))
         assert row.measure(row.chunk) > 0
         row.close()
-    with pytest.raises(ContenderError, match="strange-uint8: KeyError"):
-        child.measure_task("strange-uint8", 1)
+    if one.peer.module == "kornia":  # others do their one recipe, whatever it is called
+        with pytest.raises(ContenderError, match="strange-uint8: KeyError"):
+            child.measure_task("strange-uint8", 1)
     child.close()

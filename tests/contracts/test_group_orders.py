@@ -252,7 +252,7 @@ def test_batch_samplers_that_cannot_work_are_named(make: Make) -> None:
 
 
 @pytest.mark.filterwarnings(
-    "ignore:.*does not have many workers", "ignore:.*LeafSpec.* is deprecated:FutureWarning"
+    "ignore:.*does not have many workers", "ignore:.*LeafSpec.* is deprecated", "ignore:.*no `val_dataloader`"
 )
 def test_lightning_keeps_the_order(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("lightning.pytorch", reason="needs Lightning: pip install lightning")

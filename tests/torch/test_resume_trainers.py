@@ -183,9 +183,9 @@ def test_hugging_faces_trainer_resumes_exactly(shuffle: Any) -> None:
 
 def test_a_loader_that_accelerate_made_plain_has_the_seeds_order(accelerator: Any) -> None:
     """Also once the loader that it was made of is gone."""
-    expected, plain = LOADERS["seed"](Path()), accelerator.prepare(LOADERS["seed"](Path()))
+    expected, made = LOADERS["seed"](Path()), accelerator.prepare(LOADERS["seed"](Path()))
     for _ in range(EPOCHS):
-        assert stream(plain) == stream(expected)
+        assert stream(made) == stream(expected)
 
 
 def test_batches_of_a_loader_that_is_not_prepared_can_be_skipped() -> None:

@@ -216,7 +216,7 @@ def test_options_that_cannot_work_are_named(tmp_path: Path) -> None:
             *((channels, DATASET, np.empty((*lead, 9, 10), "f4"), {}, r"in front .* \(3,\)") for lead in ((), (4,), (1, 3))),
             (ROWS[..., 1:], DATASET, OUT, {}, r"a prediction has shape \(4, 4\)"),
             (ROWS[0], DATASET, OUT, {}, r"batches \(N, \*channels, \*patch_size\), got one of \(4, 5\)"),
-            (ROWS, DATASET, OUT, {"apply": lambda part: part[1:]}, r"apply= has made \(8, 10\) of \(9, 10\)"),
+            (ROWS, DATASET, OUT, {"apply": lambda part: part[1:]}, r"apply= has made \(2, 3\) of \(3, 3\)"),
             *((ROWS, DATASET, out, {}, "must be a NumPy array, or a path .* got a (Tensor|Data|Arr)") for out in others),
             (ROWS, two, [a, f"{tmp_path}/./a.npy"], {}, "another target for each volume, but several times"),
             (ROWS, two, [OUT, OUT], {}, "another target for each volume, but several times"),
