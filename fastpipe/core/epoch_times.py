@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Mapping, Sequence
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -179,6 +182,64 @@ class WaitLimits:
             shares = ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in parts)
             text += f"The loader's threads were at {shares}. "
         return text + "`fastpipe profile your_script.py` says why, and what would help"
+
+
+def _print(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+class EpochLog:
+    """The place where a line or the numbers of each epoch go.
+
+    Args:
+        log: ``"auto"`` prints a line to standard error, unless ``logger`` already shows its INFO messages or
+            this process is not the first of a distributed training.  None prints nothing.  A
+            ``logging.Logger`` gets the line.  A TensorBoard ``SummaryWriter`` (``add_scalar``) and a run of
+            W&B (``log``) get the numbers of :meth:`EpochTimes.scalars`.  A function gets the
+            :class:`EpochTimes`.
+        logger: always gets the line, at level INFO.
+        show: prints a line.
+
+    Raises:
+        OptionError: ``log`` is none of these.
+
+    >>> EpochLog(print, logging.getLogger("fastpipe")).add(EpochTimes(0, 1.2, 3, 0.4, 0.75, 8.3))
+    epoch 0: 1.20 s, 3 steps of 400.0 ms, 75% waiting for data, 8 images/s
+    """
+
+    def __init__(self, log: Any, logger: logging.Logger, show: Callable[[str], object] = _print) -> None:
+        is_known = log in ("auto", None) if log is None or isinstance(log, str) else (
+            callable(log) or any(callable(getattr(log, name, None)) for name in ("add_scalar", "log"))
+        )  # fmt: skip
+        if not is_known:
+            raise OptionError(
+                'log must be "auto", None, a logging.Logger, a SummaryWriter, a W&B run or a function of '
+                f"EpochTimes, got {log!r}"
+            )
+        self._log, self._logger, self._show = log, logger, show
+
+    def add(self, times: EpochTimes, name: str = "") -> None:
+        """Report an epoch of the loader ``name``."""
+        log, line = self._log, f"{name}{' ' if name else ''}{times}"
+        self._logger.info("%s", line)
+        if log == "auto":
+            is_shown = self._logger.isEnabledFor(logging.INFO) and self._logger.hasHandlers()
+            if not is_shown and os.environ.get("RANK", "0") in ("", "0"):
+                self._show(line)
+        elif isinstance(log, logging.Logger):
+            if log is not self._logger:
+                log.info("%s", line)
+        elif hasattr(log, "add_scalar"):
+            for key, value in _named(times.scalars(), name).items():
+                log.add_scalar(key, value, times.epoch)
+        elif callable(log):
+            log(times)
+        elif log is not None:
+            log.log(_named(times.scalars(), name))
+
+
+def _named(values: Mapping[str, float], name: str) -> dict[str, float]:
+    return {key.replace("/", f"/{name}/", 1) if name else key: value for key, value in values.items()}
 
 
 def samples_of(batch: Any) -> float:

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from fastpipe.core.epoch_times import EpochTimes, WaitLimits, epoch_times
+from fastpipe.core.epoch_times import EpochLog, EpochTimes, WaitLimits, epoch_times
 
 _log = logging.getLogger("fastpipe.tf")
 
@@ -23,7 +23,7 @@ class EpochTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships
     """A Keras callback that measures the time of each epoch of ``model.fit``, and the time spent waiting for
     data.
 
-    Each epoch adds a line to the log ``fastpipe.tf`` (INFO) and an entry to ``epochs``.  If ``log_dir`` is
+    Each epoch prints a line, and adds an entry to ``epochs``.  If ``log_dir`` is
     given, each epoch also adds a point to TensorBoard's scalars ``fastpipe/epoch_seconds``,
     ``fastpipe/step_seconds``, ``fastpipe/waiting`` and ``fastpipe/images_per_second``.
 
@@ -37,6 +37,7 @@ class EpochTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships
             first batch is not counted.
         warn_waiting: a fraction, from 0 to 1. If an epoch spends a greater fraction of its time waiting for
             data, a warning says so.
+        log: where the line goes, as in :func:`fastpipe.watch`; the logger of ``"auto"`` is ``fastpipe.tf``.
 
     Attributes:
         epochs: the :class:`EpochTimes` of each epoch, oldest first. ``fit`` clears this list.
@@ -47,7 +48,7 @@ class EpochTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships
     >>> train = tf.data.Dataset.from_tensor_slices((tf.zeros((8, 2)), tf.zeros((8, 1)))).batch(4)
     >>> model = keras.Sequential([keras.layers.Dense(1)])
     >>> model.compile("sgd", "mse")
-    >>> timer = EpochTimer()
+    >>> timer = EpochTimer(log=None)
     >>> history = model.fit(timer.watch(train), epochs=2, shuffle=False, verbose=0, callbacks=[timer])
     >>> [(times.steps, 0 <= times.waiting <= 1) for times in timer.epochs]
     [(2, True), (2, True)]
@@ -59,9 +60,10 @@ class EpochTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships
         *,
         warn_after: float | None = None,
         warn_waiting: float | None = None,
+        log: Any = "auto",
     ) -> None:
         super().__init__()
-        self._limits = WaitLimits(warn_after, warn_waiting)
+        self._limits, self._epoch_log = WaitLimits(warn_after, warn_waiting), EpochLog(log, _log)
         self.epochs: list[EpochTimes] = []
         self._log_dir = log_dir
         self._writer: Any = None
@@ -134,7 +136,7 @@ class EpochTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships
             first_batch_seconds=self._first_batch, warn_after=self._limits.warn_after,
         )  # fmt: skip
         self.epochs.append(times)
-        _log.info("%s", times)
+        self._epoch_log.add(times)
         warning = self._limits.warning(times)
         if warning is not None:
             _log.warning("%s", warning)

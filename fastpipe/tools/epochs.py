@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from fastpipe.console import print_line
-from fastpipe.core.epoch_times import EpochTimes, WaitLimits, epoch_times, samples_of
+from fastpipe.core.epoch_times import EpochLog, EpochTimes, WaitLimits, epoch_times, samples_of
 from fastpipe.core.text import printable
 from fastpipe.errors import OptionError
 from fastpipe.tools.recorder import GPUSampler
@@ -40,22 +40,23 @@ class _Options(NamedTuple):
     progress: bool
     samples: Callable[[Any], float]
     gpu: bool
+    log: Any
 
 
 def watch(
     loader: Iterable[_T_co], *, name: str = "", warn_after: float | None = None,
     warn_waiting: float | None = None, log_every: int | None = None, progress: bool = False,
-    samples: Callable[[Any], int] | None = None, gpu: bool = True,
+    samples: Callable[[Any], int] | None = None, gpu: bool = True, log: Any = "auto",
 ) -> WatchedLoader[_T_co]:  # fmt: skip
-    """Return a loader with the same batches, and log how long each epoch took and waited for data.
+    """Return a loader with the same batches, and print how long each epoch took and waited for data.
 
-    ``watch`` is cheap enough to stay in a script.  Each epoch adds a line to the logger ``fastpipe`` (level
-    INFO) and an entry to ``epochs`` of the returned loader.  Each step takes one to two microseconds longer,
-    and needs 16 bytes until the epoch ends.
+    ``watch`` is cheap enough to stay in a script.  Each epoch prints a line, and adds an entry to ``epochs``
+    of the returned loader.  Each step takes one to two microseconds longer, and needs 16 bytes until the
+    epoch ends.
 
     >>> import fastpipe
     >>> from torch.utils.data import DataLoader
-    >>> loader = fastpipe.watch(DataLoader(range(64), batch_size=4), warn_waiting=0.5)
+    >>> loader = fastpipe.watch(DataLoader(range(64), batch_size=4), warn_waiting=0.5, log=None)
     >>> for epoch in range(2):
     ...     for batch in loader:
     ...         _ = batch.float().sum()
@@ -64,7 +65,7 @@ def watch(
 
     Args:
         loader: any iterable of batches: a ``DataLoader``, a ``FastLoader``, a ``tf.data.Dataset``, a list.
-        name: name of the loader, such as ``"validation"``.  The name precedes the word "epoch" in the log.
+        name: name of the loader, such as ``"validation"``.  The name precedes the word "epoch" in the line.
         warn_after: number of seconds.  If steps waited longer for a batch, a warning after the epoch says how
             often.  The first batch does not count, because its time includes the start of workers.
         warn_waiting: fraction of an epoch, from 0 to 1.  A warning is logged if the epoch waits for data for
@@ -77,6 +78,11 @@ def watch(
             first dimension of the first array in the batch.
         gpu: sample the GPU's utilisation twice a second, in a thread.  Without an NVIDIA GPU or the package
             ``nvidia-ml-py``, ``gpu`` has no effect.
+        log: where each epoch is reported.  ``"auto"`` prints a line to standard error; if the script has set
+            up ``logging`` to show INFO messages, the logger ``fastpipe`` shows the line instead.  None prints
+            nothing.  A ``logging.Logger`` gets the line.  A TensorBoard ``SummaryWriter`` or a W&B run gets
+            the numbers, by names such as ``fastpipe/waiting``.  A function gets the
+            :class:`~fastpipe.tools.EpochTimes`.
 
     Returns:
         A loader with the batches, the length and the attributes of ``loader``.  The result is not a
@@ -96,7 +102,8 @@ def watch(
         raise OptionError(f"samples must be a function of a batch, such as len, got {samples!r}")
     limits = WaitLimits(warn_after, warn_waiting)
     count = samples_of if samples is None else samples
-    options = _Options(f"{name} " if name else "", limits, log_every or 0, progress, count, gpu)
+    EpochLog(log, _log)  # raises an error for an unknown kind
+    options = _Options(f"{name} " if name else "", limits, log_every or 0, progress, count, gpu, log)
     return WatchedLoader(loader, options)
 
 
@@ -110,7 +117,7 @@ class WatchedLoader(Generic[_T_co]):
         loader: the script's own loader.
         epochs: an :class:`~fastpipe.tools.EpochTimes` for each epoch, the oldest first.
 
-    >>> loader = watch([[1, 2], [3, 4]])
+    >>> loader = watch([[1, 2], [3, 4]], log=None)
     >>> list(loader), len(loader), loader.epochs[0].steps
     ([[1, 2], [3, 4]], 2, 2)
     """
@@ -278,8 +285,8 @@ class _Epoch(Iterator[_T_co]):
             times = times._replace(**use._asdict())
         self._watched.epochs.append(times)
         if self._bar is not None:
-            _BARS.end(self._bar, f"{self._options.name}{times}")
-        _log.info("%s%s", self._options.name, times)
+            _BARS.end(self._bar)
+        EpochLog(self._options.log, _log, _BARS.print).add(times, self._options.name.rstrip())
         stages = _stages_of(self._watched.loader)
         spent = {name: stages[name] - self._stages.get(name, 0.0) for name in stages if name != "wait"}
         warning = limits.warning(times, spent)
@@ -374,7 +381,12 @@ class Bars:
             fields: dict[str, Any] = {"said": printable(said)}
             progress.update(bar.task, completed=steps, refresh=True, **fields)
 
-    def end(self, bar: Bar, text: str = "") -> None:
+    def print(self, text: str) -> None:
+        """Print a line, above the bars if there are any."""
+        with self._lock:
+            print_line(self._console, text)
+
+    def end(self, bar: Bar) -> None:
         with self._lock:
             if bar not in self._open:
                 return
@@ -384,8 +396,6 @@ class Bars:
             elif self._progress is not None and bar.task is not None:
                 self._progress.remove_task(bar.task)
                 self._progress.refresh()
-            if text:
-                print_line(self._console, text)
 
     def close(self) -> None:
         with self._lock:

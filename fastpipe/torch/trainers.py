@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 
-from fastpipe.core.epoch_times import EpochTimes, WaitLimits, epoch_times, samples_of
+from fastpipe.core.epoch_times import EpochLog, EpochTimes, WaitLimits, epoch_times, samples_of
 from fastpipe.core.order import BlockShard
 from fastpipe.errors import MissingDependencyError, OptionError
 from fastpipe.options import Shard
@@ -282,22 +282,24 @@ _SHOWN = ("fastpipe/waiting", "fastpipe/images_per_second")
 class EpochTimer:
     """A Lightning callback that measures the time of each epoch of ``trainer.fit``, and the wait for data.
 
-    Each epoch adds a line to the log ``fastpipe.torch`` (INFO), an entry to ``epochs``, and a point to the
-    trainer's loggers.  The loggers' metrics are ``fastpipe/epoch_seconds``, ``fastpipe/step_seconds``,
-    ``fastpipe/waiting`` and ``fastpipe/images_per_second``.  If the training has one process, the progress
-    bar shows the last two metrics.
+    Each epoch prints a line, and adds an entry to ``epochs`` and a point to the trainer's loggers.  The
+    loggers' metrics are ``fastpipe/epoch_seconds``, ``fastpipe/step_seconds``, ``fastpipe/waiting`` and
+    ``fastpipe/images_per_second``.  If the training has one process, the progress bar shows the last two
+    metrics.
 
     The callback works with ``lightning`` and with ``pytorch_lightning``.  The waiting time is the time that
     Lightning's loop spends requesting batches from the loader.  It excludes everything else between two
     steps: callbacks, checkpoints, validation, and moving the batch.  If the device computes asynchronously,
     as GPUs do, the waiting time includes the rest of the previous step.  Each rank measures its own times.
-    The log and the loggers get the times of the first rank.
+    The line and the loggers get the times of the first rank.
 
     Args:
         warn_after: a number of seconds.  A warning at the end of an epoch reports for how many batches the
             loop waited longer.  The first batch is not counted.  By default, there is no such warning.
         warn_waiting: a fraction from 0 to 1.  A warning reports each epoch that spends a larger fraction of
             its time waiting for data.  By default, there is no such warning.
+        log: where the line goes, as in :func:`fastpipe.watch`; the logger of ``"auto"`` is
+            ``fastpipe.torch``.
 
     Attributes:
         epochs: :class:`~fastpipe.tools.EpochTimes` of each epoch, oldest first.  Each ``fit`` clears the
@@ -323,8 +325,10 @@ class EpochTimer:
         made: EpochTimer = object.__new__(kind)
         return made
 
-    def __init__(self, *, warn_after: float | None = None, warn_waiting: float | None = None) -> None:
-        self._limits = WaitLimits(warn_after, warn_waiting)
+    def __init__(
+        self, *, warn_after: float | None = None, warn_waiting: float | None = None, log: Any = "auto"
+    ) -> None:
+        self._limits, self._epoch_log = WaitLimits(warn_after, warn_waiting), EpochLog(log, _log)
         self.epochs = []
         self._detach: Callable[[], None] | None = None
         self._reset()
@@ -397,7 +401,7 @@ class EpochTimer:
         self.epochs.append(times)
         rank = "" if trainer.world_size == 1 else f"rank {trainer.global_rank}, "
         if trainer.is_global_zero:
-            _log.info("%s%s", rank, times)
+            self._epoch_log.add(times)
             if times.waiting is None and len(self.epochs) == 1:
                 _log.info("what it waited for data is not known: this Lightning does not say when it asks")
         warning = self._limits.warning(times)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import math
 from collections import namedtuple
 from types import SimpleNamespace
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from fastpipe.core.epoch_times import EpochTimes, WaitLimits, epoch_times, samples_of
+from fastpipe.core.epoch_times import EpochLog, EpochTimes, WaitLimits, epoch_times, samples_of
 from fastpipe.errors import OptionError
 
 Pair = namedtuple("Pair", "image label")
@@ -85,3 +87,47 @@ def test_a_warning_names_the_count_the_share_the_stages_and_the_remedy() -> None
 def test_impossible_limits_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match="got"):
         WaitLimits(**options)
+
+
+TIMES = EpochTimes(2, 1.2, 3, 0.4, 0.75, 8.3)
+LINE = "epoch 2: 1.20 s, 3 steps of 400.0 ms, 75% waiting for data, 8 images/s"
+
+
+@pytest.fixture
+def logger() -> logging.Logger:
+    """A logger whose messages nothing shows, as in a script that has not set up logging."""
+    made = logging.Logger("fastpipe.epochs")
+    made.propagate = False
+    return made
+
+
+def test_a_line_is_printed_unless_the_log_shows_it(
+    logger: logging.Logger, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    EpochLog("auto", logger).add(TIMES, "validation")
+    assert capsys.readouterr().err == f"validation {LINE}\n"
+    monkeypatch.setenv("RANK", "1")
+    EpochLog("auto", logger).add(TIMES)
+    monkeypatch.delenv("RANK")
+    EpochLog(None, logger).add(TIMES)
+    assert capsys.readouterr().err == ""
+    logger.addHandler(logging.StreamHandler(shown := io.StringIO()))
+    EpochLog("auto", logger).add(TIMES)
+    assert shown.getvalue() == f"{LINE}\n" and capsys.readouterr().err == ""
+
+
+def test_other_places_get_the_line_or_the_numbers(
+    logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other, shown, found = logging.Logger("train"), io.StringIO(), []
+    other.addHandler(logging.StreamHandler(shown))
+    EpochLog(other, logger).add(TIMES)
+    EpochLog(found.append, logger).add(TIMES)
+    EpochLog(SimpleNamespace(log=found.append), logger).add(TIMES)
+    EpochLog(SimpleNamespace(add_scalar=lambda *some: found.append(some)), logger).add(TIMES, "validation")
+    assert shown.getvalue() == f"{LINE}\n" and capsys.readouterr().err == ""
+    assert found[:2] == [TIMES, TIMES.scalars()]
+    assert ("fastpipe/validation/waiting", 0.75, 2) in found[2:] and len(found) == 2 + len(TIMES.scalars())
+    for wrong in ("yes", 3):
+        with pytest.raises(OptionError, match="log must be"):
+            EpochLog(wrong, logger)

@@ -129,7 +129,8 @@ def test_tables_lines_and_moving_lines_are_plain_text() -> None:
     bars = Bars(console)
     bar = bars.begin(NASTY, 3)
     bars.show(bar, 1, NASTY)
-    bars.end(bar, NASTY)
+    bars.end(bar)
+    bars.print(NASTY)
     with Report(NASTY, 3, console=console) as report:
         report.step(NASTY)
         report.say(NASTY)
