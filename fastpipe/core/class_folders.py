@@ -5,10 +5,8 @@ The results, their order and the errors are those of ``torchvision.datasets.fold
 
 from __future__ import annotations
 
-import logging
 import os
 import queue
-import shutil
 import stat
 import sys
 import time
@@ -543,43 +541,3 @@ def empty_message(empty: Sequence[str], extensions: str | Sequence[str] | None) 
         return message
     supported = extensions if isinstance(extensions, str) else ", ".join(extensions)
     return message + f"Supported extensions are: {supported}"
-
-
-_log = logging.getLogger("fastpipe.index")
-
-_SILENT_S = 2.0
-_LINE_EVERY_S = 10.0
-_ERASE = "\x1b[2K"  # erases a terminal's line
-
-
-class ScanProgress:
-    """Shows the progress of a scan: a changing line in a terminal, or lines in the log if there is no
-    terminal.  Nothing is shown during the first two seconds of a scan."""
-
-    def __init__(self, root: str | os.PathLike[str], *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._root, self._clock, self._start = os.fspath(root), clock, clock()
-        self._next_line = _SILENT_S
-        self._has_logged = self._has_line = False
-
-    def __call__(self, folders: int, files: int) -> None:
-        passed = self._clock() - self._start
-        if passed < _SILENT_S:
-            return
-        text = f"Scanning {self._root}: {files:,} files in {folders:,} folders so far"
-        if sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
-            self._has_line = True
-            shown = printable(text)[: shutil.get_terminal_size().columns - 1]
-            print(f"\r{_ERASE}{shown}", end="", file=sys.stderr, flush=True)
-        elif passed >= self._next_line:
-            self._next_line = passed + _LINE_EVERY_S
-            self._has_logged = True
-            _log.info("%s, %.0f s", text, passed)
-
-    def __enter__(self) -> ScanProgress:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._has_line:
-            print(f"\r{_ERASE}", end="", file=sys.stderr, flush=True)
-        if self._has_logged and kind is None:
-            _log.info("Scanned %s in %.0f s", self._root, self._clock() - self._start)

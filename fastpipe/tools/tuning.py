@@ -6,6 +6,7 @@ import functools
 import itertools
 import logging
 import random
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from fastpipe.console import PlainTable, TextReport, print_line
 from fastpipe.core.extras import require
 from fastpipe.core.machine import available_cpus, free_memory
 from fastpipe.core.processes import why_no_processes
+from fastpipe.core.progress import SlowWork
 from fastpipe.core.text import in_duration
 from fastpipe.errors import OptionError
 from fastpipe.tools.epochs import WatchedLoader
@@ -47,8 +49,10 @@ _LEAST_S, _MOST_S = 0.2, 2.0
 
 class Search:
     def __init__(
-        self, base: Base, step: Callable[[Any], object] | None, cores: int, budget: int | None, seconds: float
-    ) -> None:
+        self, base: Base, step: Callable[[Any], object] | None, cores: int, budget: int | None,
+        seconds: float, say: Callable[[str], object] = lambda _: None,
+    ) -> None:  # fmt: skip
+        self._say = say
         self._base, self._step, self._cores, self._budget = base, step, cores, budget
         self._began = perf_counter()
         self._until = self._began + seconds
@@ -78,6 +82,16 @@ class Search:
                 break
             best = find(best)
         return best
+
+    def tell_best(self) -> None:
+        """Print the fastest settings so far, after an interruption."""
+        best = min(self.trials, key=lambda one: one.batch_s, default=None)
+        if best is not None and best.measured:
+            said = best.settings.as_text(self._base.settings)
+            print(
+                f"autotune was interrupted; the fastest settings so far: {said}: a batch in "
+                f"{in_duration(best.batch_s)}", file=sys.stderr
+            )  # fmt: skip
 
     def _workers(self, best: Trial) -> Trial:
         base, now = self._base, best.settings
@@ -194,6 +208,7 @@ class Search:
         if self._budget is not None and likely > self._budget:
             trial.why = f"would take about {likely / 1e6:,.0f} MB, and may take {self._budget / 1e6:,.0f}"
             return
+        self._tell(settings)
         try:
             with self._base.dataset_with(settings), self._noted_warnings():
                 loader = self._base.made(settings, for_trial=True)
@@ -217,6 +232,12 @@ class Search:
         _log.info("autotune: %s: a batch in %s", said, in_duration(found.batch_s))
         if self._step is not None and found.wait_s <= _NO_STALL * found.batch_s:
             self._is_enough = True
+
+    def _tell(self, settings: Settings) -> None:
+        best = min((one.batch_s for one in self.trials), default=float("inf"))
+        found = "" if best == float("inf") else f"; the fastest so far makes a batch in {in_duration(best)}"
+        left = max(0.0, self._until - perf_counter())
+        self._say(f"{settings.as_text(self._base.settings)}{found}; at most {left:.0f} s left")
 
     @contextmanager
     def _noted_warnings(self) -> Iterator[None]:
@@ -359,9 +380,13 @@ def autotune(
     if budget is None:
         free = free_memory()
         budget = None if free is None else int(_PART * free)
-    search = Search(base, step, available_cpus(), budget, seconds)
-    with _generators_kept(base.loader):
-        best = search.run()
+    with SlowWork("autotune") as progress, _generators_kept(base.loader):
+        search = Search(base, step, available_cpus(), budget, seconds, progress)
+        try:
+            best = search.run()
+        except KeyboardInterrupt:
+            search.tell_best()
+            raise
     if not best.measured:
         remedy = "; give it a larger memory_budget" if "may take" in best.why else ""
         raise OptionError(f"the loader cannot be measured with the settings that it has: {best.why}{remedy}")

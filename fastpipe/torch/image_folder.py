@@ -18,6 +18,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS, default_loader, pil_load
 
 from fastpipe.core import class_folders
 from fastpipe.core.files import is_url
+from fastpipe.core.progress import SlowWork
 from fastpipe.core.sample_tables import SampleTable, TargetTable
 from fastpipe.core.text import printable_lines
 from fastpipe.core.types import Key
@@ -127,6 +128,11 @@ class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # tor
         OptionError: an option's value cannot work.
     """
 
+    samples: Sequence[tuple[str, Any]]
+    imgs: Sequence[tuple[str, Any]]
+    targets: Sequence[Any]
+    classes: list[str]
+    class_to_idx: dict[str, int]
     _listed: tuple[list[str], Any] | None = None  # classes and samples, during ``from_samples``
 
     def __init__(
@@ -172,11 +178,11 @@ class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # tor
         if callable(classes):  # a function may not be picklable
             self._only_classes = list(self.classes)
         self.extensions = IMG_EXTENSIONS if is_valid_file is None else None
-        self.imgs = self.samples = self._find_samples(is_valid_file, allow_empty)
-        is_table = isinstance(self.samples, SampleTable)
-        is_flat = is_table and self.samples.is_flat
-        targets = self.samples.targets_array() if is_flat else [sample[1] for sample in self.samples]
-        self.targets: Any = TargetTable(targets) if is_table else targets
+        self.imgs = self.samples = samples = self._find_samples(is_valid_file, allow_empty)
+        is_table = isinstance(samples, SampleTable)
+        is_flat = is_table and samples.is_flat
+        targets = samples.targets_array() if is_flat else [sample[1] for sample in samples]
+        self.targets = TargetTable(targets) if is_table else targets
         self.loader = loader
         self._check_loader()
         if self._loads_fast():
@@ -364,7 +370,11 @@ class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # tor
         # A subclass may find its files in another way.
         if type(self).make_dataset is not ImageFolder.make_dataset:
             return self.make_dataset(self.root, class_to_idx=self.class_to_idx, **options)
-        with class_folders.ScanProgress(self.root) as on_progress:
+        with SlowWork(f"Scanning {os.fspath(self.root)}") as progress:
+
+            def on_progress(folders: int, files: int) -> None:
+                progress(f"{files:,} files in {folders:,} folders so far")
+
             options |= {"cache": self._index_cache(), "on_progress": on_progress}
             if self._remote is not None:
                 return self._remote.scan(self.class_to_idx, **options)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import itertools
-import logging
 import os
 import shutil
-import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -16,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clock import ManualClock
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torchvision.datasets import folder as reference
@@ -24,7 +20,6 @@ from torchvision.datasets import folder as reference
 from fastpipe.core import class_folders
 from fastpipe.core.class_folders import (
     TORCHVISION_EXTENSIONS,
-    ScanProgress,
     find_classes,
     scan_folder,
 )
@@ -279,51 +274,3 @@ def test_errors_end_the_threads(tree: Path, monkeypatch: pytest.MonkeyPatch, err
     with pytest.raises(error, match="here"):
         scan_folder(tree, CLASSES, on_progress=interrupt, **IMAGES)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("fastpipe-scan")]
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.fixture
-def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    caplog.set_level(logging.INFO, "fastpipe.index")
-    return caplog
-
-
-def test_the_log_has_a_line_after_two_seconds_and_each_ten(log: pytest.LogCaptureFixture) -> None:
-    clock = ManualClock()
-    with ScanProgress(Path("/data/train"), clock=clock) as progress:
-        for second in range(1, 25):
-            clock.now = 100.0 + second
-            progress(second, 1000 * second)
-    assert log.messages == [
-        "Scanning /data/train: 2,000 files in 2 folders so far, 2 s",
-        "Scanning /data/train: 12,000 files in 12 folders so far, 12 s",
-        "Scanning /data/train: 22,000 files in 22 folders so far, 22 s",
-        "Scanned /data/train in 24 s",
-    ]
-    assert {record.levelno for record in log.records} == {logging.INFO}
-
-
-@pytest.mark.parametrize("error", [None, KeyboardInterrupt])
-def test_a_terminal_has_a_line_that_is_erased_when_the_scan_ends(
-    log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, error: type[BaseException] | None
-) -> None:
-    clock, terminal = ManualClock(), Terminal()
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(sys, "stderr", terminal)
-    with suppress(KeyboardInterrupt), ScanProgress("/data/[odd]", clock=clock) as progress:
-        clock.now += 1.99
-        progress(1, 1)
-        assert terminal.getvalue() == "", "a short scan writes nothing"
-        clock.now += 3
-        progress(10, 12345)
-        progress(11, 23456)
-        if error is not None:
-            raise error
-    assert "Scanning /data/[odd]: " in terminal.getvalue()
-    assert "23,456 files" in terminal.getvalue()
-    assert terminal.getvalue().endswith(class_folders._ERASE)
-    assert log.messages == []

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import json
-import logging
 import os
 import shutil
 import sys
@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from torchvision.datasets import folder as reference
 
 from fastpipe import FastImageFolder
-from fastpipe.core import array_cache, class_folders
+from fastpipe.core import array_cache, class_folders, progress
 from fastpipe.core.class_folders import (
     TORCHVISION_EXTENSIONS,
     IndexCache,
@@ -309,9 +309,8 @@ def test_only_files_that_were_not_used_for_long_are_removed(root: Path, cache: I
 
 
 def test_the_dataset_keeps_and_logs_its_scan(
-    root: Path, tmp_path: Path, listed: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    root: Path, tmp_path: Path, listed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
-    caplog.set_level(logging.INFO, "fastpipe.index")
     monkeypatch.setattr(IndexCache.__init__, "__kwdefaults__", {"keep_from_s": -1, "now": lambda: LATER})
     monkeypatch.setattr(sys, "stderr", None)
     first = FastImageFolder(root)
@@ -323,13 +322,14 @@ def test_the_dataset_keeps_and_logs_its_scan(
     assert (tmp_path / "home" / "fastpipe" / "index").is_dir()
     monkeypatch.setattr(array_cache, "user_cache_folder", lambda: Path("~/.cache/fastpipe"))
     assert default_index_cache() is None, "a user without a home has none"
-    assert caplog.messages == []
-    monkeypatch.setattr(class_folders, "_SILENT_S", 0.0)
+    shown = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setattr(progress, "_SILENT_S", 0.0)
     monkeypatch.setattr(class_folders, "_TELL_EVERY_S", 0.0)
     FastImageFolder(root)
-    line, last = caplog.messages
+    line, last = shown.getvalue().splitlines()
     assert line == f"Scanning {root}: 2 files in 1 folders so far, 0 s"
-    assert last.startswith(f"Scanned {root} in ")
+    assert last.startswith(f"Scanning {root}: done in ")
 
 
 # Random changes of a tree between scans.  Folders, links and files share names, so that one replaces the other.
