@@ -17,6 +17,7 @@ from fastpipe.core.extras import load_part
 from fastpipe.options import BadSamples, Cache, Decode, Shard, Shuffle, Stage, Subset
 
 if TYPE_CHECKING:
+    from fastpipe import augment, generation, profiling, tf, tools, torch  # noqa: F401
     from fastpipe.generation import generate, memoize
     from fastpipe.tools import autotune, autotune_batch_size, profile, watch
     from fastpipe.torch import (
@@ -59,7 +60,7 @@ _LAZY = {
 
 
 # Subpackages that scripts use without an import of their own, as in ``fastpipe.tf.image_dataset``.
-_PARTS = ("augment", "generation", "profiling", "tf", "tools")
+_PARTS = ("augment", "generation", "profiling", "tf", "tools", "torch")
 
 
 def __getattr__(name: str) -> Any:
@@ -73,4 +74,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_PARTS})

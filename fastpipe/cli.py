@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple, NoReturn
 
@@ -77,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     asked = [name for name in arguments[:1] if name in COMMANDS]
     for name in asked:
         arguments[1:] = COMMANDS[name].prepare(arguments[1:])
-    args = _parser(asked).parse_args(arguments)
+    args = _parsed(arguments, asked)
 
     from rich.console import Console
 
@@ -110,19 +111,38 @@ class _Parser(argparse.ArgumentParser):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **{**options, "allow_abbrev": False})
+        self.commands: dict[str, argparse.ArgumentParser] = {}
 
     def error(self, message: str) -> NoReturn:
         super().error(printable(message))
 
 
-def _parser(names: Sequence[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
+def _parsed(arguments: list[str], asked: Sequence[str]) -> argparse.Namespace:
+    parser = _parser(asked)
+    for name in arguments[:1]:
+        if not name.startswith("-") and name not in COMMANDS:
+            parser.error(f"there is no command {name!r}{_close(name, COMMANDS)}")
+    args, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        made = parser.commands[args.command]
+        options = [option for action in made._actions for option in action.option_strings]
+        made.error(f"unrecognized arguments: {' '.join(unknown)}{_close(unknown[0], options)}")
+    return args
+
+
+def _close(word: str, known: Iterable[str]) -> str:
+    found = difflib.get_close_matches(word.partition("=")[0], list(known), 1)
+    return f" (did you mean {found[0]}?)" if found else ""
+
+
+def _parser(names: Sequence[str] = tuple(COMMANDS)) -> _Parser:
     """Return the parser of all commands.  Only the commands ``names`` get their options."""
     parser = _Parser("fastpipe", description="Make the input pipeline of a training script fast.")
     parser.add_argument("--version", action="version", version=f"fastpipe {fastpipe.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():
         about = f"{command.about[:1].upper()}{command.about[1:]}."
-        made = commands.add_parser(
+        made = parser.commands[name] = commands.add_parser(
             name, help=command.about, description=about, formatter_class=argparse.RawDescriptionHelpFormatter
         )
         if name in names:

@@ -108,3 +108,22 @@ def test_a_scripts_own_options_are_its_own() -> None:
         args = cli._parser().parse_args(["profile", *options, "script.py", *given])
         assert args.arguments == given and args.seconds == seconds and args.json is None
         assert not args.is_module and not args.try_advice
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["profil", "train.py"], "there is no command 'profil' (did you mean profile?)"),
+        (["nonsense"], "there is no command 'nonsense'"),
+        (["verify", "folder", "--imges", "3"], "unrecognized arguments: --imges 3 (did you mean --images?)"),
+    ],
+)
+def test_a_mistyped_word_is_asked_about(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(arguments)
+    errors = capsys.readouterr().err
+    assert said in errors
+    if arguments[0] in cli.COMMANDS:
+        assert f"usage: fastpipe {arguments[0]}" in errors

@@ -130,7 +130,7 @@ try:
 except fastpipe.errors.MissingDependencyError as error:
     print(error)
 """
-    assert f"pip install 'fastpipe[{extra}]'" in _python(code)
+    assert f"pip install '.[{extra}]'" in _python(code)
 
 
 def test_images_are_decoded_without_any_other_decoder(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from fastpipe.bench.driver import DATA_HELP, Case, Driver, add_run_arguments
 from fastpipe.bench.results import MAIN_ROW, RowInfo
 from fastpipe.bench.runner import Contender, DrawnRow, Draws, Session
 from fastpipe.console import positive
-from fastpipe.core.extras import require
+from fastpipe.core.extras import distribution_of, require
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SIDE = 224
@@ -45,8 +45,8 @@ class LoaderSpec(RowInfo):
 
 # For each back end of ``Decode``: its name, its module, and the extra of fastpipe that installs the module.
 _PACKAGES = {
-    "nvimgcodec": ("nvImageCodec", "nvidia.nvimgcodec", "image"),
-    "dali": ("DALI", "nvidia.dali", "dali"),
+    "nvimgcodec": ("nvImageCodec", "nvidia.nvimgcodec"),
+    "dali": ("DALI", "nvidia.dali"),
 }
 
 
@@ -57,12 +57,12 @@ def why_not_installed(spec: LoaderSpec) -> str:
     """
     if spec.decode.backend not in _PACKAGES:
         return ""
-    name, module, extra = _PACKAGES[spec.decode.backend]
+    name, module = _PACKAGES[spec.decode.backend]
     try:
         is_there = find_spec(module) is not None
     except ModuleNotFoundError:  # the parent package is missing, too
         is_there = False
-    return "" if is_there else f"{name} is not installed; pip install 'fastpipe[{extra}]'"
+    return "" if is_there else f"{name} is not installed; pip install {distribution_of(module)}"
 
 
 def train_transform(output: str, side: int = SIDE) -> Any:

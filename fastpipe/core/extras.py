@@ -14,7 +14,11 @@ from typing import Any
 
 from fastpipe.errors import MissingDependencyError
 
-_DISTRIBUTIONS = {"google_crc32c": "google-crc32c"}  # names on PyPI that differ from the package's name
+# Names on PyPI that differ from the package's name.
+_DISTRIBUTIONS = {
+    "PIL": "pillow", "google_crc32c": "google-crc32c", "nvidia.dali": "nvidia-dali-cuda130",
+    "nvidia.nvimgcodec": "nvidia-nvimgcodec-cu13",
+}  # fmt: skip
 
 
 def load_part(module: str) -> ModuleType:
@@ -46,7 +50,8 @@ def _advice(found: object) -> str:
 def require(module: str, *, extra: str = "", package: str = "") -> Any:
     """Import ``module``, or raise an error with the pip command that installs it.
 
-    The command installs ``package`` if given.  Otherwise it installs fastpipe's extra ``extra``.
+    The command installs ``package`` if given.  Otherwise it installs the distribution of ``module``, and the
+    error also names the command for fastpipe's extra ``extra``.
 
     Raises:
         MissingDependencyError: the package of ``module``, or a package that ``module`` imports, is not
@@ -64,10 +69,32 @@ def require(module: str, *, extra: str = "", package: str = "") -> Any:
             if str(error.name).partition(".")[0] != module.partition(".")[0]:
                 raise missing_package(error) from error
             raise
-        command = f"pip install {package}" if package else f"pip install 'fastpipe[{extra}]'"
+        command = f"pip install {package or distribution_of(module)}"
+        if not package:
+            command += f"  or, with all that this part needs, in fastpipe's checkout:  {install_extra(extra)}"
         raise MissingDependencyError(
             f"fastpipe needs the package {module!r} here and it is not installed. Install it with:  {command}"
         ) from error
+
+
+def distribution_of(module: str) -> str:
+    """Return the name on PyPI of the distribution that has a module.
+
+    >>> distribution_of("PIL.Image"), distribution_of("nvidia.dali.fn"), distribution_of("h5py")
+    ('pillow', 'nvidia-dali-cuda130', 'h5py')
+    """
+    top = module.partition(".")[0]
+    parent = ".".join(module.split(".")[:2])
+    return _DISTRIBUTIONS.get(parent, _DISTRIBUTIONS.get(top, top))
+
+
+def install_extra(extra: str) -> str:
+    """Return the command for a checkout of fastpipe that installs an extra's packages.
+
+    >>> install_extra("hdf5")
+    "pip install '.[hdf5]' (the fastpipe on PyPI is another project)"
+    """
+    return f"pip install '.[{extra}]' (the fastpipe on PyPI is another project)"
 
 
 def missing_package(error: ModuleNotFoundError) -> MissingDependencyError:
@@ -75,7 +102,7 @@ def missing_package(error: ModuleNotFoundError) -> MissingDependencyError:
     name = str(error.name).partition(".")[0]
     return MissingDependencyError(
         f"the package {name!r} is needed here and it is not installed. "
-        f"Install it with:  pip install {_DISTRIBUTIONS.get(name, name)}"
+        f"Install it with:  pip install {distribution_of(name)}"
     )
 
 

@@ -366,7 +366,7 @@ class DeviceMaker:
         if is_first and all(image is None for image in found):  # the cause is the decoder, not the files
             _log.warning(
                 "images are decoded on the CPU, not on %s: %s declined all %d of a batch; it needs nvJPEG "
-                "13.2 or later (pip install 'fastpipe[gpu]')",
+                "13.2 or later (pip install nvidia-nvjpeg)",
                 self._device, self._decoder.describe(), len(found),
             )  # fmt: skip
         return found

@@ -6,12 +6,13 @@ from __future__ import annotations
 import copy
 import math
 import operator
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
 from torch.utils.data._utils.collate import default_collate
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -134,7 +135,7 @@ class FastLoader(DataLoader[_T_co]):
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: Dataset[_T_co] | Sequence[_T_co],
         batch_size: int | None = 1,
         shuffle: bool | Shuffle | None = None,
         sampler: Iterable[Any] | None = None,
@@ -162,6 +163,7 @@ class FastLoader(DataLoader[_T_co]):
         prefetch_batches: int | Literal["auto"] = "auto",
     ) -> None:
         _check_options(num_workers, workers, prefetch_batches, dtype)
+        _check_dataset(dataset)
         if isinstance(dataset, IterableDataset):
             given = {"device": device, "dtype": dtype, "augment": augment}
             useless = [name for name, value in given.items() if value is not None]
@@ -208,7 +210,8 @@ class FastLoader(DataLoader[_T_co]):
             sampler, shuffle = ShuffleSampler(dataset, generator, seed_of), False
             mark_default(sampler)
         super().__init__(
-            dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory,
+            cast("Dataset[_T_co]", dataset), batch_size, shuffle, sampler, batch_sampler, num_workers,
+            collate_fn, pin_memory,
             drop_last, timeout, worker_init_fn, multiprocessing_context, generator,
             prefetch_factor=prefetch_factor, persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device, in_order=in_order,
@@ -523,6 +526,19 @@ class FastLoader(DataLoader[_T_co]):
         check_stateful(method, self._order, is_map_style(self), self.in_order or self.num_processes <= 1)
 
 
+def _check_dataset(dataset: Any) -> None:
+    if isinstance(dataset, DataLoader):
+        raise OptionError(
+            f"FastLoader takes a dataset, got a {type(dataset).__name__}: write accelerate(loader), or "
+            "FastLoader(loader.dataset, …) with the loader's arguments"
+        )
+    if isinstance(dataset, (str, bytes, os.PathLike)):
+        raise OptionError(
+            f"FastLoader takes a dataset, got the path {os.fsdecode(dataset)!r}: for a folder of images, "
+            "write FastLoader(FastImageFolder(path, transform), …)"
+        )
+
+
 def _check_options(num_workers: Any, workers: Any, prefetch_batches: Any, dtype: Any) -> None:
     if dtype not in (None, torch.float16, torch.bfloat16):
         raise OptionError(
@@ -559,7 +575,7 @@ _OWN = ("prefetch_batches", "seed", "shard", "device", "dtype", "augment", "cach
 
 
 def accelerate(
-    loader: DataLoader[Any],
+    loader: DataLoader[_T_co],
     *,
     seed: int | None = None,
     shard: Shard | None = None,
@@ -571,7 +587,7 @@ def accelerate(
     workers: Literal["auto", "threads", "processes"] | None = None,
     prefetch_factor: int | None = None,
     prefetch_batches: int | Literal["auto"] | None = None,
-) -> FastLoader[Any]:
+) -> FastLoader[_T_co]:
     """Make a :class:`fastpipe.FastLoader` from a ``DataLoader``, with the same batches.
 
     The result uses the loader's own dataset, sampler, ``collate_fn``, generator and other objects.  If
@@ -618,6 +634,11 @@ def _check(loader: Any) -> None:
         raise OptionError(
             f"accelerate() takes a torch.utils.data.DataLoader, got a {type(loader).__name__}: for a "
             "dataset, use FastLoader(dataset, …)"
+        )
+    if type(loader).__module__.partition(".")[0] == "accelerate":
+        raise OptionError(
+            f"this {type(loader).__name__} comes from accelerator.prepare(): write "
+            "accelerator.prepare(fastpipe.accelerate(loader)) with the loader from before"
         )
     known = FastLoader if isinstance(loader, FastLoader) else DataLoader
     kinds = type(loader).__mro__[: type(loader).__mro__.index(known)]

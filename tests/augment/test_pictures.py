@@ -289,5 +289,5 @@ def test_a_file_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_without_pillow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
-    with pytest.raises(MissingDependencyError, match=r"fastpipe\[image\]"):
+    with pytest.raises(MissingDependencyError, match="pip install pillow"):
         augment.preview(augment.RandomGrayscale(), noise())

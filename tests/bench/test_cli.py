@@ -89,8 +89,8 @@ def test_wrong_options_show_the_usage(arguments: str, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(("case", "module", "words"), [
-    ("generate", "h5py", "fastpipe[generation]"), ("volume", "zarr", "pip install"),
-    ("tf", "tensorflow", "pip install 'fastpipe[tf]'"),
+    ("generate", "h5py", ".[generation]"), ("volume", "zarr", "pip install"),
+    ("tf", "tensorflow", "pip install '.[tf]'"),
 ])  # fmt: skip
 def test_a_package_that_is_missing_is_named_with_the_remedy(
     case: str, module: str, words: str, monkeypatch: pytest.MonkeyPatch, run: Command

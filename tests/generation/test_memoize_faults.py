@@ -276,7 +276,7 @@ def test_tensors_where_torch_is_gone_are_computed_again(
     kept = memoize(lambda: getattr(sys.modules.get("torch"), "ones", list)(()), dir=folder)
     assert torch.equal(kept(), kept())
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert kept() == [] and "pip install 'fastpipe[torch]'" in warned()[0]
+    assert kept() == [] and "pip install '.[torch]'" in warned()[0]
     assert len(list(folder.glob("*.corrupt"))) == 1
 
 

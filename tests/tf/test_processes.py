@@ -123,4 +123,4 @@ def test_torch_and_tensorflow_work_in_one_process(photo_tree: Path, names: tuple
 
 def test_without_tensorflow_the_extra_is_named() -> None:
     done = run("import sys; sys.modules['tensorflow'] = None; import fastpipe; fastpipe.tf")
-    assert "pip install 'fastpipe[tf]'" in done.stderr
+    assert "pip install '.[tf]'" in done.stderr

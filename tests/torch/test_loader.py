@@ -27,6 +27,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import default_loader
 
 from fastpipe import Decode, FastImageFolder, FastLoader, accelerate
+from fastpipe.errors import OptionError
 from fastpipe.images.batch import ImageBatch
 
 pytestmark = pytest.mark.usefixtures("same_generators")
@@ -405,3 +406,17 @@ def test_kept_values_are_never_overwritten(tree: Path, ahead: int | None) -> Non
             while len(held) > 1 and rng.random() < 0.5:
                 del held[rng.randrange(len(held))]
             assert all(_content(value) == content for value, content in held)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "remedy"),
+    [
+        (DataLoader([1, 2]), r"write accelerate\(loader\)"),
+        ("data/train", r"FastLoader\(FastImageFolder\(path, transform\)"),
+        (Path("data/train"), r"FastLoader\(FastImageFolder\(path, transform\)"),
+    ],
+    ids=["a loader", "a path", "a Path"],
+)
+def test_what_is_no_dataset_is_an_error_with_the_remedy(dataset: Any, remedy: str) -> None:
+    with pytest.raises(OptionError, match=remedy):
+        FastLoader(dataset, batch_size=2)

@@ -275,7 +275,7 @@ def test_a_package_that_copies_need_is_missed_at_once_if_one_is_tried(
     with monkeypatch.context() as patch:
         patch.setattr(inspection, "decode_speed", lambda *_: pytest.fail("it measures"))
         code, output, errors = inspect(planes, "--patch", "8,8,8")
-        assert (code, output) == (2, "") and "pip install 'fastpipe[volume]'" in errors
+        assert (code, output) == (2, "") and "pip install '.[volume]'" in errors
     # Where no copy is tried, it is not needed.
     assert inspect(planes)[0] == 0
     monkeypatch.setattr("fastpipe.volumes.repack.NUMBERS", set())

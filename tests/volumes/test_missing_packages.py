@@ -52,12 +52,12 @@ def to_zfpy(path: Path) -> None:
     (path / ".zarray").write_text(text)
 
 
-OF_VOLUMES = "'fastpipe[volume]'"
+OF_VOLUMES = "'.[volume]'"
 CASES: dict[str, tuple[str, Callable[[Path], Any], str, str]] = {
     "tiff": ("x.tif", to("tiff"), "tifffile", OF_VOLUMES), "nifti": ("x.nii", to("nifti"), "nibabel", OF_VOLUMES),
     "nifti packed": ("x.nii.gz", to("nifti"), "nibabel", OF_VOLUMES), "spm": ("x.img", to_spm, "scipy.io", "scipy"),
     "blosc2": ("x.b2nd", to("blosc2"), "blosc2", OF_VOLUMES), "blosc2 header": ("x.b2nd", to("blosc2"), "msgpack", OF_VOLUMES),
-    "hdf5": ("x.h5", to("hdf5"), "h5py", "'fastpipe[hdf5]'"), "n5": ("x.n5", to("n5"), "tensorstore", OF_VOLUMES),
+    "hdf5": ("x.h5", to("hdf5"), "h5py", "'.[hdf5]'"), "n5": ("x.n5", to("n5"), "tensorstore", OF_VOLUMES),
     "zarr order": ("x.zarr", to_zarr(zarr_format=2, order="F"), "tensorstore", OF_VOLUMES),
     "zarr filter": ("x.zarr", to_zarr(zarr_format=2, filters=[numcodecs.Delta("|u1")]), "zarr", OF_VOLUMES),
     "zarr zip": ("x.zarr.zip", to_zip, "zarr", OF_VOLUMES), "zarr zfpy": ("x.zarr", to_zfpy, "zfpy", "zfpy"),
@@ -79,7 +79,7 @@ def test_a_missing_package_is_named_when_the_dataset_is_made(
         for given in (tmp_path / name, [tmp_path / "good.npy", tmp_path / name]):
             with pytest.raises(MissingDependencyError) as caught:
                 FastPatchDataset(given, (1,) * (3 if case == "spm" else 2), bad_samples=policy)
-            assert str(caught.value).endswith(f"pip install {command}")
+            assert f"pip install {command}" in str(caught.value)
 
 
 @pytest.mark.parametrize("error", [AttributeError, OSError, ImportError])
@@ -134,7 +134,7 @@ def test_a_codec_of_tiff_that_is_missing_is_named_when_the_dataset_is_made(
     for policy in ("raise", "skip", "replace"):
         with pytest.raises(MissingDependencyError) as caught:
             FastPatchDataset([tmp_path / "raw.tif", tmp_path / "lzw.tif"], (32, 32), bad_samples=policy)
-        assert str(caught.value).endswith(command)
+        assert command in str(caught.value)
 
 
 def test_a_slice_that_needs_a_missing_codec_is_no_bad_sample(
@@ -147,7 +147,7 @@ def test_a_slice_that_needs_a_missing_codec_is_no_bad_sample(
     dataset = FastPatchDataset(tmp_path, (1, 64, 64), sampling=Grid(), bad_samples="skip")
     with pytest.raises(MissingDependencyError) as caught:
         list(FastLoader(dataset, batch_size=1))
-    assert str(caught.value).endswith(command)
+    assert command in str(caught.value)
 
 
 def test_a_damaged_first_strip_is_still_a_bad_sample(tmp_path: Path) -> None:
@@ -168,5 +168,5 @@ def test_a_damaged_first_strip_is_still_a_bad_sample(tmp_path: Path) -> None:
 
 def test_a_package_that_a_url_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fsspec", None)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'fastpipe\[s3\]'$"):
+    with pytest.raises(MissingDependencyError, match=r"pip install '\.\[s3\]'"):
         FastPatchDataset("az://container/x.zarr", (2, 2))

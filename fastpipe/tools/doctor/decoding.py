@@ -111,7 +111,7 @@ _CODE = """
 from fastpipe.tools.doctor.decoding import measure
 answer(measure(_asked))
 """
-_INSTALL = "pip install 'fastpipe[image]'"
+_INSTALL = "pip install pillow"
 _CLEARLY = 1.2  # ratio of speeds: larger than the noise of short measurements
 
 

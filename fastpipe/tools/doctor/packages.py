@@ -20,7 +20,7 @@ from fastpipe.tools.doctor.report import Examined, Finding, ok, problem, warning
 
 _TOPIC = "packages"
 _HIDDEN = "CUDA_VISIBLE_DEVICES"
-_INSTALL = "pip install 'fastpipe[torch]'"
+_INSTALL = "pip install torch torchvision"
 _PATIENCE_S = 60.0
 
 _TORCH = """

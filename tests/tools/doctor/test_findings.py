@@ -81,7 +81,7 @@ FINDINGS: dict[str, tuple[Any, tuple[Any, ...], str, str, str]] = {
     "torchvision crashes": (packages._torchvision, (WITHOUT, "it crashed with SIGSEGV", VISION), "problem",
                             "SIGSEGV", ""),
     "no torchvision": (packages._torchvision, ({**WITHOUT, "why_no_torchvision": "not installed"}, "", {}),
-                       "warning", "", "fastpipe[torch]"),
+                       "warning", "", "pip install torch torchvision"),
     "torchvision of another torch": (packages._torchvision, (BUILT, "", VISION), "warning",
                                      "was built for torch 2.14.1", ""),
     "TensorFlow": (packages._tensorflow, (Answer("2.21.0"), TF), "ok", "", ""),
