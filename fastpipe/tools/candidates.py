@@ -14,6 +14,7 @@ from fastpipe.core.text import in_bytes
 from fastpipe.options import Cache
 from fastpipe.tools import swaps
 from fastpipe.tools.costs import LoaderCosts
+from fastpipe.tools.edits import Edit
 from fastpipe.tools.loaders import Watched, is_fast, is_map_style, processes_of, view_of
 from fastpipe.tools.swaps import Candidate, accelerated
 from fastpipe.tools.tf_loops import batches_by_threads, is_parallel
@@ -56,7 +57,8 @@ def _ahead(watched: Watched, why: str) -> Iterator[Candidate]:
     if wanted > before:
         what = f"prefetch_factor={wanted} instead of {before}{watched.place}"
         begin = view_of(loader, prefetch_factor=wanted).__iter__
-        yield Candidate(what, why, begin, max(2, loader.num_workers))
+        edit = Edit(arguments={"prefetch_factor": wanted})
+        yield Candidate(what, why, begin, max(2, loader.num_workers), edit=edit)
 
 
 def _of_fast(watched: Watched, cores: int) -> Iterator[Candidate]:
@@ -131,7 +133,7 @@ def _with_workers(watched: Watched, wanted: int, why: str) -> Candidate:
     loader = watched.loader
     view = view_of(loader, num_workers=wanted, prefetch_factor=loader.prefetch_factor or 2)  # torch's own
     what = f"num_workers={wanted} instead of {loader.num_workers}{watched.place}"
-    return Candidate(what, why, view.__iter__, wanted)
+    return Candidate(what, why, view.__iter__, wanted, edit=Edit(arguments={"num_workers": wanted}))
 
 
 def of_kept(watched: Watched) -> Iterator[Candidate]:

@@ -22,25 +22,27 @@ from fastpipe.tools import costs as loader_costs
 from fastpipe.tools.batches import same_form
 from fastpipe.tools.candidates import candidates
 from fastpipe.tools.costs import Alone, Copies, LoaderCosts, alone, copies_of
+from fastpipe.tools.edits import Edit
 from fastpipe.tools.loaders import Watch, Watched, processes_of, view_of
-from fastpipe.tools.loops import Phase
-from fastpipe.tools.report import Advice, LoaderNote, Part, Report
+from fastpipe.tools.loops import Loop, Phase
+from fastpipe.tools.report import Advice, Alternative, LoaderNote, Part, Report
 from fastpipe.tools.stacks import DECODE, READ, Boundary
 from fastpipe.tools.steps import Growth, ModelChanges, torch_of
-from fastpipe.tools.swaps import GAIN, Candidate
-from fastpipe.tools.tf_loops import FitWitness
+from fastpipe.tools.swaps import GAIN, Candidate, hint_of
+from fastpipe.tools.tf_loops import FitWitness, missing_stages
 from fastpipe.tools.witness import Account, Reads
 
 _log = logging.getLogger("fastpipe.profile")
 _FAST = 0.9  # fraction of a step's time: if batches take less, steps do not wait for the average batch
 _MOST_TRIED = 2
 _HALF = 0.5
+_LEAST_GAIN = 1.02  # least predicted gain of a step that is listed
 _START_SHARE = 0.03  # fraction of an epoch: a longer start of workers is reported
 
 
 class Diagnosis:
-    def __init__(self, seconds: float, tries: bool) -> None:
-        self._seconds, self._tries = seconds, tries
+    def __init__(self, seconds: float, tries: bool, say: Callable[[str], object] = lambda _: None) -> None:
+        self._seconds, self._tries, self._say = seconds, tries, say
         self._watched: Watched | None = None
         self._alone: Alone | None = None
         self._accounts: list[Account] = []
@@ -70,6 +72,7 @@ class Diagnosis:
         self.is_looking = True
         try:
             self.see(watched)
+            self._say("measuring the loader alone")
             self._measure_loader(watched)
             if self._report().is_loader_bound:
                 self._measure_candidates(watched)
@@ -127,6 +130,7 @@ class Diagnosis:
         ):  # fmt: skip
             self._candidates.append(candidate)
             if candidate.begin not in known:
+                self._say(f"measuring instead: {candidate.what}")
                 known[candidate.begin] = self._measure(candidate)
             measured = known[candidate.begin]
             if measured is not None:
@@ -180,6 +184,7 @@ class Diagnosis:
             yield repeat(None)
             self._later_s = measured()
         for at in wanted if self._tries else ():
+            self._say(f"trying in the loop: {self._measured[at][0].what}")
             batches = _endless(self._measured[at][0], watch)
             first = next(batches)
             if same_form(watched.loop.batch, first):
@@ -198,9 +203,9 @@ class Diagnosis:
         if watched.is_opaque or instant is None or instant < _HALF * report.step_s:
             return
         if torch_of(batch) is not None:
-            yield ModelChanges(batch)
+            yield ModelChanges(batch, self._say)
         with contextlib.suppress(OptionError):  # the number of samples in a batch is unknown
-            yield Growth(batch, instant)  # at the end, because it may run out of memory
+            yield Growth(batch, instant, self._say)  # at the end, because it may run out of memory
 
     def excuses(self, error: Exception) -> bool:
         return self._change is not None and self._change.failed(error)
@@ -214,8 +219,17 @@ class Diagnosis:
                 self._phases.close()
 
     def report(self) -> Report:
-        advice = sorted(self._advice(), key=lambda one: one.tried_s or one.predicted_s or math.inf)
-        return replace(self._report(), advice=tuple(advice))
+        report = self._report()
+        found = sorted(self._advice(), key=lambda one: one.predicted_s or math.inf)
+        advice = [one for one in found if (one.predicted_s or 0.0) * _LEAST_GAIN <= report.step_s]
+        return replace(report, advice=tuple(advice), alternatives=tuple(self._alternatives(report)))
+
+    def _alternatives(self, report: Report) -> Iterator[Alternative]:
+        measured = {id(candidate): alone for candidate, alone in self._measured}
+        for candidate in self._candidates:
+            alone = measured.get(id(candidate))
+            seconds = None if alone is None else self._step_with_loader(report, alone)
+            yield Alternative(candidate.what, seconds)
 
     def _report(self) -> Report:
         assert self._watched is not None
@@ -235,7 +249,7 @@ class Diagnosis:
             device_wait_s=None if device is None else device.wait_s,
             device_busy_s=None if device is None else device.busy_s,
             copies=self._copies, is_tried=self._tries, is_opaque=self._watched.is_opaque,
-            spans=tuple(loop.spans),
+            asides=tuple(_asides(loop)), hint=hint_of(self._watched), spans=tuple(loop.spans),
             worker_spans=tuple((account.worker, tuple(account.spans)) for account in self._accounts),
         )  # fmt: skip
         shares, lost = self._costs.shares() or {"loader": 1.0}, found.lost_s
@@ -276,14 +290,17 @@ class Diagnosis:
 
     def _predictions(self) -> dict[int, float]:
         report, found = self._report(), {}
-        base, cpu = min(report.base_s, self._later_s), report.step_cpu_s
-        if cpu is not None and base < report.base_s:
-            cpu *= base / report.base_s
         for at, (_, measured) in enumerate(self._measured):
-            seconds = loader_costs.step_with(base, cpu, measured, self.cores)
+            seconds = self._step_with_loader(report, measured)
             if report.step_s > GAIN * seconds:
                 found[at] = seconds
         return dict(sorted(found.items(), key=lambda item: self._tried.get(*item)))
+
+    def _step_with_loader(self, report: Report, measured: Alone) -> float:
+        base, cpu = min(report.base_s, self._later_s), report.step_cpu_s
+        if cpu is not None and base < report.base_s:
+            cpu *= base / report.base_s
+        return loader_costs.step_with(base, cpu, measured, self.cores)
 
     def _later(self) -> str:
         before = self._report().base_s
@@ -298,14 +315,46 @@ class Diagnosis:
         for at, seconds in self._predictions().items():
             candidate, tried = self._measured[at][0], self._tried.get(at)
             if tried is None or self._report().step_s > GAIN * tried:
-                yield Advice(candidate.what, candidate.why + self._later(), seconds, tried)
+                edit = candidate.edit or Edit()
+                yield Advice(
+                    candidate.what, candidate.why + self._later(), seconds, tried,
+                    edit.diff(self._watched.made_at) if self._watched is not None else "",
+                )  # fmt: skip
             else:
                 _log.info("tried, without effect: %s: %s a step", candidate.what, in_duration(tried))
         assert self._watched is not None
         for change in self._changes:
             yield from change.advice(self._watched, self._step_beside)
+        yield from self._graph_advice(self._watched)
         yield from _pin_advice(self._watched, self._report().step_s, self._copies)
         yield from _start_advice(self._watched, self._report().step_s)
+
+    def _graph_advice(self, watched: Watched) -> Iterator[Advice]:
+        report = self._report()
+        if not watched.is_graph or not report.is_loader_bound:
+            return
+        is_serial, is_alone = missing_stages(watched.loader)
+        if is_serial:
+            yield Advice(
+                f"num_parallel_calls=tf.data.AUTOTUNE in each .map(…) of the dataset{watched.place}",
+                f"the dataset maps one element after the other; there are {self.cores} cores; not measured",
+            )
+        if is_alone and self._alone is not None:
+            yield Advice(
+                f".prefetch(tf.data.AUTOTUNE) at the end of the dataset{watched.place}",
+                "the dataset makes the next batch only when the step asks for it",
+                self._step_with_loader(report, self._alone),
+            )
+
+
+def _asides(loop: Loop) -> Iterator[Part]:
+    for other, (count, spent) in loop.aside.items():
+        passes = f"{count} {'pass' if count == 1 else 'passes'}"
+        yield Part(f"{passes} over the loader at {other.place or 'an unknown line'}", spent / 1e9)
+    count, spent = loop.steps[Phase.AS_IT_IS].unlike
+    if count:
+        steps = f"{count} {'step' if count == 1 else 'steps'}"
+        yield Part(f"{steps} that took many times as long as the others", spent / 1e9)
 
 
 def _endless(candidate: Candidate, watch: Watch) -> Iterator[Any]:
@@ -349,6 +398,7 @@ def _pin_advice(watched: Watched, step_s: float, copies: Copies | None) -> Itera
             f"a batch is copied to the GPU in {in_duration(copies.as_it_is_s)}, from pinned memory in "
             f"{in_duration(copies.pinned_s)}",
             left,
+            diff=Edit(arguments={"pin_memory": True}).diff(watched.made_at),
         )  # fmt: skip
 
 
@@ -369,4 +419,5 @@ def _start_advice(watched: Watched, step_s: float) -> Iterator[Advice]:
             f"persistent_workers=True{watched.place}",
             f"an epoch of {steps} steps begins with {in_duration(lost)} in which workers start, "
             f"{share:.0%} of it",
+            diff=Edit(arguments={"persistent_workers": True}).diff(watched.made_at),
         )

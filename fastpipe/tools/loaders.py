@@ -22,7 +22,7 @@ from time import perf_counter_ns
 from typing import Any
 
 from fastpipe.tools.folders import Scratch
-from fastpipe.tools.loops import Loop, WatchedIterator
+from fastpipe.tools.loops import LateIterator, Loop, WatchedIterator
 from fastpipe.tools.recorder import OUTSIDE, Recorder
 from fastpipe.tools.stacks import Boundary, Line, Stacks, stack_of
 from fastpipe.tools.witness import BOUNDARIES, Witness, timed_parts
@@ -37,6 +37,13 @@ def is_fast(loader: Any) -> bool:
 
 def processes_of(loader: Any) -> int:
     return int(getattr(loader, "num_processes", getattr(loader, "num_workers", 0)) or 0)
+
+
+def length_of(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except Exception:  # the loader has no length, or a class of the script raises any error
+        return None
 
 
 def is_map_style(dataset: Any) -> bool:
@@ -87,6 +94,7 @@ class Watched:
         self.data: Any = None
         workers, factor = getattr(loader, "num_workers", 0) or 0, getattr(loader, "prefetch_factor", 2) or 2
         loop.ahead = workers * factor or 2
+        loop.is_serial = hasattr(loader, "num_workers") and not workers and not is_fast(loader)
 
     @property
     def place(self) -> str:
@@ -229,10 +237,15 @@ class Watch:
         known.loop.end_again()
         if witness is not None and known.witness is None and not known.loop.is_over:
             known.witness = witness(known.loop)
+        started = functools.partial(begin, loader if known.view is None else known.view)
         began = perf_counter_ns()
-        inner = begin(loader if known.view is None else known.view)
+        # While the loop gets other batches, a loader without persistent workers makes none.
+        is_late = known.loop.is_replaying and not known.loop.counts_starts
+        inner = LateIterator(started) if is_late else started()
         took = perf_counter_ns() - began
-        return inner if known.loop.is_over else WatchedIterator(inner, known.loop, took)
+        if known.loop.is_over:
+            return inner
+        return WatchedIterator(inner, known.loop, took, functools.partial(length_of, loader))
 
     def known(self, loader: Any) -> Watched:
         known = self.of(loader)
@@ -248,6 +261,7 @@ class Watch:
                 one.loader, one.view = loader, None
                 return one
         known = Watched(loader, made_at, used_at, self._make_loop(loader))
+        known.loop.place = str(used_at) if used_at.file else ""
         self.found.append(known)
         self._loops.append(known.loop)
         known.loop.others = self._loops

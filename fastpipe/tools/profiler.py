@@ -201,11 +201,12 @@ class _Iterable:
 def profile_script(
     path: str | os.PathLike[str], arguments: Sequence[str] = (), *, seconds: float = 6.0,
     limit_s: float = 50.0, try_advice: bool = False, is_module: bool = False,
-    leave: Callable[[Report], NoReturn] | None = None,
+    leave: Callable[[Report], NoReturn] | None = None, say: Callable[[str], object] = lambda _: None,
 ) -> Report:  # fmt: skip
     """Run a script until its training loop has been measured, and return the report.
 
-    If the script cannot be ended, ``leave`` gets the report and ends the process.
+    If the script cannot be ended, ``leave`` gets the report and ends the process.  If the script fails or is
+    interrupted in a loop or later, ``ScriptError`` has the report until then, and the error as its cause.
     """
     if not is_module and not os.path.isfile(path):
         raise OptionError(f"there is no script {os.fspath(path)!r}")
@@ -216,28 +217,50 @@ def profile_script(
             "--nproc_per_node 1 --no-python fastpipe profile SCRIPT; or have `with fastpipe.profile():` "
             "around the loop"
         )
-    diagnosis = Diagnosis(seconds / 4, try_advice)
+    diagnosis = Diagnosis(seconds / 4, try_advice, say)
     watch = Watch(
-        lambda one: Loop(seconds, True, lambda: diagnosis.next_phase(watch, one), may_judge=True),
+        lambda one: Loop(seconds, True, lambda: diagnosis.next_phase(watch, one), may_judge=True, say=say),
         also=WATCHED,
     )
-    run = _Run(diagnosis, watch, leave)
+    run = _Run(os.path.basename(path), diagnosis, watch, leave)
     with closing(diagnosis), closing(watch), watch, _as_main(os.fspath(path), arguments, is_module) as module:
         run.execute(module, limit_s)
         report = run.report()
         run.end_processes()
+    if run.error is None:
         return report
+    if report.loader is not None:
+        raise ScriptError(report) from run.error
+    if isinstance(run.error, SystemExit):
+        why = f"{os.path.basename(path)} ended before it iterated a loader: {run.error.code}"
+        raise OptionError(why) from run.error
+    raise run.error
+
+
+class ScriptError(Exception):
+    def __init__(self, report: Report) -> None:
+        super().__init__(report.ended_by)
+        self.report = report
+
+
+def _text_of(error: BaseException | None) -> str:
+    if error is None:
+        return ""
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 class _Run:
     def __init__(
-        self, diagnosis: Diagnosis, watch: Watch, leave: Callable[[Report], NoReturn] | None
+        self, script: str, diagnosis: Diagnosis, watch: Watch, leave: Callable[[Report], NoReturn] | None
     ) -> None:
+        self._script = script
         self._diagnosis, self._watch, self._leave = diagnosis, watch, leave
         self._began, self._elsewhere_ns = perf_counter(), _elsewhere_ns()
         self._took: float | None = None  # duration of the script; None until the script ends by itself
         self._children = set(multiprocessing.active_children())
         self.is_cut_short = False  # whether the script was ended early
+        self.error: BaseException | None = None  # the script's own error
 
     @property
     def was_ended(self) -> bool:
@@ -248,31 +271,39 @@ class _Run:
         return self._diagnosis.is_looking or self.was_ended
 
     def execute(self, module: ModuleType, limit_s: float) -> None:
+        """Run the script until it ends, or until it is ended.  ``error`` keeps an error of the script."""
         path = str(module.__file__)
-        code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+        source = Path(path).read_bytes()
         try:
             with _limited(limit_s, self):
-                try:
-                    exec(code, vars(module))
-                except SystemExit as error:
-                    if error.code not in (None, 0):
-                        raise
-                self._took = perf_counter() - self._began
-                longest = None if self._diagnosis.is_known else _longest(self._watch)
-                if longest is not None and longest.loop.total_s and not longest.is_opaque:
-                    with self._watch.paused(), suppress(Enough):  # raised by the time limit
-                        self._diagnosis.look(longest)
+                exec(compile(source, path, "exec", dont_inherit=True), vars(module))
+            self._took = perf_counter() - self._began
         except Enough:
             self.is_cut_short = True
+        except SystemExit as error:
+            self._took = perf_counter() - self._began
+            if error.code not in (None, 0) and not self.was_ended:
+                self.error = error
+        except KeyboardInterrupt as error:
+            self.error = error
         except Exception as error:
             # If TensorFlow requested the batch, it turns ``Enough`` into an error of its own.
-            if not (self._diagnosis.excuses(error) or self.was_ended):
-                raise
-            self.is_cut_short = True
-        except SystemExit as error:
-            if not self._watch.found:
-                why = f"{os.path.basename(path)} ended before it iterated a loader: {error.code}"
-                raise OptionError(why) from error
+            if self._diagnosis.excuses(error) or self.was_ended:
+                self.is_cut_short = True
+            else:
+                self.error = error
+        if self.error is None:
+            self._look_late()
+
+    def _look_late(self) -> None:
+        longest = None if self._diagnosis.is_known else _longest(self._watch)
+        if longest is None or not longest.loop.total_s or longest.is_opaque:
+            return
+        try:
+            with suppress(Enough), _limited(_GRACE_S, self), self._watch.paused():
+                self._diagnosis.look(longest)
+        except KeyboardInterrupt as error:
+            self.error = error
 
     def report(self) -> Report:
         diagnosis, watch = self._diagnosis, self._watch
@@ -283,6 +314,8 @@ class _Run:
             diagnosis.report() if diagnosis.is_known else Report(None),
             seconds=perf_counter() - self._began if self._took is None else self._took,
             is_cut_short=self.is_cut_short or self.was_ended,
+            ended_by=_text_of(self.error),
+            script=self._script,
             outside=_outside(watch),
             elsewhere_s=(_elsewhere_ns() - self._elsewhere_ns) / 1e9,
         )
@@ -447,6 +480,9 @@ exit codes: 0 done, 1 an error of the script's own, 2 bad input, 130 interrupted
 """
 
 
+_OPTIONS = ("--seconds", "--limit", "--try", "--json", "--html", "--trace")
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--seconds", type=positive(float), default=6.0, metavar="S",
@@ -468,6 +504,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     progress.stop()
     require_folder_of(args.json, args.html, args.trace)
+    for word in args.arguments:
+        if word.partition("=")[0] in _OPTIONS:
+            progress.done(
+                f"fastpipe profile: {word} is after {args.script}, and goes to the script; did you mean: "
+                f"fastpipe profile {word} … {args.script}"
+            )
     try:
         return _profile_and_show(args, console, progress)
     finally:
@@ -481,15 +523,31 @@ def _profile_and_show(args: argparse.Namespace, console: Console, progress: Prog
         report = profile_script(
             args.script, args.arguments, seconds=args.seconds, limit_s=args.limit, try_advice=args.try_advice,
             is_module=args.is_module, leave=partial(_leave, args, console, progress),
+            say=lambda text: progress.done(f"fastpipe profile: {text}"),
         )  # fmt: skip
+    except ScriptError as ended:
+        error = ended.__cause__
+        assert error is not None
+        if isinstance(error, Exception):
+            _show_error(error)
+        elif isinstance(error, SystemExit) and not isinstance(error.code, int):
+            progress.done(str(error.code))
+        _tell(ended.report, args, console, progress)
+        if isinstance(error, KeyboardInterrupt):
+            raise error from None
+        return error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
     except Exception as error:
-        trace = _within_script(error.__traceback__)
-        if trace is None and not isinstance(error, SyntaxError):
+        if _within_script(error.__traceback__) is None and not isinstance(error, SyntaxError):
             raise
-        sys.excepthook(type(error), error.with_traceback(trace), trace)  # print the error as Python does
+        _show_error(error)
         return 1
     _tell(report, args, console, progress)
     return 0
+
+
+def _show_error(error: Exception) -> None:
+    trace = _within_script(error.__traceback__)
+    sys.excepthook(type(error), error.with_traceback(trace), trace)  # print the error as Python does
 
 
 def _tell(report: Report, args: argparse.Namespace, console: Console, progress: Progress) -> None:

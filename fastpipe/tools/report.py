@@ -9,13 +9,14 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from functools import partial
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 
-from fastpipe.bench import page
+from fastpipe.bench import machine, page
 from fastpipe.bench.page import document, escape, rect
 from fastpipe.console import PlainTable, TextReport, print_line
 from fastpipe.core.processes import load_triton_apart
@@ -32,6 +33,7 @@ _TOLD = 0.1  # fraction of a script's time: a longer time outside of loops is re
 _LEAST_S = 0.5  # seconds of CPU time in other processes: less time is ignored
 _SMALL = 0.05  # fraction of a step: a shorter wait for data does not matter
 _PREFIX = "fastpipe/profile"
+_LONGER = 20  # steps in the time that a report suggests
 
 
 @dataclass(frozen=True)
@@ -59,12 +61,27 @@ class Advice:
         why: the measurement on which the advice is based.
         predicted_s: predicted seconds of a step with the change; None if the change was not predicted.
         tried_s: measured seconds of the script's own step with the change; None if the change was not tried.
+        diff: the change of the script, for ``patch -p0``; an empty string if it needs more than one call.
     """
 
     what: str
     why: str
     predicted_s: float | None = None
     tried_s: float | None = None
+    diff: str = ""
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """Another loader, or other settings of the loader.
+
+    Attributes:
+        what: the alternative, in words.
+        predicted_s: predicted seconds of a step with it; None if it could not be measured.
+    """
+
+    what: str
+    predicted_s: float | None
 
 
 @dataclass(frozen=True, repr=False)
@@ -92,6 +109,9 @@ class Report(TextReport):
         cases: seconds of a step in up to four cases: with instant data, without reading and decoding, with
             all files in memory, and without any change.
         advice: suggested changes, the most useful change first.
+        alternatives: other loaders and settings, faster or not.
+        hint: what may replace a loader for which no alternative is known; else an empty string.
+        asides: work within the loop other than its steps, such as a validation, with its seconds.
         cores: number of cores that this process may use.
         device_wait_s: seconds for which the GPU is idle before a step; None if not measured.
         device_busy_s: seconds for which the GPU works on a step; None if not measured.
@@ -101,7 +121,10 @@ class Report(TextReport):
         outside: the functions that took long outside of loops over loaders, with their seconds.
         elsewhere_s: seconds of CPU time of the processes that the script has started.
         seconds: duration of the script.
+        script: file name of the profiled script; an empty string without a script.
+        date: time at which the report was made, UTC, in the format of ISO 8601.
         is_cut_short: True if the profile ended the script early.
+        ended_by: the error that ended the script; an empty string if the script ended without an error.
         spans: for each step, the phase of the profile, and three times in nanoseconds: when the step's batch
             was requested, when the batch arrived, and when the step ended.
         worker_spans: for each worker and batch, three times in nanoseconds: when the first sample was
@@ -122,6 +145,9 @@ class Report(TextReport):
     stall: tuple[Part, ...] = ()
     cases: tuple[Part, ...] = ()
     advice: tuple[Advice, ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
+    hint: str = ""
+    asides: tuple[Part, ...] = ()
     cores: int = 1
     device_wait_s: float | None = None
     device_busy_s: float | None = None
@@ -131,7 +157,10 @@ class Report(TextReport):
     outside: tuple[tuple[str, float], ...] = ()
     elsewhere_s: float = 0.0
     seconds: float = 0.0
+    script: str = ""
+    date: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
     is_cut_short: bool = False
+    ended_by: str = ""
     spans: tuple[tuple[str, int, int, int], ...] = field(default=(), repr=False)
     worker_spans: tuple[tuple[int, tuple[tuple[int, int, int], ...]], ...] = field(default=(), repr=False)
 
@@ -214,12 +243,25 @@ class Report(TextReport):
     @property
     def without_advice(self) -> str:
         """A sentence to show if the loop loses time but there is no advice; else an empty string."""
-        if self.advice or self.alone is None or not self.is_loader_bound:
+        if self.advice or not self.is_loader_bound:
             return ""
-        return (
-            "no advice: no alternative that fastpipe measured is faster; the stages of a batch are listed "
-            "above"
-        )
+        measured = [
+            f"{one.what}: {in_duration(one.predicted_s)} a step"
+            for one in self.alternatives if one.predicted_s is not None
+        ]  # fmt: skip
+        if measured:
+            why = f"no alternative that was measured is clearly faster: {'; '.join(measured)}"
+        elif self.alternatives or self.alone is None:
+            names = "; ".join(one.what for one in self.alternatives)
+            seconds = _LONGER * self.step_s
+            why = (
+                f"batches are too slow to measure {names or 'the loader alone'} in this time: use a longer "
+                f"time, such as --seconds {seconds:.0f} --limit {10 * seconds:.0f}"
+            )
+        else:
+            kind = "this loader" if self.loader is None else self.loader.kind
+            why = f"no replacement of {kind} is known, so nothing was tried"
+        return f"no advice: {why}"
 
     def effect(self, advice: Advice) -> str:
         """Return text that compares the times of a step before and after a change; "" if these are unknown.
@@ -241,6 +283,8 @@ class Report(TextReport):
         for name, seconds in self.outside:
             if seconds > _TOLD * self.seconds:
                 yield f"{seconds:.1f} s outside of loops over loaders: {name}"
+        if self.ended_by:
+            yield f"the script ended with {self.ended_by}; these are the measurements until then"
         if self.is_cut_short:
             yield f"the script was ended after {self.seconds:.0f} s; do not keep the model that it trained"
 
@@ -259,6 +303,8 @@ class Report(TextReport):
             took, pinned = in_duration(self.copies.as_it_is_s), in_duration(self.copies.pinned_s)
             size = in_bytes(self.copies.nbytes)
             yield f"a batch of {size} is copied to the GPU in {took}, from pinned memory in {pinned}"
+        for aside in self.asides:
+            yield f"not counted as steps: {in_duration(aside.seconds)} in {aside.name}"
         if self.cases:
             yield "; ".join(f"{case.name} {in_duration(case.seconds)}" for case in self.cases)
         if self.alone is not None:
@@ -298,8 +344,9 @@ class Report(TextReport):
             print_line(console, f"{number}. {advice.what}", style="bold")
             effect = self.effect(advice)
             print_line(console, f"   {effect}{': ' if effect else ''}{advice.why}")
-        if self.without_advice:
-            print_line(console, self.without_advice)
+        for text in (self.without_advice, self.hint if self.is_loader_bound else ""):
+            if text:
+                print_line(console, text)
 
     def as_json(self) -> dict[str, Any]:
         """Return the whole report as dicts, lists, strings and numbers that JSON can represent."""
@@ -312,12 +359,16 @@ class Report(TextReport):
 
     def html(self) -> str:
         """Return the report as an HTML page that needs no other files."""
+        about = machine.describe()
+        made = f"{about['cpu']}, {about['cores']} cores, {about['os']}, {about['python']}"
         parts = [
             f"<h1>{escape(self.verdict)}</h1>",
+            f'<div class="quiet">{escape(self.script)}{", " if self.script else ""}{self.date[:16]}</div>',
+            f'<div class="quiet">{escape(made)}</div>',
             *(f'<div class="quiet">{escape(line)}</div>' for line in self.lines()),
             *_cases(self), *_timeline(self), *_stages(self), *_advice(self),
         ]  # fmt: skip
-        return document("fastpipe profile", parts)
+        return document(f"fastpipe profile {self.script}".rstrip(), parts, _STYLE)
 
     def to_tensorboard(self, log_dir: str | os.PathLike[str], *, step: int = 0) -> None:
         """Write the report's numbers and its text as TensorBoard events.
@@ -395,7 +446,12 @@ _COLOURS = {
     READ: "#3b6fb6", DECODE: "#c2571a", TRANSFORM: "#7a4fa3", COLLATE: "#8a7a1f", TRANSFER: "#4d7d4d",
     OTHER: "#777777", "busy": "#0b8a6d", "wait": "#c9302c",
 }  # fmt: skip
-_WIDTH, _ROW = 860, 26
+_PERCENT, _TALL = 100.0, 22
+_STYLE = """
+.name { display: flex; flex-wrap: wrap; justify-content: space-between; gap: 0 1rem; margin-top: .4rem }
+svg.bar, svg.steps { height: 22px }
+pre { overflow-x: auto; font-size: .9em; margin: .3rem 0 0 }
+"""
 _OWN_BATCHES = {Phase.WARMING.value, Phase.AS_IT_IS.value}
 
 
@@ -403,20 +459,18 @@ def _cases(report: Report) -> Iterator[str]:
     if not report.step_s:
         return
     cases = [(case.name, case.seconds) for case in report.cases] or [("as it is", report.step_s)]
-    label, scale = 190, (_WIDTH - 190 - 70) / max(seconds for _, seconds in cases)
+    longest = max(seconds for _, seconds in cases)
     yield "<h2>A step</h2>"
-    yield f'<svg viewBox="0 0 {_WIDTH} {len(cases) * _ROW}" role="img" aria-label="seconds of a step">'
     for number, (name, seconds) in enumerate(cases):
-        y = number * _ROW
-        yield f'<text x="0" y="{y + 17}" font-size="14">{escape(name)}</text>'
         stall = report.stall if number == len(cases) - 1 else ()
         busy = max(0.0, seconds - sum(part.seconds for part in stall))
-        x = float(label)
+        x, rects = 0.0, []
         for stage, length in (("busy", busy), *((part.name, part.seconds) for part in stall)):
-            yield rect(x, y + 3, length * scale, _ROW - 8, _COLOURS.get(stage, _COLOURS["wait"]))
-            x += length * scale
-        yield f'<text x="{x + 6:.1f}" y="{y + 17}" font-size="14">{in_duration(seconds)}</text>'
-    yield "</svg>"
+            width = _PERCENT * length / longest
+            rects.append(rect(x, 0, width, _TALL, _COLOURS.get(stage, _COLOURS["wait"]), "%"))
+            x += width
+        yield f'<div class="name"><span>{escape(name)}</span><span>{in_duration(seconds)}</span></div>'
+        yield f'<svg class="bar" role="img" aria-label="seconds of a step">{"".join(rects)}</svg>'
     named = [part.name for part in report.stall if part.seconds > 0.01 * report.step_s]
     keys = (
         f'<span class="key" style="background:{_COLOURS.get(name, _COLOURS["wait"])}"></span>{escape(name)}'
@@ -430,12 +484,12 @@ def _timeline(report: Report) -> Iterator[str]:
     if not spans or report.is_opaque:  # the wait of a step is unknown
         return
     first, last = spans[0][1], max(span[3] for span in spans)
-    scale = _WIDTH / max(1, last - first)
+    scale = _PERCENT / max(1, last - first)
     yield f"<h2>{len(spans)} steps, {in_duration((last - first) / 1e9)}: waiting in red</h2>"
-    yield f'<svg viewBox="0 0 {_WIDTH} 30" role="img" aria-label="steps, and what they waited">'
+    yield '<svg class="steps" role="img" aria-label="steps, and what they waited">'
     for _, asked, got, done in spans:
         for begin, end, colour in ((asked, got, _COLOURS["wait"]), (got, done, _COLOURS["busy"])):
-            yield rect((begin - first) * scale, 3, (end - begin) * scale - 0.4, 22, colour)
+            yield rect((begin - first) * scale, 0, 0.98 * (end - begin) * scale, _TALL, colour, "%")
     yield "</svg>"
 
 
@@ -452,14 +506,17 @@ def _stages(report: Report) -> Iterator[str]:
 
 
 def _advice(report: Report) -> Iterator[str]:
-    if report.without_advice:
-        yield f"<p>{escape(report.without_advice)}</p>"
+    for text in (report.without_advice, report.hint if report.is_loader_bound else ""):
+        if text:
+            yield f"<p>{escape(text)}</p>"
     if not report.advice:
         return
     yield "<h2>What would help</h2><ol>"
     for advice in report.advice:
         effect = "" if advice.predicted_s is None else f"<br>{escape(report.effect(advice))}"
-        yield f"<li><b>{escape(advice.what)}</b>{effect}<br>{escape(advice.why)}</li>"
+        lines = "\n".join(map(escape, advice.diff.splitlines()))
+        diff = f"<pre>{lines}</pre>" if lines else ""
+        yield f"<li><b>{escape(advice.what)}</b>{effect}<br>{escape(advice.why)}{diff}</li>"
     yield "</ol>"
 
 

@@ -78,8 +78,8 @@ class _Change(NamedTuple):
 
 
 class ModelChanges:
-    def __init__(self, batch: Any) -> None:
-        self._batch = batch
+    def __init__(self, batch: Any, say: Callable[[str], object] = lambda _: None) -> None:
+        self._batch, self._say = batch, say
         self._now: _Change | None = None  # None while the step is unchanged
         self._base_s = 0.0
         self._seconds: list[tuple[_Change, float]] = []
@@ -105,6 +105,7 @@ class ModelChanges:
                     _log.warning("not tried: %s: %s: %s", change.what, type(error).__name__, error)
                     continue
                 self._now = change
+                self._say(f"trying in the loop: {change.what}")
                 yield Replay(self._batch)
                 self._seconds.append((change, measured()))
 
@@ -127,7 +128,7 @@ class ModelChanges:
                 f"{change.what}{watched.used_at.in_parentheses}",
                 f"a step with data ready takes {before} unchanged, and {after} with this change; "
                 f"{change.note}",
-                step_s(seconds), seconds,
+                step_s(seconds),
             )  # fmt: skip
 
 
@@ -311,8 +312,10 @@ def _status(name: str) -> int | None:
 
 
 class Growth:
-    def __init__(self, batch: Any, instant_s: float) -> None:
-        self._batch, self._instant_s, self._size = batch, instant_s, size_of(batch)
+    def __init__(
+        self, batch: Any, instant_s: float, say: Callable[[str], object] = lambda _: None
+    ) -> None:  # fmt: skip
+        self._batch, self._instant_s, self._size, self._say = batch, instant_s, size_of(batch), say
         self._factor = 0
         self._seconds: dict[int, float] = {}
 
@@ -327,6 +330,7 @@ class Growth:
             except (OptionError, IndexError, TypeError):  # the batch has an unknown kind
                 return
             self._factor = factor
+            self._say(f"trying in the loop: batches of {factor * self._size}")
             yield Replay(larger)
             now = self._seconds[factor] = measured()
             if 2 * before / now <= _BATCH_GAIN:  # not clearly more samples per second
@@ -352,9 +356,8 @@ class Growth:
             f"batch_size={factor * size} instead of {size}{watched.place}; "
             f"{learning_rate_rule(factor)}",
             f"for the same number of samples; a step with {factor}× as many takes {then} instead of {now}, "
-            "both "
-            "with data ready, and memory was sufficient",
-            step_s(seconds / factor), seconds / factor,
+            "both with data ready, and memory was sufficient",
+            step_s(seconds / factor),
         )  # fmt: skip
 
 

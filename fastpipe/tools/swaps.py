@@ -13,7 +13,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -21,8 +21,9 @@ import fastpipe
 from fastpipe.core.extras import require
 from fastpipe.core.text import in_bytes
 from fastpipe.errors import FastpipeError
-from fastpipe.tools.batches import rebuilt, same_form
+from fastpipe.tools.batches import leaves, rebuilt, same_form
 from fastpipe.tools.costs import LoaderCosts
+from fastpipe.tools.edits import Edit
 from fastpipe.tools.folders import Scratch, file_system
 from fastpipe.tools.loaders import Watched, is_map_style
 from fastpipe.tools.stacks import DECODE, GRAPH, OTHER, READ, TRANSFORM
@@ -30,6 +31,7 @@ from fastpipe.tools.thread_times import NOTHING, Spent
 from fastpipe.tools.witness import Account, ArrayRead, ImageRead, OpenVolume, Reads
 
 _log = logging.getLogger("fastpipe.profile")
+_IMAGES = 4  # dimensions of a batch of images
 GAIN = 1.05  # least speed-up of a step that justifies a change
 _MUCH = 0.1  # fraction of a batch's time: less other work is ignored
 _MOST_OF_VOLUME = 0.25  # fraction of a volume: partial reads do not help for larger patches
@@ -45,7 +47,8 @@ class Candidate:
 
     ``what`` describes the change, ``why`` the reason, and ``begin`` returns an iterator of batches.  ``rest``
     is the cost of the work on a batch that the script's loader does and this loader does not do.  With
-    ``is_rest_beside``, this work is done at the same time as the loader's work, otherwise after it.
+    ``is_rest_beside``, this work is done at the same time as the loader's work, otherwise after it.  ``edit``
+    is the change of the script, if it is only a change of the call that creates the loader.
     """
 
     what: str
@@ -54,6 +57,7 @@ class Candidate:
     skipped: int = 2
     rest: Spent | None = None
     is_rest_beside: bool = False
+    edit: Edit | None = None
     close: Callable[[], object] = lambda: None
 
 
@@ -64,6 +68,35 @@ def accelerated(loader: Any, options: dict[str, Any]) -> Any:
         return None
 
 
+def hint_of(watched: Watched) -> str:
+    """Return what may replace a loader of a kind that is not replaced automatically; else ""."""
+    loader = watched.loader
+    spec = getattr(loader, "element_spec", None)
+    if spec is not None:
+        shapes: list[Any] = [getattr(one, "shape", None) for one in leaves(spec)]
+        images = [one for one in shapes if getattr(one, "rank", None) == _IMAGES and one[-1] in (1, 3)]
+        if not images:
+            return ""
+        height, width = images[0][1:3]
+        return (
+            "If it reads image files, fastpipe.tf.image_dataset(FOLDER_OR_TABLE, "
+            f"image_size=({height}, {width}), …) decodes and resizes them natively"
+        )
+    dataset = getattr(loader, "dataset", None)
+    if type(dataset).__module__.partition(".")[0] == "datasets":
+        return (
+            "If the dataset's images are files, FastImageFolder.from_samples(samples, transform) reads them, "
+            'with samples = [(row["image"]["path"], row["label"]) for row in '
+            'dataset.cast_column("image", datasets.Image(decode=False))]'
+        )
+    if dataset is not None and "torch.utils.data" in sys.modules and not is_map_style(dataset):
+        return (
+            "An IterableDataset stays with torch; if its samples have indices, a Dataset with __getitem__ "
+            "can have workers that share the samples"
+        )
+    return ""
+
+
 def of_folders(watched: Watched, costs: LoaderCosts) -> Iterator[Candidate]:
     dataset = type(watched.loader.dataset).__name__
     shares = ", ".join(f"{stage} {share:.0%}" for stage, share in list(costs.shares().items())[:3])
@@ -72,6 +105,7 @@ def of_folders(watched: Watched, costs: LoaderCosts) -> Iterator[Candidate]:
         ("fastpipe.accelerate(loader), or FastImageFolder and FastLoader", "", {}),
         ('fastpipe.accelerate(loader, augment="auto")', "; other draws of the same augmentation", split),
     ]
+    shown = {"split": "auto"}  # "auto" also measures whether "split" is faster
     if sys.modules["torch"].cuda.is_initialized():
         way = 'fastpipe.accelerate(loader, augment="auto", device="cuda")'
         note = "; other draws of the same augmentation, made on the GPU"
@@ -84,6 +118,7 @@ def of_folders(watched: Watched, costs: LoaderCosts) -> Iterator[Candidate]:
             f"let fastpipe make the batches of {dataset}: {way}{watched.place}",
             f"measured on your batches, whose time is now spent on: {shares}{note}",
             fast.__iter__,
+            edit=Edit("accelerate", {name: shown.get(value, value) for name, value in options.items()}),
         )
 
 
@@ -247,7 +282,7 @@ def of_tables(watched: Watched, costs: LoaderCosts, seen: Reads, batches: int) -
         return
     each = max(1, round(seen.opened / batches))  # number of images in a batch, with all modalities
     tf = fastpipe.tf
-    outside = "pad" if any(map(_reaches_outside, reads)) else "error"  # Pillow pads with black
+    outside: Literal["pad", "error"] = "pad" if any(map(_reaches_outside, reads)) else "error"  # as Pillow
     arguments = ["table", *(["boxes=…"] if known else []), *(['outside="pad"'] if outside == "pad" else []),
             f"image_size=({height}, {width})"]  # fmt: skip
 

@@ -95,6 +95,18 @@ def batches_by_threads(x: Any, threads: int) -> Iterator[Any]:
                 one.cancel()
 
 
+def missing_stages(data: Any) -> tuple[bool, bool]:
+    """Return whether a ``tf.data.Dataset`` maps its elements one by one, and whether it does not prefetch."""
+    names = []
+    while data is not None:
+        names.append(type(data).__name__)
+        data = getattr(data, "_input_dataset", None)
+    is_serial = any(name.lstrip("_") == "MapDataset" for name in names)
+    # Options are set after the last stage, and add no stage of their own.
+    last = next((name for name in names if "Options" not in name), "")
+    return is_serial, "Prefetch" not in last
+
+
 def _places(x: Any) -> Iterator[int]:
     count = x.num_batches
     return iter(itertools.count() if count is None else itertools.cycle(range(count)))

@@ -136,6 +136,10 @@ def _cuda() -> Any:
     return cuda if cuda is not None and cuda.is_initialized() else None
 
 
+def uses_cuda() -> bool:
+    return _cuda() is not None
+
+
 def synchronized() -> bool:
     cuda = _cuda()
     if cuda is None:

@@ -221,3 +221,79 @@ def test_delays_are_unknown_where_the_kernel_has_none(tmp_path: Path, monkeypatc
     for text, delay in (("", None), ("5 7 1\n", 7)):
         (tmp_path / "1" / "schedstat").write_text(text)
         assert threads_delay_ns() == delay
+
+
+def test_an_epoch_never_gets_more_batches_than_its_loader_has(clock: Clock) -> None:
+    trials: list[Any] = [iter([0] * 1000), None]
+    loop, epochs = Loop(0.1, is_replayed=True, next_phase=lambda: trials.pop(0)), [0]
+    with pytest.raises(Enough):
+        for _ in range(1000):
+            for _ in WatchedIterator(batches(clock, 12, 3), loop, length=lambda: 12):
+                epochs[-1] += 1
+                clock.now += 7
+            epochs.append(0)
+    assert set(epochs[:-1]) == {12} and epochs[-1] <= 12 and len(epochs) > 2
+    assert loop.steps[Phase.INSTANT].seconds == loop.steps[Phase.TRIED].seconds == pytest.approx(0.007)
+
+
+def test_a_loader_of_unknown_length_gets_as_many_batches_as_its_last_whole_epoch(clock: Clock) -> None:
+    loop, epochs = Loop(0.1, is_replayed=True, next_phase=lambda: None), [0]
+    with pytest.raises(Enough):
+        for _ in range(1000):
+            for _ in WatchedIterator(batches(clock, 8, 3), loop):
+                epochs[-1] += 1
+                clock.now += 7
+            epochs.append(0)
+    assert set(epochs[:-1]) == {8} and epochs[-1] <= 8 and len(epochs) > 2
+
+
+def test_a_validation_within_a_step_is_no_step(clock: Clock) -> None:
+    loop, inner = watched_loop(), watched_loop()
+    loop.others = inner.others = [loop, inner]
+
+    def validate(number: int) -> None:
+        if number in (20, 40):
+            train(clock, inner, 5, busy=100)
+
+    train(clock, loop, 60, see=validate)
+    assert loop.steps[Phase.AS_IT_IS].busy_s == pytest.approx(0.007)
+    count, spent = loop.aside[inner]
+    assert (count, spent / 1e9) == (2, pytest.approx(2 * (5 * 0.103 + 0.007)))
+    assert len(inner.steps[Phase.AS_IT_IS]) == 6 and not inner.aside
+
+
+def test_a_loader_that_is_iterated_beside_another_is_no_validation(clock: Clock) -> None:
+    loop, other = watched_loop(), watched_loop()
+    loop.others = other.others = [loop, other]
+    for _ in zip(*(WatchedIterator(batches(clock, 40, 3), one) for one in (loop, other)), strict=False):
+        clock.now += 7
+    assert not loop.aside and not other.aside
+
+
+@pytest.mark.parametrize(("every", "is_aside"), [(30, True), (5, False)])
+def test_a_rare_step_that_takes_far_longer_is_other_work(clock: Clock, every: int, is_aside: bool) -> None:
+    loop = watched_loop()
+
+    def save(number: int) -> None:
+        clock.now += 0 if (number + 1) % every else 400
+
+    train(clock, loop, 100, see=save)
+    steps = loop.steps[Phase.AS_IT_IS]
+    if is_aside:
+        assert steps.unlike == (3, pytest.approx(3 * 407e6)) and steps.busy_s == pytest.approx(0.007)
+    else:
+        assert steps.unlike == (0, 0) and steps.busy_s > 0.07
+    assert steps.wait_s == pytest.approx(0.003)
+
+
+def test_a_step_that_waits_for_a_gpu_is_a_step(gpu: Clock) -> None:
+    loop = watched_loop()
+
+    def log(number: int) -> None:
+        gpu.launch(30)
+        if not (number + 1) % 30:
+            gpu.synchronize()  # for the work of thirty steps
+
+    train(gpu, loop, 100, see=log)
+    steps = loop.steps[Phase.AS_IT_IS]
+    assert steps.unlike == (0, 0) and steps.busy_s > 0.02

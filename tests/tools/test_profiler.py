@@ -23,7 +23,7 @@ from fastpipe.errors import OptionError
 from fastpipe.tools import loops, profiler
 from fastpipe.tools import report as reports
 from fastpipe.tools.folders import Scratch
-from fastpipe.tools.profiler import profile_script
+from fastpipe.tools.profiler import ScriptError, profile_script
 
 DATASET = """
 import sys
@@ -260,13 +260,12 @@ def test_a_loader_that_cannot_be_measured_afterwards_is_logged(script: Any, capl
     assert "the loader alone is not measured: FileNotFoundError" in caplog.text
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize(("end", "is_measured"), [("sys.exit()", True), ("sys.exit(3)", False)])
-def test_a_short_script_that_exits_is_measured_unless_it_failed(
-    script: Any, end: str, is_measured: bool
-) -> None:
-    report = profile_script(script(f"{SHORT}\n    {end}\n"), ["0"], seconds=4)
-    assert report.steps > 0 and (report.alone is not None) is is_measured
+def test_a_short_script_that_exits_is_measured_unless_it_failed(script: Any) -> None:
+    report = profile_script(script(f"{SHORT}\n    sys.exit()\n"), ["0"], seconds=4)
+    assert report.steps > 0 and report.alone is not None
+    with pytest.raises(ScriptError, match="SystemExit: 3") as failed:
+        profile_script(script(f"{SHORT}\n    sys.exit(3)\n"), ["0"], seconds=4)
+    assert failed.value.report.steps > 0 and failed.value.report.alone is None
 
 
 @pytest.mark.parametrize(
@@ -501,3 +500,46 @@ def test_a_folder_that_a_killed_profile_left_is_removed_and_no_other(
         scratch.close()
     os.close(reader), os.close(writer)
     assert {path.name for path in tmp_path.iterdir()} == kept
+
+
+COUNTED = f"""{DATASET}
+Slow.length = 240
+seen = []
+for epoch in range(50):
+    seen.append(0)
+    for batch in DataLoader(Slow(), batch_size=4):
+        seen[-1] += 1
+        if seen[-1] > 60:
+            raise ValueError("more batches than the loader has")
+"""
+
+
+def test_an_epoch_of_a_script_has_as_many_batches_as_its_loader(script: Any) -> None:
+    report = profile_script(script(COUNTED), seconds=0.4, try_advice=True)
+    assert report.instant_s is not None and report.alone is not None and not report.ended_by
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    ("end", "code", "said"),
+    [
+        ("raise ValueError('broken')", 1, "ValueError: broken"),
+        ("sys.exit(3)", 3, "SystemExit: 3"),
+        ("sys.exit('no more')", 1, "no more"),
+        ("raise KeyboardInterrupt", 130, "KeyboardInterrupt"),
+    ],
+)
+def test_what_was_measured_is_reported_when_a_script_fails(
+    script: Any, command: Any, end: str, code: int, said: str
+) -> None:
+    path = script(f"{SHORT}\n    {end}\n")
+    found, output, errors = command("profile", "--seconds", "4", path, "0")
+    assert found == code and said in output + errors
+    assert output.startswith("stall ") and f"the script ended with {said.split(':')[0]}" in output.replace(
+        "SystemExit: no more", "no more"
+    )
+
+
+def test_an_option_after_the_script_is_asked_about(script: Any, command: Any) -> None:
+    code, _, errors = command("profile", script("print(1)"), "--try")
+    assert code == 0 and "did you mean: fastpipe profile --try" in errors
