@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torchvision
+from torch.utils.data import Dataset
 from torchvision.datasets import DatasetFolder, ImageFolder, VisionDataset, folder
 from torchvision.datasets.folder import IMG_EXTENSIONS, default_loader, pil_loader
 
@@ -86,7 +87,18 @@ def _why_not_by_pillow(loader: Any) -> str:
 _USUAL, _HERE = BatchRequest(), BatchRequest(threaded=False)
 
 
-class FastImageFolder(BatchedDataset, ImageFolder):  # type: ignore[misc]  # torchvision ships no types
+if TYPE_CHECKING:  # torchvision ships no types, and mypy infers nothing from a class with an unknown base
+
+    class _Folder(Dataset[tuple[Any, Any]]):
+        make_dataset: Any
+
+        def __init__(self, *_: Any, **__: Any) -> None: ...
+        def __getattr__(self, name: str) -> Any: ...
+else:
+    _Folder = ImageFolder
+
+
+class FastImageFolder(BatchedDataset, _Folder):
     """A ``torchvision.datasets.ImageFolder`` that is several times as fast, with the same samples.
 
     Threads decode only the part of an image that the transform's crop needs, and resample and normalise this
