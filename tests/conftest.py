@@ -152,7 +152,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         _freeze()
     if item.get_closest_marker("gpu") is None:
         return
-    torch = pytest.importorskip("torch", reason="pip install 'fastpipe[torch]'")
+    torch = pytest.importorskip("torch", reason="pip install '.[torch]'")
     if not torch.cuda.is_available():
         pytest.skip("torch finds no CUDA device: run `pytest -m gpu` on a machine that has one")
 

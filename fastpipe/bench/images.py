@@ -43,7 +43,7 @@ class LoaderSpec(RowInfo):
     threads: int | Literal["auto"] = "auto"  # the argument of ``fastpipe.FastImageFolder``
 
 
-# For each back end of ``Decode``: its name, its module, and the extra of fastpipe that installs the module.
+# For each back end of ``Decode``: its name and its module.
 _PACKAGES = {
     "nvimgcodec": ("nvImageCodec", "nvidia.nvimgcodec"),
     "dali": ("DALI", "nvidia.dali"),

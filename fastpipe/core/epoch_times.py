@@ -198,7 +198,6 @@ class EpochLog:
             W&B (``log``) get the numbers of :meth:`EpochTimes.scalars`.  A function gets the
             :class:`EpochTimes`.
         logger: always gets the line, at level INFO.
-        show: prints a line.
 
     Raises:
         OptionError: ``log`` is none of these.
@@ -207,35 +206,41 @@ class EpochLog:
     epoch 0: 1.20 s, 3 steps of 400.0 ms, 75% waiting for data, 8 images/s
     """
 
-    def __init__(self, log: Any, logger: logging.Logger, show: Callable[[str], object] = _print) -> None:
-        is_known = log in ("auto", None) if log is None or isinstance(log, str) else (
-            callable(log) or any(callable(getattr(log, name, None)) for name in ("add_scalar", "log"))
-        )  # fmt: skip
-        if not is_known:
+    def __init__(self, log: Any, logger: logging.Logger) -> None:
+        is_place = callable(log) or any(callable(getattr(log, name, None)) for name in ("add_scalar", "log"))
+        if not is_place and log is not None and not (isinstance(log, str) and log == "auto"):
             raise OptionError(
                 'log must be "auto", None, a logging.Logger, a SummaryWriter, a W&B run or a function of '
                 f"EpochTimes, got {log!r}"
             )
-        self._log, self._logger, self._show = log, logger, show
+        self._log, self._logger = log, logger
 
-    def add(self, times: EpochTimes, name: str = "") -> None:
-        """Report an epoch of the loader ``name``."""
-        log, line = self._log, f"{name}{' ' if name else ''}{times}"
+    def add(
+        self, times: EpochTimes, prefix: str = "", show: Callable[[str], object] = _print
+    ) -> None:  # fmt: skip
+        """Report an epoch.
+
+        Args:
+            times: the epoch's times.
+            prefix: text before the line, such as the loader's name and a space.
+            show: function that prints the line of ``"auto"``.
+        """
+        log, line = self._log, f"{prefix}{times}"
         self._logger.info("%s", line)
-        if log == "auto":
+        if isinstance(log, str):
             is_shown = self._logger.isEnabledFor(logging.INFO) and self._logger.hasHandlers()
             if not is_shown and os.environ.get("RANK", "0") in ("", "0"):
-                self._show(line)
+                show(line)
         elif isinstance(log, logging.Logger):
             if log is not self._logger:
                 log.info("%s", line)
         elif hasattr(log, "add_scalar"):
-            for key, value in _named(times.scalars(), name).items():
-                log.add_scalar(key, value, times.epoch)
+            for name, value in _named(times.scalars(), prefix.strip()).items():
+                log.add_scalar(name, value, times.epoch)
         elif callable(log):
             log(times)
         elif log is not None:
-            log.log(_named(times.scalars(), name))
+            log.log(_named(times.scalars(), prefix.strip()))
 
 
 def _named(values: Mapping[str, float], name: str) -> dict[str, float]:

@@ -75,6 +75,16 @@ def printable(text: str) -> str:
     )
 
 
+def error_line(error: BaseException) -> str:
+    """Return an error's type and the first line of its message.
+
+    >>> error_line(ValueError("no batch\\nat all")), error_line(KeyboardInterrupt())
+    ('ValueError: no batch', 'KeyboardInterrupt')
+    """
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
 def printable_lines(text: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
 

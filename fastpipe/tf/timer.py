@@ -23,9 +23,9 @@ class EpochTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships
     """A Keras callback that measures the time of each epoch of ``model.fit``, and the time spent waiting for
     data.
 
-    Each epoch prints a line, and adds an entry to ``epochs``.  If ``log_dir`` is
-    given, each epoch also adds a point to TensorBoard's scalars ``fastpipe/epoch_seconds``,
-    ``fastpipe/step_seconds``, ``fastpipe/waiting`` and ``fastpipe/images_per_second``.
+    Each epoch prints a line, and adds an entry to ``epochs``.  If ``log_dir`` is given, each epoch also adds
+    a point to TensorBoard's scalars ``fastpipe/epoch_seconds``, ``fastpipe/step_seconds``,
+    ``fastpipe/waiting`` and ``fastpipe/images_per_second``.
 
     A step begins with the request for its batch, and waits until the batch arrives.  The dataset must report
     the arrival of batches: ``model.fit(timer.watch(train), callbacks=[timer])``.  If a device computes while

@@ -16,14 +16,14 @@ from types import CodeType
 from typing import Any
 
 from fastpipe.core.machine import available_cpus
-from fastpipe.core.text import in_duration
+from fastpipe.core.text import error_line, in_duration
 from fastpipe.errors import OptionError
 from fastpipe.tools import costs as loader_costs
 from fastpipe.tools.batches import same_form
 from fastpipe.tools.candidates import candidates
 from fastpipe.tools.costs import Alone, Copies, LoaderCosts, alone, copies_of
 from fastpipe.tools.edits import Edit
-from fastpipe.tools.loaders import Watch, Watched, processes_of, view_of
+from fastpipe.tools.loaders import Watch, Watched, is_fast, length_of, processes_of, view_of
 from fastpipe.tools.loops import Loop, Phase
 from fastpipe.tools.report import Advice, Alternative, LoaderNote, Part, Report
 from fastpipe.tools.stacks import DECODE, READ, Boundary
@@ -312,17 +312,17 @@ class Diagnosis:
         )
 
     def _advice(self) -> Iterator[Advice]:
+        assert self._watched is not None
         for at, seconds in self._predictions().items():
             candidate, tried = self._measured[at][0], self._tried.get(at)
             if tried is None or self._report().step_s > GAIN * tried:
                 edit = candidate.edit or Edit()
                 yield Advice(
                     candidate.what, candidate.why + self._later(), seconds, tried,
-                    edit.diff(self._watched.made_at) if self._watched is not None else "",
+                    edit.diff(self._watched.made_at),
                 )  # fmt: skip
             else:
                 _log.info("tried, without effect: %s: %s a step", candidate.what, in_duration(tried))
-        assert self._watched is not None
         for change in self._changes:
             yield from change.advice(self._watched, self._step_beside)
         yield from self._graph_advice(self._watched)
@@ -331,7 +331,7 @@ class Diagnosis:
 
     def _graph_advice(self, watched: Watched) -> Iterator[Advice]:
         report = self._report()
-        if not watched.is_graph or not report.is_loader_bound:
+        if not watched.is_graph or is_fast(watched.loader) or not report.is_loader_bound:
             return
         is_serial, is_alone = missing_stages(watched.loader)
         if is_serial:
@@ -365,12 +365,11 @@ def _endless(candidate: Candidate, watch: Watch) -> Iterator[Any]:
 
 
 def _text_of(error: Exception) -> str:
-    text = f"{type(error).__name__}: {error}".partition("\n")[0]
     errors: list[BaseException | None] = [error]
     while (one := errors[-1]) is not None and one not in errors[:-1]:
         traceback.clear_frames(one.__traceback__)  # otherwise reference cycles keep the workers
         errors.append(one.__context__)
-    return text
+    return error_line(error)
 
 
 def _note_of(watched: Watched) -> LoaderNote:
@@ -404,11 +403,8 @@ def _pin_advice(watched: Watched, step_s: float, copies: Copies | None) -> Itera
 
 def _start_advice(watched: Watched, step_s: float) -> Iterator[Advice]:
     loader, starts = watched.loader, watched.loop.epoch_starts
-    try:
-        steps = len(loader)
-    except TypeError:  # the loader has no length
-        return
-    if getattr(loader, "persistent_workers", True) or not processes_of(loader):
+    steps = length_of(loader)
+    if steps is None or getattr(loader, "persistent_workers", True) or not processes_of(loader):
         return
     if len(starts) < 2 or not step_s:
         return

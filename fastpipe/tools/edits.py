@@ -1,16 +1,18 @@
-"""Show a suggested change of a script as a diff, which ``patch -p0`` applies."""
+"""Show a suggested change of a script as a diff, which ``patch -p0`` applies in the script's folder."""
 
 from __future__ import annotations
 
 import ast
 import difflib
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fastpipe.tools.folders import shown_path
 from fastpipe.tools.stacks import Line
+
+_PLAIN = 2  # positional arguments of a loader: the dataset and the batch size
 
 
 @dataclass(frozen=True)
@@ -33,27 +35,23 @@ class Edit:
             after = self._applied(before, line.line)
         except (OSError, SyntaxError, ValueError, RecursionError, SystemError):
             return ""  # Python 3.11 raises a SystemError if it parses deep within a thread's calls
-        name = _shown(line.file)
+        name = shown_path(line.file)
         return "".join(difflib.unified_diff(
             before.splitlines(keepends=True), after.splitlines(keepends=True), name, name, n=1,
         ))  # fmt: skip
 
     def _applied(self, source: str, number: int) -> str:
         tree = ast.parse(source)
-        call = _call_at(tree, number)
+        call, words = _call_at(tree, number), [f"{name}={value!r}" for name, value in self.arguments.items()]
         begin, end = _offset(source, call.lineno, call.col_offset), _end(source, call)
         if self.function:
-            words = [source[begin:end], *(f"{name}={value!r}" for name, value in self.arguments.items())]
-            source = f"{source[:begin]}{self.function}({', '.join(words)}){source[end:]}"
-            return _with_import(source, tree, self.function)
+            inner = ", ".join([source[begin:end], *words])
+            source = f"{source[:begin]}{self.function}({inner}){source[end:]}"
+            return _with_import(source, tree, call, self.function)
         for name, value in self.arguments.items():
             source = _with_argument(source, name, value, number)
+        ast.parse(source)  # an argument in parentheses of its own ends before they do
         return source
-
-
-def _shown(path: str) -> str:
-    inside = os.path.relpath(path)
-    return path if inside.startswith("..") else inside
 
 
 def _call_at(tree: ast.Module, number: int) -> ast.Call:
@@ -78,17 +76,22 @@ def _with_argument(source: str, name: str, value: Any, number: int) -> str:
     if known is not None:
         begin, end = _offset(source, known.lineno, known.col_offset), _end(source, known)
         return f"{source[:begin]}{value!r}{source[end:]}"
-    end = _end(source, call) - 1  # the closing parenthesis
-    inside = source[:end].rstrip()
-    comma = "" if inside.endswith(("(", ",")) else ","
-    space = "" if inside.endswith("(") else " "
-    return f"{inside}{comma}{space}{name}={value!r}{source[len(inside) :]}"
+    if len(call.args) > _PLAIN or any(one.arg is None for one in call.keywords):
+        raise ValueError(f"the call in line {number} may have the argument {name} already")
+    ends = [_end(source, one) for one in (call.func, *call.args, *(one.value for one in call.keywords))]
+    if len(ends) == 1:
+        raise ValueError(f"the call in line {number} has no argument")
+    return f"{source[: max(ends)]}, {name}={value!r}{source[max(ends) :]}"
 
 
-def _with_import(source: str, tree: ast.Module, name: str) -> str:
-    imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+def _with_import(source: str, tree: ast.Module, call: ast.Call, name: str) -> str:
+    """Add an import after the last import before the call, or at least after the module's docstring."""
+    before = [node for node in tree.body if node.lineno < call.lineno]
+    places: list[ast.stmt] = [node for node in before if isinstance(node, (ast.Import, ast.ImportFrom))]
+    if not places and ast.get_docstring(tree) is not None:
+        places = before[:1]
     lines = source.splitlines(keepends=True)
-    at = imports[-1].end_lineno or 0 if imports else 0
+    at = places[-1].end_lineno or 0 if places else 0
     return "".join([*lines[:at], f"from fastpipe import {name}\n", *lines[at:]])
 
 

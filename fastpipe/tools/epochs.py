@@ -24,6 +24,7 @@ from fastpipe.console import print_line
 from fastpipe.core.epoch_times import EpochLog, EpochTimes, WaitLimits, epoch_times, samples_of
 from fastpipe.core.text import printable
 from fastpipe.errors import OptionError
+from fastpipe.tools.loaders import length_of
 from fastpipe.tools.recorder import GPUSampler
 
 _log = logging.getLogger("fastpipe")
@@ -40,7 +41,7 @@ class _Options(NamedTuple):
     progress: bool
     samples: Callable[[Any], float]
     gpu: bool
-    log: Any
+    log: EpochLog
 
 
 def watch(
@@ -102,8 +103,8 @@ def watch(
         raise OptionError(f"samples must be a function of a batch, such as len, got {samples!r}")
     limits = WaitLimits(warn_after, warn_waiting)
     count = samples_of if samples is None else samples
-    EpochLog(log, _log)  # raises an error for an unknown kind
-    options = _Options(f"{name} " if name else "", limits, log_every or 0, progress, count, gpu, log)
+    prefix = f"{name} " if name else ""
+    options = _Options(prefix, limits, log_every or 0, progress, count, gpu, EpochLog(log, _log))
     return WatchedLoader(loader, options)
 
 
@@ -233,7 +234,7 @@ class _Epoch(Iterator[_T_co]):
 
     def _show(self, now: float) -> None:
         if self._bar is None:
-            self._bar = _BARS.begin(self._title, _length_of(self._watched.loader))
+            self._bar = _BARS.begin(self._title, length_of(self._watched.loader))
             self._next_show = now + self._bar.interval_s
             if self._bar.interval_s > 1:  # the first line is printed after ten seconds
                 return
@@ -250,7 +251,7 @@ class _Epoch(Iterator[_T_co]):
         new = np.array(self._moments[self._summed :])
         self._waited, self._summed = self._waited + float(np.sum(new[1::2] - new[::2])), len(self._moments)
         said = []
-        total = _length_of(self._watched.loader)
+        total = length_of(self._watched.loader)
         if with_steps:
             said.append(f"step {steps}" + ("" if total is None else f" of {total}"))
         if not math.isnan(self._samples):
@@ -286,18 +287,12 @@ class _Epoch(Iterator[_T_co]):
         self._watched.epochs.append(times)
         if self._bar is not None:
             _BARS.end(self._bar)
-        EpochLog(self._options.log, _log, _BARS.print).add(times, self._options.name.rstrip())
+        self._options.log.add(times, self._options.name, _BARS.print)
         stages = _stages_of(self._watched.loader)
         spent = {name: stages[name] - self._stages.get(name, 0.0) for name in stages if name != "wait"}
         warning = limits.warning(times, spent)
         if warning is not None:
             _log.warning("%s%s", self._options.name, warning)
-
-
-def _length_of(loader: Any) -> int | None:
-    with contextlib.suppress(TypeError, NotImplementedError):
-        return len(loader)
-    return None
 
 
 def _stages_of(loader: Any) -> dict[str, float]:

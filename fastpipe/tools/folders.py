@@ -53,6 +53,12 @@ def file_system(path: str, mounts: str | None = None) -> FileSystem:
     return FileSystem(kind, space.f_bavail * space.f_frsize)
 
 
+def shown_path(path: str) -> str:
+    """Return a file's path from the current folder, or only its name if the file is elsewhere."""
+    inside = "" if "://" in path else os.path.relpath(path)
+    return os.path.basename(path) if inside.startswith("..") or not inside else inside
+
+
 def require_folder_of(*files: Path | None) -> None:
     for file in files:
         if file is not None and not file.absolute().parent.is_dir():

@@ -27,6 +27,7 @@ from rich.console import Console
 import fastpipe
 from fastpipe.console import Progress, in_any_encoding, positive
 from fastpipe.core.files import write_output
+from fastpipe.core.text import error_line
 from fastpipe.errors import OptionError
 from fastpipe.tools.diagnosis import Diagnosis
 from fastpipe.tools.epochs import WatchedLoader
@@ -39,6 +40,7 @@ from fastpipe.tools.thread_times import processes_cpu_ns
 
 _LEAST_OUTSIDE_S = 0.5
 _GRACE_S = 8.0
+_LEAST_LOOK_S = 0.5  # a script that was ended at its time limit has this time and _GRACE_S for measurements
 _AGAIN_S, _MOST_ENDS = 4.0, 3  # a script that ignores its end is ended again after 4 s, up to 3 times
 _END_S = 5.0  # seconds that a terminated process has to end
 _CALLS = 0.9  # a function that spends a larger fraction of its time in another function is a caller
@@ -238,16 +240,11 @@ def profile_script(
 
 
 class ScriptError(Exception):
+    """A script's own error, which is the cause of this error, with the report until then."""
+
     def __init__(self, report: Report) -> None:
         super().__init__(report.ended_by)
         self.report = report
-
-
-def _text_of(error: BaseException | None) -> str:
-    if error is None:
-        return ""
-    text = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 class _Run:
@@ -293,14 +290,16 @@ class _Run:
             else:
                 self.error = error
         if self.error is None:
-            self._look_late()
+            self._look_late(limit_s)
 
-    def _look_late(self) -> None:
+    def _look_late(self, limit_s: float) -> None:
+        """Measure the loader alone and its replacements, if the script ended before that."""
         longest = None if self._diagnosis.is_known else _longest(self._watch)
         if longest is None or not longest.loop.total_s or longest.is_opaque:
             return
         try:
-            with suppress(Enough), _limited(_GRACE_S, self), self._watch.paused():
+            left = max(_LEAST_LOOK_S, limit_s - (perf_counter() - self._began))
+            with suppress(Enough), _limited(left, self), self._watch.paused():
                 self._diagnosis.look(longest)
         except KeyboardInterrupt as error:
             self.error = error
@@ -314,7 +313,7 @@ class _Run:
             diagnosis.report() if diagnosis.is_known else Report(None),
             seconds=perf_counter() - self._began if self._took is None else self._took,
             is_cut_short=self.is_cut_short or self.was_ended,
-            ended_by=_text_of(self.error),
+            ended_by="" if self.error is None else error_line(self.error),
             script=self._script,
             outside=_outside(watch),
             elsewhere_s=(_elsewhere_ns() - self._elsewhere_ns) / 1e9,
@@ -480,9 +479,6 @@ exit codes: 0 done, 1 an error of the script's own, 2 bad input, 130 interrupted
 """
 
 
-_OPTIONS = ("--seconds", "--limit", "--try", "--json", "--html", "--trace")
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--seconds", type=positive(float), default=6.0, metavar="S",
@@ -504,18 +500,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     progress.stop()
     require_folder_of(args.json, args.html, args.trace)
-    for word in args.arguments:
-        if word.partition("=")[0] in _OPTIONS:
-            progress.done(
-                f"fastpipe profile: {word} is after {args.script}, and goes to the script; did you mean: "
-                f"fastpipe profile {word} … {args.script}"
-            )
+    for word in _misplaced(args):
+        progress.done(
+            f"fastpipe profile: {word} is after {args.script}, and goes to the script; did you mean: "
+            f"fastpipe profile {word} … {args.script}"
+        )
     try:
         return _profile_and_show(args, console, progress)
     finally:
         # Free the script's objects, also in reference cycles, while the interpreter runs.  TensorFlow's
         # threads may need Python to end.  At the interpreter's exit, freeing their data would wait forever.
         gc.collect()
+
+
+def _misplaced(args: argparse.Namespace) -> Iterator[str]:
+    """Yield the options of this command that are after the script's name, unless the script mentions them."""
+    own = argparse.ArgumentParser(add_help=False)
+    add_arguments(own)
+    options = {name for action in own._actions for name in action.option_strings if name.startswith("--")}
+    try:
+        script = "" if args.is_module else Path(args.script).read_text(encoding="utf-8", errors="replace")
+    except OSError:  # an error about the script follows
+        return
+    for word in args.arguments:
+        if (name := word.partition("=")[0]) in options and name not in script:
+            yield word
 
 
 def _profile_and_show(args: argparse.Namespace, console: Console, progress: Progress) -> int:

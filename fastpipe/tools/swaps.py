@@ -24,8 +24,8 @@ from fastpipe.errors import FastpipeError
 from fastpipe.tools.batches import leaves, rebuilt, same_form
 from fastpipe.tools.costs import LoaderCosts
 from fastpipe.tools.edits import Edit
-from fastpipe.tools.folders import Scratch, file_system
-from fastpipe.tools.loaders import Watched, is_map_style
+from fastpipe.tools.folders import Scratch, file_system, shown_path
+from fastpipe.tools.loaders import Watched, is_fast, is_map_style
 from fastpipe.tools.stacks import DECODE, GRAPH, OTHER, READ, TRANSFORM
 from fastpipe.tools.thread_times import NOTHING, Spent
 from fastpipe.tools.witness import Account, ArrayRead, ImageRead, OpenVolume, Reads
@@ -71,6 +71,8 @@ def accelerated(loader: Any, options: dict[str, Any]) -> Any:
 def hint_of(watched: Watched) -> str:
     """Return what may replace a loader of a kind that is not replaced automatically; else ""."""
     loader = watched.loader
+    if is_fast(loader):
+        return ""
     spec = getattr(loader, "element_spec", None)
     if spec is not None:
         shapes: list[Any] = [getattr(one, "shape", None) for one in leaves(spec)]
@@ -83,7 +85,7 @@ def hint_of(watched: Watched) -> str:
             f"image_size=({height}, {width}), …) decodes and resizes them natively"
         )
     dataset = getattr(loader, "dataset", None)
-    if type(dataset).__module__.partition(".")[0] == "datasets":
+    if hasattr(dataset, "cast_column"):  # of Hugging Face's datasets; a script may have a module of that name
         return (
             "If the dataset's images are files, FastImageFolder.from_samples(samples, transform) reads them, "
             'with samples = [(row["image"]["path"], row["label"]) for row in '
@@ -105,7 +107,6 @@ def of_folders(watched: Watched, costs: LoaderCosts) -> Iterator[Candidate]:
         ("fastpipe.accelerate(loader), or FastImageFolder and FastLoader", "", {}),
         ('fastpipe.accelerate(loader, augment="auto")', "; other draws of the same augmentation", split),
     ]
-    shown = {"split": "auto"}  # "auto" also measures whether "split" is faster
     if sys.modules["torch"].cuda.is_initialized():
         way = 'fastpipe.accelerate(loader, augment="auto", device="cuda")'
         note = "; other draws of the same augmentation, made on the GPU"
@@ -118,7 +119,8 @@ def of_folders(watched: Watched, costs: LoaderCosts) -> Iterator[Candidate]:
             f"let fastpipe make the batches of {dataset}: {way}{watched.place}",
             f"measured on your batches, whose time is now spent on: {shares}{note}",
             fast.__iter__,
-            edit=Edit("accelerate", {name: shown.get(value, value) for name, value in options.items()}),
+            # "auto" also measures whether "split" is faster.
+            edit=Edit("accelerate", options | ({"augment": "auto"} if "augment" in options else {})),
         )
 
 
@@ -134,7 +136,7 @@ def of_rows(watched: Watched, costs: LoaderCosts, arrays: Sequence[ArrayRead]) -
     except (FastpipeError, OSError, KeyError):
         return
     more = "" if dim == 1 else f", sample_dims={dim}"
-    made = f"FastHDF5Dataset({_shown(files[0])!r}, {names!r}{more})"
+    made = f"FastHDF5Dataset({shown_path(files[0])!r}, {names!r}{more})"
     yield from _with_rest(costs, f"read rows by fastpipe: {made} and FastLoader{watched.place}", "file", fast)
 
 
@@ -161,22 +163,16 @@ def of_volumes(watched: Watched, costs: LoaderCosts, volumes: Sequence[OpenVolum
     yield from _with_rest(costs, f"read patches by fastpipe: {text}{watched.place}", "volume", fast)
 
 
-def _shown(path: str) -> str:
-    """Return a file's path from the current folder, or only its name if the file is elsewhere."""
-    inside = "" if "://" in path else os.path.relpath(path)
-    return os.path.basename(path) if inside.startswith("..") or not inside else inside
-
-
 def _patches_of(volumes: Sequence[OpenVolume], has_labels: bool) -> tuple[Any, dict[str, Any], str, str]:
-    first, name = volumes[0], repr(_shown(volumes[0].path))
+    first, name = volumes[0], repr(shown_path(volumes[0].path))
     if not first.is_loaded:
         labels = next((one.path for one in volumes[1:] if one.shape == first.shape and has_labels), None)
-        more = "" if labels is None else f", labels={_shown(labels)!r}"
+        more = "" if labels is None else f", labels={shown_path(labels)!r}"
         return first.path, {"labels": labels}, name, more
     pairs = list(zip(volumes[::2], volumes[1::2], strict=False))
     if has_labels and pairs and all(one.shape == other.shape for one, other in pairs):
         table = [(one.path, other.path) for one, other in pairs]
-        return table, {}, f"[({name}, {_shown(pairs[0][1].path)!r}), …]", ""
+        return table, {}, f"[({name}, {shown_path(pairs[0][1].path)!r}), …]", ""
     same = [one.path for one in volumes if len(one.shape) == len(first.shape)]
     return same, {}, f"[{name}, …]" if len(same) > 1 else name, ""
 

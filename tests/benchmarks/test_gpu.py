@@ -22,7 +22,7 @@ from fastpipe.bench.data import Photos, scan
 from fastpipe.bench.images import LoaderSpec
 from fastpipe.bench.runner import ContenderError
 
-pytest.importorskip("tensorstore", reason="needs tensorstore: pip install 'fastpipe[volume]'")
+pytest.importorskip("tensorstore", reason="needs tensorstore: pip install '.[volume]'")
 
 
 @pytest.fixture(scope="module")

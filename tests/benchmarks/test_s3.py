@@ -26,7 +26,7 @@ from fastpipe.bench import runner
 from fastpipe.bench.data import Photos, scan
 from fastpipe.errors import OptionError
 
-pytest.importorskip("obstore", reason="needs obstore: pip install 'fastpipe[s3]'")
+pytest.importorskip("obstore", reason="needs obstore: pip install '.[s3]'")
 
 _COUNT, _BATCH = 16, 4
 

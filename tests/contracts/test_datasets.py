@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 import torch
 from dataset_kinds import KINDS, Kind
+from failure import failure
 from resuming import check_goes_on
 from same import same
 from streams import BY_PROCESSES
@@ -403,16 +404,6 @@ def test_many_threads_share_a_dataset_from_the_first_moment(kind: Data) -> None:
 
 
 # ---- bad samples --------------------------------------------------------------------------------
-
-
-def failure(ask: Callable[[], object]) -> BadSampleError:
-    """The error with which a call ends, without what it refers to."""
-    try:
-        ask()
-    except BadSampleError as error:
-        error.__cause__ = error.__context__ = None
-        return error.with_traceback(None)
-    raise AssertionError("there was no error")
 
 
 @of_every_kind_that_is_spoilt

@@ -104,7 +104,7 @@ def logger() -> logging.Logger:
 def test_a_line_is_printed_unless_the_log_shows_it(
     logger: logging.Logger, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    EpochLog("auto", logger).add(TIMES, "validation")
+    EpochLog("auto", logger).add(TIMES, "validation ")
     assert capsys.readouterr().err == f"validation {LINE}\n"
     monkeypatch.setenv("RANK", "1")
     EpochLog("auto", logger).add(TIMES)
@@ -124,7 +124,7 @@ def test_other_places_get_the_line_or_the_numbers(
     EpochLog(other, logger).add(TIMES)
     EpochLog(found.append, logger).add(TIMES)
     EpochLog(SimpleNamespace(log=found.append), logger).add(TIMES)
-    EpochLog(SimpleNamespace(add_scalar=lambda *some: found.append(some)), logger).add(TIMES, "validation")
+    EpochLog(SimpleNamespace(add_scalar=lambda *some: found.append(some)), logger).add(TIMES, "validation ")
     assert shown.getvalue() == f"{LINE}\n" and capsys.readouterr().err == ""
     assert found[:2] == [TIMES, TIMES.scalars()]
     assert ("fastpipe/validation/waiting", 0.75, 2) in found[2:] and len(found) == 2 + len(TIMES.scalars())

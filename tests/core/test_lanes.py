@@ -81,7 +81,7 @@ def test_the_last_note_of_each_thread_is_kept() -> None:
 
 
 def _answers(lane: Lane) -> dict[str, Callable[..., Any]]:
-    """What the worker at the other end of a lane does."""
+    """Run the worker's part at the other end of a lane."""
     writer, batches = lane.writer(), dict[int, Any]()
 
     def take(name: int, size: int) -> bool:

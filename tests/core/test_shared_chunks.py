@@ -28,7 +28,7 @@ KEYS = len(CONTENTS)
 
 
 def _user(memory: UnitFile) -> dict[str, Callable[..., Any]]:
-    """What another process does with units."""
+    """Use units in another process."""
     slots, held = memory.opened(), dict[int, Any]()
 
     def claim(key: int) -> bool:

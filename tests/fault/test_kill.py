@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from dying import dying_at
+from dying import dying_at, half_of_it
 from generated import content, failing, folder_of, made, noted_rows, plain, ragged
 from torchvision import transforms as v1
 
@@ -260,14 +260,6 @@ def small_steps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(FileSystems, "is_local", lambda *_: True)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-
-
-def half_of_it(name: str, real: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    if name in ("write", "pwrite", "pwritev"):
-        descriptor, data, *offset = arguments
-        data = b"".join(data) if name == "pwritev" else bytes(data)
-        first = data[: len(data) // 2]
-        real(descriptor, [first] if name == "pwritev" else first, *offset)
 
 
 def outcome(work: Callable[[], object], forked: Any, calls: Any = (), die_at: int = 0) -> tuple[int, str]:

@@ -115,7 +115,7 @@ def test_a_chunk_that_is_no_file_is_an_error(put: Put, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["attributes.json", "0/0/0"])
 def test_tensorstore_waits_for_no_fifo(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("tensorstore", reason="pip install 'fastpipe[volume]'")
+    pytest.importorskip("tensorstore", reason="pip install '.[volume]'")
     monkeypatch.setattr(tensorstore, "_PATIENCE_S", 0.1)
     fifo(tmp_path / "x.n5" / name)
     if name != "attributes.json":

@@ -155,7 +155,7 @@ def test_folders_that_are_made_are_no_others_whatever_the_umask(shared: Path) ->
 
 
 def test_a_copy_in_a_cache_that_another_user_replaces(shared: Path) -> None:
-    nibabel = pytest.importorskip("nibabel", reason="pip install 'fastpipe[volume]'")
+    nibabel = pytest.importorskip("nibabel", reason="pip install '.[volume]'")
     nibabel.save(nibabel.Nifti1Image(np.ones((8, 8, 8), np.uint8), np.eye(4)), shared / "x.nii")
     (shared / "x.nii.gz").write_bytes(gzip.compress((shared / "x.nii").read_bytes()))
     cache = owned_by_other(shared / "cache")

@@ -104,7 +104,7 @@ def with_the_one_before(images: Any, *_: Any) -> Any:
     return images, before
 
 
-# What a collate function makes of images, targets and samples.
+# Collate functions: each makes a batch of images, targets and samples.
 MAKES: dict[str, Callable[..., Any]] = {
     "dict": lambda images, targets, samples: {"images": images, "targets": targets, "name": "a batch", "samples": samples},
     "views": lambda images, targets, _: (images[:, :1], images.flatten(1)[:, ::3], images.permute(0, 2, 3, 1), targets[:1]),

@@ -370,7 +370,7 @@ def test_other_values_have_other_digests(values: tuple[Any, ...]) -> None:
 
 def test_tables_and_tensors_count_by_their_values() -> None:
     pandas = pytest.importorskip("pandas", reason="needs pandas: pip install pandas")
-    torch = pytest.importorskip("torch", reason="needs torch: pip install fastpipe[torch]")
+    torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
     table = pandas.DataFrame({"a": [1, 2, 3], "b": ["x", "y", "z"], "c": pandas.Categorical(["u", "v", "u"])})
     assert digest(table) == digest(table[table["a"] > 0]) == digest(table.copy())
     others = [table.assign(a=[1, 2, 4]), table.rename(columns={"a": "d"}), table.set_index("a"), table[["b", "a", "c"]],

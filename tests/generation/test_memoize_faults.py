@@ -272,7 +272,7 @@ def test_a_result_whose_package_is_gone_is_computed_again(
 def test_tensors_where_torch_is_gone_are_computed_again(
     folder: Path, warned: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch = pytest.importorskip("torch", reason="needs torch: pip install fastpipe[torch]")
+    torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
     kept = memoize(lambda: getattr(sys.modules.get("torch"), "ones", list)(()), dir=folder)
     assert torch.equal(kept(), kept())
     monkeypatch.setitem(sys.modules, "torch", None)

@@ -213,7 +213,7 @@ def test_a_forged_notation_runs_nothing_and_asks_for_no_memory(steps: bytes) -> 
 
 
 def test_tensors_come_back() -> None:
-    torch = pytest.importorskip("torch", reason="needs torch: pip install fastpipe[torch]")
+    torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
     value = {
         "bfloat16": torch.linspace(-1, 1, 7, dtype=torch.bfloat16), "view": torch.arange(1000)[10:20:3],
         "fortran": torch.arange(6.0).reshape(2, 3).T, "nan": torch.tensor([float("nan"), -0.0]),

@@ -141,7 +141,7 @@ def test_the_state_is_that_of_one_object() -> None:
 
 
 class Drawn:
-    """What given uniform numbers stand for, in the place of ``torch.randint`` and of ``torch.empty(1).uniform_``."""
+    """Use given uniform numbers instead of those of ``torch.randint`` and ``torch.empty(1).uniform_``."""
 
     def __init__(self, numbers: Sequence[float]) -> None:
         self.numbers = iter(numbers)

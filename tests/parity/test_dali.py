@@ -171,7 +171,7 @@ def loader(transform=crop, size=4, **options):
 
 
 def said_by(code: str, root: Path, exit_code: int = 0) -> str:
-    """What a script prints that has the functions above."""
+    """Run a script that has the functions above, and return its output."""
     done = ran("-c", _LOADER + code, root)
     assert done.returncode == exit_code, done.stderr
     return done.stdout + done.stderr

@@ -126,7 +126,7 @@ def make_file(path: str) -> bool:
 
 
 def torchvisions(names: Sequence[str], root: Path, make: Callable[[Path], Any]) -> Any:
-    """What torchvision finds in a folder with these files."""
+    """Return the samples that torchvision finds in a folder with these files."""
     assert all(make_file(str(root / name)) for name in names)
     return moved(make(root), str(root))
 

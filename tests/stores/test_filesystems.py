@@ -23,7 +23,7 @@ from fastpipe.errors import (
 from fastpipe.stores.filesystems import FilesystemStore, FolderStore
 from fastpipe.stores.opening import open_store
 
-fsspec = pytest.importorskip("fsspec", reason="pip install 'fastpipe[s3]'")
+fsspec = pytest.importorskip("fsspec", reason="pip install '.[s3]'")
 memory = importlib.import_module("fsspec.implementations.memory")
 
 

@@ -86,7 +86,7 @@ def parts(numbers: Any, size: int = 4) -> Iterator[Int64Array]:
 
 
 class User:
-    """Who uses a prefetcher that has room for so many objects."""
+    """A user of a prefetcher that has room for a given number of objects."""
 
     def __init__(
         self, room: float = 1000, connections: int = 8, *, is_open: bool = True, store: Any = None, spills: bool = False

@@ -543,3 +543,5 @@ def test_what_was_measured_is_reported_when_a_script_fails(
 def test_an_option_after_the_script_is_asked_about(script: Any, command: Any) -> None:
     code, _, errors = command("profile", script("print(1)"), "--try")
     assert code == 0 and "did you mean: fastpipe profile --try" in errors
+    code, _, errors = command("profile", script("import sys\nassert '--limit' in sys.argv"), "--limit")
+    assert code == 0 and "did you mean" not in errors, "the script has such an option itself"

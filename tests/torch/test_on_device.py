@@ -283,7 +283,7 @@ def test_only_backends_of_a_gpu_decode_there() -> None:
 @pytest.mark.parametrize("backend", ["nvimgcodec", "dali"])
 def test_a_gpus_batches_are_nearly_the_same(photos: Path, backend: Any, pin_memory: bool) -> None:
     if backend == "dali":
-        pytest.importorskip("nvidia.dali", reason="pip install 'fastpipe[dali]'")
+        pytest.importorskip("nvidia.dali", reason="pip install '.[dali]'")
     there, _ = folders(photos, TRANSFORMS["bytes"], decode=Decode(backend))
     _, here = folders(photos, TRANSFORMS["bytes"])
     options: dict[str, Any] = {"batch_size": 16, "shuffle": True}
