@@ -375,7 +375,7 @@ def _text_of(error: Exception) -> str:
 def _note_of(watched: Watched) -> LoaderNote:
     loader = watched.loader
     dataset = getattr(loader, "dataset", None)
-    kind = type(loader).__name__
+    kind = "tf.data.Dataset" if watched.is_graph else type(loader).__name__
     if dataset is not None:
         kind += f" over {type(dataset).__name__}"
     workers = getattr(loader, "num_workers", 0) or 0

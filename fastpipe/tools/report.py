@@ -249,19 +249,21 @@ class Report(TextReport):
             f"{one.what}: {in_duration(one.predicted_s)} a step"
             for one in self.alternatives if one.predicted_s is not None
         ]  # fmt: skip
+        slow = ["the loader alone"] if self.alone is None else []
+        slow += [one.what for one in self.alternatives if one.predicted_s is None]
+        said = []
         if measured:
-            why = f"no alternative that was measured is clearly faster: {'; '.join(measured)}"
-        elif self.alternatives or self.alone is None:
-            names = "; ".join(one.what for one in self.alternatives)
+            said.append(f"no alternative that was measured is clearly faster: {'; '.join(measured)}")
+        if slow:
             seconds = _LONGER * self.step_s
-            why = (
-                f"batches are too slow to measure {names or 'the loader alone'} in this time: use a longer "
-                f"time, such as --seconds {seconds:.0f} --limit {10 * seconds:.0f}"
+            said.append(
+                f"batches are too slow to measure {'; '.join(slow)} in this time: use a longer time, such as "
+                f"--seconds {seconds:.0f} --limit {10 * seconds:.0f}"
             )
-        else:
+        if not said:
             kind = "this loader" if self.loader is None else self.loader.kind
-            why = f"no replacement of {kind} is known, so nothing was tried"
-        return f"no advice: {why}"
+            said.append(f"no replacement of {kind} is known, so nothing was tried")
+        return f"no advice: {'. '.join(said)}"
 
     def effect(self, advice: Advice) -> str:
         """Return text that compares the times of a step before and after a change; "" if these are unknown.

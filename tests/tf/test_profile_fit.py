@@ -15,7 +15,12 @@ from PIL import Image
 
 import fastpipe
 from fastpipe.bench.synthetic import photo_tree as make_tree
+from fastpipe.tools.loaders import Watched
+from fastpipe.tools.loops import Loop
 from fastpipe.tools.profiler import profile_script
+from fastpipe.tools.stacks import Line
+from fastpipe.tools.swaps import hint_of
+from fastpipe.tools.tf_loops import missing_stages
 
 _HEAD = """
 import sys
@@ -300,3 +305,24 @@ def test_a_fit_that_is_watched_trains_as_ever(kind: str) -> None:
     assert profiling.report.steps > 10 and profiling.report.is_opaque
     for one, other in zip(plain, watched, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (lambda data: data.map(lambda x: x).batch(2), (True, True)),
+        (lambda data: data.map(lambda x: x, num_parallel_calls=2).batch(2).prefetch(1), (False, False)),
+        (lambda data: data.batch(2).prefetch(1).with_options(tf.data.Options()), (False, False)),
+        (lambda data: data.prefetch(1).map(lambda x: x), (True, True)),
+    ],
+    ids=["neither", "both", "options after it", "a map after it"],
+)  # fmt: skip
+def test_stages_that_a_dataset_lacks_are_found(make: Any, found: tuple[bool, bool]) -> None:
+    assert missing_stages(make(tf.data.Dataset.range(8))) == found
+
+
+def test_images_of_a_dataset_of_tensorflow_may_be_read_by_fastpipe() -> None:
+    line = Line("train.py", 3, "main")
+    data = tf.data.Dataset.from_tensors((tf.zeros((96, 64, 3)), 1)).batch(2)
+    assert "image_size=(96, 64)" in hint_of(Watched(data, line, line, Loop(1.0, True)))
+    assert hint_of(Watched(data.map(lambda image, label: label), line, line, Loop(1.0, True))) == ""

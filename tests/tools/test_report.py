@@ -24,7 +24,7 @@ from fastpipe.errors import MissingDependencyError, OptionError
 from fastpipe.tools import Advice, Report
 from fastpipe.tools import report as reports
 from fastpipe.tools.costs import Alone, LoaderCosts
-from fastpipe.tools.report import LoaderNote, Part
+from fastpipe.tools.report import Alternative, LoaderNote, Part
 from fastpipe.tools.thread_times import Spent
 
 REPORT = Report(
@@ -79,6 +79,43 @@ def test_a_report_is_text_json_a_page_and_a_trace() -> None:
     text = "the GPU takes 400 ms for a step and is idle for 100 ms before it"
     assert text in str(REPORT) and REPORT.as_json()["device_wait_s"] == 0.1
     assert "GPU" not in str(replace(REPORT, device_wait_s=None, device_busy_s=None))
+
+
+@pytest.mark.parametrize(
+    ("alternatives", "said"),
+    [
+        ((), "no replacement of DataLoader over Photos is known, so nothing was tried"),
+        ((Alternative("num_workers=4", 0.49),), "no alternative that was measured is clearly faster: "
+         "num_workers=4: 490 ms a step"),
+        ((Alternative("num_workers=4", None),), "batches are too slow to measure num_workers=4 in this time: use a "
+         "longer time, such as --seconds 10 --limit 100"),
+        ((Alternative("a", 0.49), Alternative("b", None)), "is clearly faster: a: 490 ms a step. batches are too slow "
+         "to measure b in this time"),
+    ],
+    ids=["none known", "none faster", "none measured", "some measured"],
+)  # fmt: skip
+def test_a_report_without_advice_says_why(alternatives: tuple[Alternative, ...], said: str) -> None:
+    report = replace(REPORT, advice=(), alternatives=alternatives, hint="Try image_dataset")
+    text = re.sub(r"\s+", " ", str(report))
+    assert "no advice: " in text and said in text and text.endswith("Try image_dataset")
+    assert "Try image_dataset" in report.html() and "no advice: " in report.html()
+    assert "no advice" not in str(REPORT)
+    ready = replace(report, wait_s=0.0, instant_s=0.5)
+    assert not ready.is_loader_bound and "no advice" not in str(ready) and "Try" not in str(ready)
+
+
+def test_a_report_has_the_script_its_end_its_other_work_and_diffs() -> None:
+    diff = "--- train.py\n+++ train.py\n@@ -1 +1 @@\n-DataLoader(x)\n+accelerate(DataLoader(x))\n"
+    report = replace(
+        REPORT, script="train<1>.py", date="2026-11-29T08:00:00+00:00", ended_by="ValueError: broken",
+        asides=(Part("2 passes over the loader at train.py:9", 3.0),), advice=(Advice("a", "b", 0.3, None, diff),),
+    )  # fmt: skip
+    assert "not counted as steps: 3 s in 2 passes over the loader at train.py:9" in str(report)
+    assert "the script ended with ValueError: broken; these are the measurements until then" in str(report)
+    page = report.html()
+    assert "<title>fastpipe profile train&lt;1&gt;.py</title>" in page and "2026-11-29T08:00" in page
+    assert "\n-DataLoader(x)\n+accelerate(DataLoader(x))</pre>" in page
+    assert report.as_json()["advice"][0]["diff"] == diff
 
 
 def test_a_profile_without_steps_has_an_empty_report(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import os
 import select
 import tempfile
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -24,7 +24,7 @@ import torch
 import zarr
 from PIL import Image
 from pytest import MonkeyPatch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Subset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, Subset
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import default_loader
@@ -56,6 +56,32 @@ def watched(loader: Any, batch: Any = None) -> Watched:
     line, loop = Line("train.py", 3, "main"), Loop(1.0, True)
     loop.batch = batch
     return Watched(loader, line, line, loop)
+
+
+class HuggingFaceLike(Dataset[Any]):
+    def cast_column(self, name: str, feature: Any) -> HuggingFaceLike:
+        return self
+
+    def __len__(self) -> int:
+        return 8
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(8))
+
+
+@pytest.mark.parametrize(
+    ("loader", "said"),
+    [
+        (DataLoader(HuggingFaceLike()), "FastImageFolder.from_samples(samples, transform)"),
+        (DataLoader(Stream()), "An IterableDataset stays with torch"),
+        (DataLoader(range(8)), ""), (fastpipe.FastLoader(Stream()), ""), ([1, 2], ""),
+    ],
+    ids=["Hugging Face", "a stream", "a sequence", "a FastLoader", "a list"],
+)  # fmt: skip
+def test_a_hint_is_given_for_kinds_that_are_not_replaced(loader: Any, said: str) -> None:
+    assert said in swaps.hint_of(watched(loader)) and bool(swaps.hint_of(watched(loader))) == bool(said)
 
 
 @pytest.fixture
