@@ -29,12 +29,6 @@ from fastpipe.errors import OptionError
 _SPECS = {spec.key: spec for spec in full.specs()}
 
 
-@pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six small photographs in two classes."""
-    return photo_tree(tmp_path_factory.mktemp("photos"), classes=2, per_class=3, sizes=(60, 90))
-
-
 @pytest.fixture
 def setting(tree: Path, tmp_path: Path) -> Setting:
     return Setting(Photos.of(tree, "photos", 100), ArrayLengths(8, 6, 5, 2, 9, 5), 4, tmp_path)

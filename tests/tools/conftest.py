@@ -7,24 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fastpipe.cli import main
 from fastpipe.tools import diagnosis
-
-Command = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs ``fastpipe`` with arguments; returns its exit code, output and errors."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = main(list(map(str, arguments)))
-        captured = capsys.readouterr()
-        print(*captured)  # shown where a test fails
-        return code, *captured
-
-    return run
 
 
 @pytest.fixture

@@ -17,7 +17,15 @@ from PIL import Image
 from pytest import MonkeyPatch
 from scripts import ran
 
-from fastpipe.tools.stacks import Boundary, Stacks, current_stacks, name_called, stack_of, stage_of
+from fastpipe.tools.stacks import (
+    Boundary,
+    Stacks,
+    current_stacks,
+    name_called,
+    native_ids,
+    stack_of,
+    stage_of,
+)
 
 STAGES: dict[str | None, list[str]] = {
     "read": [
@@ -175,3 +183,28 @@ def test_taking_stacks_changes_neither_collection_nor_lives_of_objects(is_enable
     reference = weakref.ref(kept)
     del kept
     assert reference() is None
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="run it on Linux, where threads have numbers of the kernel's"
+)
+def test_numbers_of_threads_are_those_of_the_kernel_while_others_begin_and_end() -> None:
+    over = threading.Event()
+
+    def begin_and_end() -> None:
+        while not over.is_set():
+            thread = threading.Thread(target=int)
+            thread.start()
+            thread.join()
+
+    threads = [threading.Thread(target=begin_and_end) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(1000):
+            found = native_ids()
+            assert [found[thread.ident or 0] for thread in threads] == [one.native_id for one in threads]
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
