@@ -205,6 +205,26 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
 
 
 @contextlib.contextmanager
+def parents_made(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Make the missing folders above ``path``; if the ``with`` block raises, remove those that are empty."""
+    folder, missing = Path(path).parent, []
+    while not os.path.lexists(folder):
+        missing.append(folder)
+        folder = folder.parent
+    try:
+        for one in reversed(missing):
+            one.mkdir(exist_ok=True)
+        yield
+    except BaseException:
+        with contextlib.suppress(
+            OSError
+        ):  # a folder is not there, or another process has put something in it
+            for one in missing:
+                one.rmdir()
+        raise
+
+
+@contextlib.contextmanager
 def folder_below(root: str | os.PathLike[str], inside: str, *, makes: bool = False) -> Iterator[str]:
     """Open the folder ``root/inside`` without following links, and give the ``with`` block its path.
 

@@ -47,7 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--bad-samples", choices=("raise", "skip", "retry"), default="raise",
         help="what to do if FUNCTION raises (default: raise)")  # fmt: skip
     add("--seed-globals", action="store_true", help="seed random, numpy.random and torch for each row, too")
-    add("--no-resume", action="store_true", help="begin again, without the rows of an interrupted run")
+    resume = parser.add_mutually_exclusive_group().add_argument
+    resume("--no-resume", dest="resume", action="store_const", const=False, default=True,
+        help="begin again, without the rows of an interrupted run")  # fmt: skip
+    resume("--resume-changed", dest="resume", action="store_const", const="changed",
+        help="continue although the function's code has changed since")  # fmt: skip
     add("--dry-run", action="store_true",
         help="only report how long it would take, and where the time goes; make no file")  # fmt: skip
 
@@ -67,7 +71,7 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     if args.out is None:
         raise OptionError("--out is missing: name the file to write, or use --dry-run")
     generate(
-        fn, args.rows, args.out, chunk_rows=args.chunk_rows or "auto", resume=not args.no_resume,
+        fn, args.rows, args.out, chunk_rows=args.chunk_rows or "auto", resume=args.resume,
         max_bytes=args.max_bytes, bad_samples=args.bad_samples, **options,
     )  # fmt: skip
     return 0

@@ -203,6 +203,9 @@ _TINY_CHUNK = 16 << 10
 _LARGE_ENOUGH = 16 << 10  # bytes from which on a sample should get its own chunk
 _SMALL_PART = 64 << 10
 _MANY_READS = 8
+_PART = 0.02  # the least part of the file's decoded bytes that gets advice about speed
+_SHOWN_AT_MOST = 20  # most datasets in a table
+_NAMED_AT_MOST = 3  # most datasets that a command names
 _WINDOW, _WINDOW_NBYTES = 64, 1 << 30
 _FAST = {LZF, BLOSC, LZ4, ZSTD}
 # Words in a reason for h5py, and the codec for a copy of the dataset that fastpipe reads without h5py.
@@ -215,6 +218,7 @@ class Advice:
     kind: str  # a keyword for programs
     text: str  # the problem, with figures
     remedies: tuple[str, ...]  # the best remedy first
+    others: tuple[str, ...] = ()  # the paths of datasets that are stored alike, with the same problem
 
 
 # The kind, the text and the remedies of each piece of advice.
@@ -226,23 +230,51 @@ class _Place:
     path: str
     batch_size: int
     free_memory: int | None
+    alike: Sequence[DatasetFacts]  # the dataset of the advice, and others that are stored like it
 
-    def repack(self, facts: DatasetFacts, options: str) -> str:
-        return f"fastpipe repack {shlex.quote(self.path)} OUT --dataset {shlex.quote(facts.path)} {options}"
+    def repack(self, options: str) -> str:
+        names = [f"--dataset {shlex.quote(facts.path)}" for facts in self.alike]
+        if len(names) > _NAMED_AT_MOST:  # the command then takes all datasets that are not small
+            names = []
+        return " ".join(["fastpipe repack", shlex.quote(self.path), "OUT", *names, options])
 
 
 def advise(
     datasets: Sequence[DatasetFacts], path: str, batch_size: int, free_memory: int | None
 ) -> list[Advice]:
-    place = _Place(path, batch_size, free_memory)
-    return [
-        Advice(facts.path, *found) for facts in datasets for rule in _RULES for found in rule(facts, place)
-    ]
+    """Return the advice about a file, once for all datasets that are stored alike.
+
+    There is no advice about the speed of datasets that have less than 2 % of the file's decoded bytes.
+    """
+    groups: dict[Any, list[DatasetFacts]] = {}
+    for facts in datasets:
+        sides = facts.shape[1:] if facts.shape else facts.shape
+        key = sides, facts.dtype, facts.storage, facts.chunk, facts.filters, facts.missing, facts.why
+        groups.setdefault((key, _is_small(facts), not facts.samples), []).append(facts)
+    least = _PART * sum(map(_nbytes, datasets))
+    advice = []
+    for alike in groups.values():
+        largest = max(alike, key=_nbytes)
+        rules = _RULES if sum(map(_nbytes, alike)) >= least else _ALWAYS
+        others = tuple(facts.path for facts in alike if facts is not largest)
+        place = _Place(path, batch_size, free_memory, alike)
+        advice += [Advice(largest.path, *found, others) for rule in rules for found in rule(largest, place)]
+    return advice
+
+
+def _nbytes(facts: DatasetFacts) -> int:
+    # If elements have no fixed size, the decoded size is unknown, and the stored size decides.
+    return max(facts.decoded or 0, facts.stored)
 
 
 def _is_small(facts: DatasetFacts) -> bool:
-    # If elements have no fixed size, the decoded size is unknown, and the stored size decides.
-    return max(facts.decoded or 0, facts.stored) < SMALL_NBYTES
+    return _nbytes(facts) < SMALL_NBYTES
+
+
+def _is_volume(facts: DatasetFacts) -> bool:
+    """Return True if chunks are blocks of the last three dimensions, as those of a volume are."""
+    shape, chunk = facts.shape or (), facts.chunk or ()
+    return len(chunk) >= 3 and all(1 < side < size for side, size in zip(chunk[-3:], shape[-3:], strict=True))
 
 
 def _no_samples(facts: DatasetFacts, place: _Place) -> _Found:
@@ -262,6 +294,8 @@ def _decoded_often(facts: DatasetFacts, place: _Place) -> _Found:
     epoch, per_chunk, nbytes = facts.epoch, facts.samples_per_chunk, facts.sample_nbytes
     if _is_small(facts) or epoch is None or per_chunk is None or not nbytes or epoch.decodes < _OFTEN:
         return
+    if _is_volume(facts):
+        return
     chunk = facts.chunk_nbytes or 0
     text = (
         f"{per_chunk:,} samples are compressed together in a chunk of {in_bytes(chunk)}: an epoch in uniform "
@@ -276,13 +310,14 @@ def _decoded_often(facts: DatasetFacts, place: _Place) -> _Found:
             f'Shuffle(window={window}, unit="group"), which decodes each chunk once and takes '
             f"{in_bytes(min(window, groups) * group)}"
         )
-    if facts.decoded and place.free_memory is not None and facts.decoded <= place.free_memory // 2:
+    decoded = sum(one.decoded or 0 for one in place.alike)
+    if facts.decoded and place.free_memory is not None and decoded <= place.free_memory // 2:
         remedies.append(
-            f'cache="ram": decoded the data are {in_bytes(facts.decoded)}, and '
+            f'cache="ram": decoded the data are {in_bytes(decoded)}, and '
             f"{in_bytes(place.free_memory)} of memory are free"
         )
     alone = "--chunk-rows 1" if nbytes >= _LARGE_ENOUGH else "--codec none"
-    remedies.append(place.repack(facts, alone))
+    remedies.append(place.repack(alone))
     yield ("decoded often", text, tuple(remedies))
 
 
@@ -296,11 +331,24 @@ def _huge_chunks(facts: DatasetFacts, place: _Place) -> _Found:
             f"its chunks are {in_bytes(chunk)}, of which a sample needs {in_bytes(part)}: whoever reads one "
             f"sample decodes {in_bytes(chunk * facts.parts)}, and each thread needs memory for a chunk"
         )
-        yield ("huge chunks", text, (place.repack(facts, "--chunk-rows auto"),))
+        yield ("huge chunks", text, (place.repack("--chunk-rows auto"),))
 
 
 def _cut_samples(facts: DatasetFacts, place: _Place) -> _Found:
     if _is_small(facts) or facts.epoch is None or facts.parts < 2 or not facts.sample_nbytes:
+        return
+    if _is_volume(facts):
+        name, patch = (
+            f"{place.path}{facts.path}",
+            ",".join(str(min(64, side)) for side in (facts.shape or ())[-3:]),
+        )
+        text = f"its chunks {facts.chunk} are blocks, as those of a volume are"
+        yield (
+            "volume", text,
+            (f"for patches: FastPatchDataset({name!r}, …), and "
+             f"fastpipe inspect {shlex.quote(name)} --patch {patch}",
+             f"for samples along the first dimension: {place.repack('--chunk-rows auto')}"),
+        )  # fmt: skip
         return
     piece = facts.sample_nbytes / facts.epoch.reads
     if facts.filters:
@@ -314,7 +362,7 @@ def _cut_samples(facts: DatasetFacts, place: _Place) -> _Found:
         )
     if is_bad:
         text = f"its chunks {facts.chunk} cut the samples' own dimensions: {what}"
-        yield ("cut samples", text, (place.repack(facts, "--chunk-rows auto"),))
+        yield ("cut samples", text, (place.repack("--chunk-rows auto"),))
 
 
 def _tiny_chunks(facts: DatasetFacts, place: _Place) -> _Found:
@@ -325,7 +373,7 @@ def _tiny_chunks(facts: DatasetFacts, place: _Place) -> _Found:
         f"its {facts.chunks:,} chunks are of {in_bytes(chunk)}: finding, reading and starting to decode one "
         "costs more than its bytes"
     )
-    remedies = place.repack(facts, "--codec none"), place.repack(facts, "--chunk-rows auto")
+    remedies = place.repack("--codec none"), place.repack("--chunk-rows auto")
     yield ("tiny chunks", text, remedies)
 
 
@@ -341,7 +389,7 @@ def _through_library(facts: DatasetFacts, place: _Place) -> _Found:
         codec = codec or "none"
     remedy = "worker processes, each with an HDF5 library; or elements of a fixed size in NumPy's form"
     if codec:
-        remedy = place.repack(facts, f"--codec {codec}")
+        remedy = place.repack(f"--codec {codec}")
     elif "which chunk" in facts.why:
         remedy = "a file written without libver=, whose list of chunks h5py gets right; or worker processes"
     yield ("through h5py", text, (remedy,))
@@ -350,19 +398,22 @@ def _through_library(facts: DatasetFacts, place: _Place) -> _Found:
 def _slow_codec(facts: DatasetFacts, place: _Place) -> _Found:
     if _is_small(facts) or DEFLATE not in facts.codes or facts.epoch is None or facts.reader != "threads":
         return
+    if _is_volume(facts):  # an order of samples tells nothing about patches
+        return
     if _FAST & set(facts.codes):
         return
     text = (
         f"its filter is {facts.filters[facts.codes.index(DEFLATE)]}: an epoch in uniform order inflates "
         f"{in_bytes(facts.epoch.nbytes)}, which lzf, lz4, zstd and blosc decode faster"
     )
-    remedies = place.repack(facts, "--codec lzf"), place.repack(facts, "--codec lz4") + " (with hdf5plugin)"
+    remedies = place.repack("--codec lzf"), place.repack("--codec lz4") + " (with hdf5plugin)"
     yield ("slow codec", text, remedies)
 
 
-_RULES: tuple[Callable[[DatasetFacts, _Place], _Found], ...] = (
-    _no_samples,
-    _missing_plugin,
+_Rules = tuple[Callable[[DatasetFacts, _Place], _Found], ...]
+_ALWAYS: _Rules = (_no_samples, _missing_plugin)
+_RULES: _Rules = (
+    *_ALWAYS,
     _through_library,
     _decoded_often,
     _huge_chunks,
@@ -412,7 +463,7 @@ def _print_datasets(datasets: Sequence[DatasetFacts], path: str, console: Consol
         ["dataset", "shape", "dtype", "layout", "chunk", "filters"],
         ["stored", "decoded", "ratio", "samples/chunk", "chunks", "read by"],
     )
-    for facts in datasets:
+    for facts in _shown(datasets):
         rows.add_row(
             facts.path,
             "none" if facts.shape is None else _sides(facts.shape) or "scalar",
@@ -428,15 +479,34 @@ def _print_datasets(datasets: Sequence[DatasetFacts], path: str, console: Consol
             facts.reader,
         )
     console.print(rows)
-    reasons = [facts for facts in datasets if facts.why]
-    for facts in reasons:
-        print_line(console, f"{facts.path} is read through h5py: {facts.why}")
+    if len(datasets) > _SHOWN_AT_MOST:
+        more = counted(len(datasets) - _SHOWN_AT_MOST, "dataset")
+        print_line(console, f"and {more} more, none of them larger: --json lists all")
+        console.print()
+    reasons: dict[str, list[str]] = {}
+    for facts in datasets:
+        reasons.setdefault(facts.why, []).append(facts.path)
+    reasons.pop("", None)
+    for why, paths in reasons.items():
+        are = "is" if len(paths) == 1 else "are"
+        print_line(console, f"{_and_others(paths[0], len(paths) - 1)} {are} read through h5py: {why}")
     if reasons:
         console.print()
 
 
+def _shown(datasets: Sequence[DatasetFacts]) -> list[DatasetFacts]:
+    """Return the largest datasets, in the order of the file."""
+    largest = sorted(datasets, key=_nbytes, reverse=True)[:_SHOWN_AT_MOST]
+    names = {facts.path for facts in largest}
+    return [facts for facts in datasets if facts.path in names]
+
+
+def _and_others(path: str, others: int) -> str:
+    return f"{path} and {others:,} more" if others else path
+
+
 def _print_epoch(datasets: Sequence[DatasetFacts], batch_size: int, console: Console) -> None:
-    with_samples = [(facts, facts.epoch) for facts in datasets if facts.epoch]
+    with_samples = [(facts, facts.epoch) for facts in _shown(datasets) if facts.epoch]
     if not with_samples:
         return
     rows = table(
@@ -470,7 +540,8 @@ def _print_advice(datasets: Sequence[DatasetFacts], advice: Sequence[Advice], co
         return
     print_line(console, "Advice", "bold")
     for one in advice:
-        print_line(console, f"{one.dataset}: {one.text}.")
+        alike = f" and {counted(len(one.others), 'dataset')} like it" if one.others else ""
+        print_line(console, f"{one.dataset}{alike}: {one.text}.")
         for remedy in one.remedies:
             print_line(console, f"  - {remedy}")
 

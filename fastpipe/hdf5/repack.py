@@ -24,6 +24,7 @@ from fastpipe.core.files import (
     UNFINISHED,
     open_file,
     open_regular,
+    parents_made,
     read_at,
     rename_anew,
     sync_folder,
@@ -286,7 +287,7 @@ def repack(args: argparse.Namespace, console: Console, progress: Progress) -> in
         for dataset in datasets_of(file, source):
             missing_filters(dataset)  # loads the filters that are installed
         targets = make_plan(file, options)
-        with UnfinishedFile(out) as unfinished:
+        with parents_made(out), UnfinishedFile(out) as unfinished:
             threads = args.threads or available_cpus()
             _Repacking(source, state, file, unfinished, targets, options, threads, progress).run()
             unfinished.take_name(force=args.force)
@@ -306,8 +307,6 @@ def _check_paths(source: str, out: Path, force: bool) -> None:
     os.close(open_file(source))  # the errors of ``open_file`` are clearer than the library's errors
     if out.is_dir():
         raise OptionError(f"{out} is a folder; name a file")
-    if not out.parent.is_dir():
-        raise OptionError(f"there is no folder {out.parent}; make it first")
     if out.exists() and os.path.samefile(source, out):
         raise OptionError(f"{out} is the input itself; name another file")
     if os.path.lexists(out) and not force:

@@ -22,9 +22,12 @@ The copy is written to a file fastpipe-repack-….unfinished beside OUT. It is r
 when every value has been read back and equals the source's. The next run with the same OUT
 removes the unfinished file of a killed run.
 
+Folders that are missing above OUT are made.
+
 A volume (Zarr, N5, TIFF, NIfTI, .npy; after a slash, the name of an array within a file or
 folder) becomes a Zarr array in the folder OUT, in chunks of --chunks; so does one dataset
-of an HDF5 file, if OUT ends in .zarr. Chunks that contain only the fill value are not
+of an HDF5 file, if OUT ends in .zarr. OUT may be in a group: scan.zarr/image makes the Zarr
+group scan.zarr if it is missing. Chunks that contain only the fill value are not
 written. The data in memory take at most --memory, for any size of the volume. While the
 copy grows, it is in a folder fastpipe-repack-… beside OUT; remove the folder of a killed
 run.
@@ -64,11 +67,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
-    if args.output.rstrip("/").endswith(".zarr") or is_volume(args.input):
+    if is_volume(args.input) or any(part.endswith(".zarr") for part in args.output.split("/")):
         return int(load_part("fastpipe.volumes.repack").repack_volume(args, console, progress))
     for name in ("chunks", "level", "memory"):
         if getattr(args, name) is not None:
-            raise OptionError(f"--{name} is for a copy in Zarr: name an OUT that ends in .zarr")
+            raise OptionError(
+                f"--{name} is for a copy in Zarr: name an OUT such as scan.zarr or scan.zarr/image"
+            )
     return int(load_part("fastpipe.hdf5.repack").repack(args, console, progress))
 
 

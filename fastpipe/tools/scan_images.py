@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,7 @@ from fastpipe.core.class_folders import TORCHVISION_EXTENSIONS, find_classes, sc
 from fastpipe.core.files import read_file
 from fastpipe.core.pool import Job, ThreadPool
 from fastpipe.core.sample_tables import SampleTable
-from fastpipe.core.text import counted, in_bytes
+from fastpipe.core.text import counted, in_bytes, printable
 from fastpipe.core.types import Box
 from fastpipe.errors import MissingDependencyError
 from fastpipe.images.reader import ImageReader
@@ -182,16 +183,35 @@ def _list(root: str) -> tuple[list[str], SampleTable, list[str]]:
         if not beside:
             raise
         classes, numbers = _FLAT, {"": 0}
-    table = scan_folder(root, numbers, extensions=TORCHVISION_EXTENSIONS, allow_empty=True)
+    ignored: Counter[str] = Counter()  # by extension
+
+    def is_image(path: str) -> bool:
+        name = os.path.basename(path).lower()
+        found = name.endswith(TORCHVISION_EXTENSIONS)
+        ignored[os.path.splitext(name)[1] or name] += not found
+        return found
+
+    table = scan_folder(root, numbers, is_valid_file=is_image, allow_empty=True)
     if beside and not len(table):  # the folders contain no images
-        classes, table = _FLAT, scan_folder(root, {"": 0}, extensions=TORCHVISION_EXTENSIONS)
-    notes = []
+        ignored.clear()
+        classes, table = _FLAT, scan_folder(root, {"": 0}, is_valid_file=is_image)
+    notes = _ignored_note(+ignored)
     if classes == _FLAT:
         notes.append("no class folders, so ImageFolder finds no images; use FastImageFolder.from_samples")
     elif beside:
         some = f"{counted(beside, 'image')} beside the class folders"
         notes.append(f"{some}, where ImageFolder does not look: not checked")
     return classes, table, notes
+
+
+def _ignored_note(ignored: Counter[str]) -> list[str]:
+    if not ignored:
+        return []
+    kinds = ", ".join(f"{printable(kind)} ({count:,})" for kind, count in ignored.most_common(_NAMED_AT_MOST))
+    more = ", …" if len(ignored) > _NAMED_AT_MOST else ""
+    are = "is" if ignored.total() == 1 else "are"
+    files = f"{counted(ignored.total(), 'file')} {are} not checked"
+    return [f"{files}, as ImageFolder ignores such files: {kinds}{more}"]
 
 
 def without_images(text: str, classes: Sequence[str]) -> str:

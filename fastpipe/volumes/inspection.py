@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import math
+import os
 import shlex
 import tempfile
 import threading
@@ -44,6 +45,7 @@ from fastpipe.volumes.repack import (
 )
 from fastpipe.volumes.units import budget_of
 from fastpipe.volumes.volume import Box, Int64Array, UnitGrid, Volume, aligned, grown_unit, sides_text
+from fastpipe.volumes.zarr import arrays_in, is_zarr_group
 
 SCHEMA = 1  # version of the JSON output
 
@@ -151,6 +153,10 @@ def inspect_volume(args: argparse.Namespace, console: Console, progress: Progres
         if is_given:
             raise OptionError(f"--{name} is for HDF5 files, not for volumes")
     paths = [args.file] + ([args.labels] if args.labels else [])
+    if args.patch is None and os.path.isdir(args.file) and is_zarr_group(args.file):
+        paths[:1] = [f"{args.file.rstrip('/')}/{name}" for name in arrays_in(args.file)]
+        if not paths:
+            raise OptionError(f"{args.file} is a Zarr group without arrays")
     volumes = [open_source(path) for path in paths]
     if args.patch is None and (args.labels or args.budget):
         raise OptionError("--labels and --budget go with --patch, the size of patches")

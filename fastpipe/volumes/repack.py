@@ -28,10 +28,12 @@ from fastpipe.core.files import (
     folder_below,
     is_hdf5,
     is_url,
+    parents_made,
     read_file,
     remove_tree,
     rename_anew,
     sync_folder,
+    write_output,
     write_whole,
 )
 from fastpipe.core.machine import available_cpus
@@ -54,7 +56,7 @@ from fastpipe.volumes.volume import (
     box_text,
     box_within,
 )
-from fastpipe.volumes.zarr import NUMBERS, ZarrVolume, even_parts, json_object
+from fastpipe.volumes.zarr import METADATA, NUMBERS, ZarrVolume, even_parts, is_zarr, json_object
 
 Array = npt.NDArray[Any]
 
@@ -65,6 +67,7 @@ _AUTO_NBYTES = 256 << 20
 TOGETHER_NBYTES = 8 << 20  # bytes that a thread decodes by one call, if units are not larger
 _WORTH_NBYTES = 16 << 20  # bytes of a brick from which on a larger brick is not preferred for its size
 _MOST_FILES = 1 << 19  # the most files in a folder whose bytes are counted
+_GROUP = {"zarr_format": 3, "node_type": "group", "attributes": {}}
 _METADATA = ("zarr.json", ".zarray", ".zattrs", "attributes.json")
 _OWN_KEYS = {"dimensions", "blockSize", "dataType", "compression", "compressionType"}  # keys that N5 defines
 # Programs would mistake a folder with one of these suffixes for another format.
@@ -83,12 +86,13 @@ def repack_volume(args: argparse.Namespace, console: Console, progress: Progress
     _check_paths(source, str(args.output))
     if os.path.lexists(out):
         raise _exists_already(out)
+    groups = _groups_to_make(out)
     bricks = planned_bricks(volume, layout, args.threads or available_cpus(), args.memory)
     notes = Notes.of(source, volume)
     if notes.others:
         progress.done(f"not copied, as JSON cannot hold them: attributes {', '.join(notes.others)}")
     before = _state(source, volume)
-    with _new_folder(out.parent) as folder:
+    with parents_made(out), _new_folder(out.parent) as folder:
         _copy(volume, Path(folder, "array"), layout, bricks, notes, Pace(progress, "copying", volume.nbytes))
         if _state(source, volume) != before:
             raise VolumeError(f"{source} has changed meanwhile; repack it when it is complete")
@@ -99,6 +103,8 @@ def repack_volume(args: argparse.Namespace, console: Console, progress: Progress
             rename_anew(os.path.join(folder, "array"), out)
         except FileExistsError:
             raise _exists_already(out) from None
+    for group in groups:
+        write_output(group / METADATA[0], json.dumps(_GROUP))
     sync_folder(out.parent)
     progress.stop()
     seconds, decoded = time.monotonic() - begun, volume.nbytes
@@ -149,12 +155,31 @@ def _check_paths(source: str, named: str) -> None:
             f"{out}: volumes are written as Zarr, in a folder, and {out.suffix} is the ending of something "
             f"else; name it {out.with_suffix('.zarr')}"
         )
-    if not out.parent.is_dir():
-        raise OptionError(f"there is no folder {out.parent}; make it first")
     if os.path.lexists(out) and os.path.realpath(out) == os.path.realpath(source):
         raise OptionError(f"{out} is the input itself; name another folder")
     if os.path.isdir(source) and Path(os.path.realpath(out)).is_relative_to(os.path.realpath(source)):
         raise OptionError(f"{out} is within the input, which it would change; name a folder elsewhere")
+
+
+def _groups_to_make(out: Path) -> list[Path]:
+    """Return the folders above ``out``, from the first one named ``….zarr``, that are no Zarr groups yet."""
+    above = [*reversed(out.parents)]
+    first = next((number for number, folder in enumerate(above) if folder.suffix == ".zarr"), len(above))
+    missing = []
+    for folder in above[first:]:
+        if not is_zarr(str(folder)):
+            missing.append(folder)
+            continue
+        file = folder / METADATA[0]
+        data = json_object(str(file), read_file(str(file))) if file.exists() else {}
+        if data.get("node_type") != "group":
+            what = "a Zarr array" if (folder / METADATA[1]).exists() or data else "a Zarr group of version 2"
+            raise OptionError(f"{folder} is {what}, which cannot hold {out}: name a folder elsewhere")
+        if "consolidated_metadata" in data:
+            raise OptionError(
+                f"{folder} has consolidated metadata, which would not list {out}: name a folder elsewhere"
+            )
+    return missing
 
 
 def _exists_already(out: Path) -> OptionError:

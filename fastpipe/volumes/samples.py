@@ -407,7 +407,10 @@ class PatchSamples(TouredSamples):
         self.threads = checked_threads(threads)
         self.stage = None if given.stage is None else Stage.of(given.stage)
         self._roles, self._remote = opened_roles(
-            given._replace(stage=self.stage), len(self.patch_size), may_write=self.cache.where != "off"
+            given._replace(stage=self.stage),
+            self.patch_size,
+            pads=self._padding.pads,
+            may_write=self.cache.where != "off",
         )
         self._chunks = PatchChunks.of(self._roles, self._cut)
         self.nan = checked_nan(nan, self._roles[0].dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import glob
 import itertools
+import operator
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -230,8 +231,13 @@ class Given(NamedTuple):
     storage_options: Mapping[str, Any] | None
 
 
-def opened_roles(given: Given, dims: int, *, may_write: bool) -> tuple[list[Role], RemoteVolumes | None]:
-    """Open the volumes, labels and masks; return them by role, and a ``RemoteVolumes`` if some are remote."""
+def opened_roles(
+    given: Given, patch: Sequence[int], *, pads: bool, may_write: bool
+) -> tuple[list[Role], RemoteVolumes | None]:
+    """Open the volumes, labels and masks; return them by role, and a ``RemoteVolumes`` if some are remote.
+
+    ``pads`` says whether patches may be larger than volumes.
+    """
     columns = matched_volumes(*given[:3])
     remote = remote_volumes(itertools.chain(*columns.values()), given.storage_options, given.stage)
 
@@ -240,7 +246,9 @@ def opened_roles(given: Given, dims: int, *, may_write: bool) -> tuple[list[Role
         found = remote.volume(os.fspath(what), name) if remote is not None and is_path else None
         return found or open_volume(what, name, may_write=may_write)
 
-    roles = [_role(name, [opened(what, name) for what in column], dims) for name, column in columns.items()]
+    roles = [
+        _role(name, [opened(what, name) for what in column], patch, pads) for name, column in columns.items()
+    ]
     for role in roles[1:]:
         for number in range(len(role.volumes)):
             if role.spatial(number) != roles[0].spatial(number):
@@ -252,7 +260,8 @@ def opened_roles(given: Given, dims: int, *, may_write: bool) -> tuple[list[Role
     return roles, remote
 
 
-def _role(name: str, volumes: Sequence[Volume], dims: int) -> Role:
+def _role(name: str, volumes: Sequence[Volume], patch: Sequence[int], pads: bool) -> Role:
+    dims = len(patch)
     for volume in volumes:
         if len(volume.shape) > DIMS:
             raise OptionError(f"{volume.name} has {len(volume.shape)} dimensions; {DIMS} can be read")
@@ -262,6 +271,12 @@ def _role(name: str, volumes: Sequence[Volume], dims: int) -> Role:
             raise OptionError(
                 f"{volume.name} has {len(volume.shape)} dimensions, and patch_size {dims}: give a size for "
                 "each dimension along which patches are cut"
+            )
+        if not pads and _has_channels_last(volume.shape, patch):
+            raise OptionError(
+                f"{volume.name} has the shape {volume.shape}, and patches of {tuple(patch)} are cut along "
+                "its last dimensions: channels must come first. Store the array with its last axis moved to "
+                "the front (numpy.moveaxis)"
             )
     first = volumes[0]
     lead = first.shape[: len(first.shape) - dims]
@@ -278,6 +293,16 @@ def _role(name: str, volumes: Sequence[Volume], dims: int) -> Role:
                 f"{first.name} {lead}: a batch has one shape"
             )
     return Role(name, list(volumes), lead, first.dtype)
+
+
+def _has_channels_last(shape: Sequence[int], patch: Sequence[int]) -> bool:
+    """Return True if patches fit into an array only if its last dimension, of at most 4, is left out."""
+    before = shape[len(shape) - len(patch) - 1 : -1]
+    return (
+        len(before) == len(patch)
+        and shape[-1] <= min(4, patch[-1] - 1)
+        and all(map(operator.le, patch, before))
+    )
 
 
 class PatchPlan:

@@ -276,7 +276,7 @@ def zarr_array(path: str) -> ZarrArray | str:
         if found is None:
             break
         return found
-    names = ", ".join(_arrays_in(path)) or "none"
+    names = ", ".join(arrays_in(path)) or "none"
     raise VolumeError(f"{path} is a Zarr group; name one of its arrays behind a slash: it has {names}")
 
 
@@ -317,7 +317,16 @@ def even_parts(side: int) -> list[int]:
     return low + [side // part for part in reversed(low) if part * part < side]
 
 
-def _arrays_in(path: str, depth: int = 3) -> list[str]:
+def is_zarr_group(path: str) -> bool:
+    """Return True if a folder contains a Zarr group, and no array's metadata."""
+    file = os.path.join(path, METADATA[0])
+    if not os.path.isfile(file):
+        return os.path.isfile(os.path.join(path, ".zgroup"))
+    return json_object(file, read_file(file)).get("node_type") == "group"
+
+
+def arrays_in(path: str, depth: int = 3) -> list[str]:
+    """Return the names of the arrays in a Zarr group, and in groups below it, with slashes."""
     found = []
     for name in natural_sorted(os.listdir(path)):
         inside = os.path.join(path, name)
@@ -329,7 +338,7 @@ def _arrays_in(path: str, depth: int = 3) -> list[str]:
         if is_array:
             found.append(name)
         elif depth:
-            found += [f"{name}/{below}" for below in _arrays_in(inside, depth - 1)]
+            found += [f"{name}/{below}" for below in arrays_in(inside, depth - 1)]
     return found
 
 

@@ -390,7 +390,7 @@ def test_other_arguments_are_refused_until_a_job_begins_anew(
         with pytest.raises(GenerationError, match=words) as caught:
             changed(options, out, n)
         assert "x.h5.partial belongs to an unfinished job" in str(caught.value)
-        assert "start again with resume=False, which removes 26 rows" in str(caught.value)
+        assert "start again with resume=False (--no-resume), which removes 26 rows" in str(caught.value)
         assert ("resume='changed'" in str(caught.value)) == ("fn" in options)
     assert content(folder_of(out)) == before
     assert changed({}, out).made == N - 26, "as it was, it goes on"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,6 +79,25 @@ def test_an_error_is_one_line(words: str, message: str, capfd: pytest.CaptureFix
     assert command(words) == 2
     error = capfd.readouterr().err
     assert message in error and "Traceback" not in error
+
+
+def test_an_error_about_an_unfinished_file_names_the_options_to_continue(
+    tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
+    words = "scenes_of_test:raises -n 9 --out {} --workers 0"
+    for out in ("kept.h5", "again.h5"):
+        assert command(words.format(out)) == 2
+    (tmp_path / "scenes_of_test.py").write_text(_MODULE.replace("index == 5", "index == 50"))
+    del sys.modules["scenes_of_test"]
+    importlib.invalidate_caches()
+    capfd.readouterr()
+    assert command(words.format("kept.h5")) == 2
+    assert "resume=False (--no-resume)" in (shown := capfd.readouterr().err)
+    assert "resume='changed' (--resume-changed)" in shown
+    for out, option in (("kept.h5", "--resume-changed"), ("again.h5", "--no-resume")):
+        assert command(f"{words.format(out)} {option}") == 0
+        with h5py.File(out) as file:
+            assert file["x"][:].tolist() == list(range(9))
 
 
 def test_a_module_that_lacks_another_says_which() -> None:

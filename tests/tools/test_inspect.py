@@ -190,6 +190,35 @@ def test_chunks_that_are_decoded_often_have_three_remedies(tmp_path: Path) -> No
         assert not any("cache=" in remedy for remedy in one.remedies)
 
 
+def test_datasets_that_are_stored_alike_get_advice_once_and_small_parts_get_none(
+    tmp_path: Path, inspect: Any
+) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        for number in range(25):
+            file.create_dataset(
+                f"scans/{number}", data=NOISE[: 512 + number], chunks=(64, 4096), compression="lzf"
+            )
+        file.create_dataset("rest", data=NOISE[:256], chunks=(1, 4096), compression="lzf")  # 1 MiB of 54
+    (one,) = advise(inspect_file(tmp_path / "x.h5", 1, 256), "x.h5", 256, 1 << 30)
+    assert (one.dataset, one.kind, len(one.others)) == ("/scans/24", "decoded often", 24)
+    assert 'cache="ram": decoded the data are 51.2 MiB' in one.remedies[1]
+    assert one.remedies[2] == "fastpipe repack x.h5 OUT --codec none"
+    out = inspect(tmp_path / "x.h5")[1]
+    assert "/scans/24 and 24 datasets like it: 64 samples are" in out
+    assert "and 6 datasets more, none of them larger" in out
+    assert out.count("\n  /scans/") == 40 and "/rest" not in out  # two tables of 20
+
+
+def test_chunks_that_are_blocks_are_those_of_a_volume(tmp_path: Path) -> None:
+    make = made(NOISE.reshape(64, 256, 256), chunks=(16, 64, 64), compression="gzip")
+    (one,) = advise([facts_of(tmp_path, make)], "my file.h5", 256, None)
+    assert one.kind == "volume" and one.text == "its chunks (16, 64, 64) are blocks, as those of a volume are"
+    assert one.remedies == (
+        "for patches: FastPatchDataset('my file.h5/x', …), and fastpipe inspect 'my file.h5/x' --patch 64,64,64",
+        "for samples along the first dimension: fastpipe repack 'my file.h5' OUT --dataset /x --chunk-rows auto",
+    )
+
+
 def test_a_missing_plugin_is_named(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file.create_dataset("x", data=NOISE[:9], chunks=(9, 16), **hdf5plugin.BZip2())

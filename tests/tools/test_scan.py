@@ -163,7 +163,10 @@ def test_images_without_classes_are_scanned_and_moved(command: Any, scanned: Any
     assert (root / "bad.JPG").read_bytes() == b"text"
     (root / "a").mkdir()
     Image.new("RGB", (9, 7)).save(root / "a" / "0.png")
+    for name in ("b.heic", "c.HEIC", "notes"):
+        (root / "a" / name).write_bytes(b"")
     code, output, _ = command("scan", root)
+    assert "3 files are not checked, as ImageFolder ignores such files: .heic (2), notes (1)" in output
     assert code == 0 and "2 images beside the class folders" in output and "all 1 image" in output
 
 

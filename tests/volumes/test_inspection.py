@@ -351,6 +351,15 @@ def test_labels_are_inspected_beside_the_volume(planes: Path, tmp_path: Path, in
     assert "--labels has (63, 96, 128) voxels, and the volume (64, 96, 128)" in line
 
 
+def test_all_arrays_of_a_zarr_group_are_inspected(tmp_path: Path, inspect: Inspect) -> None:
+    group = zarr.open_group(store=tmp_path / "scan.zarr", mode="w")
+    assert "is a Zarr group without arrays" in refused(inspect(tmp_path / "scan.zarr"))
+    for name in ("image", "masks/bone"):
+        group.create_array(name, data=np.ones((8, 8, 8), np.uint8))
+    out = output_of(inspect(tmp_path / "scan.zarr/"))
+    assert [name in out for name in ("scan.zarr/image\n", "scan.zarr/masks/bone\n")] == [True, True]
+
+
 def test_an_hdf5_file_is_a_volume_by_its_dataset_or_by_a_patch(tmp_path: Path, inspect: Inspect) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("x", data=VOXELS, chunks=(16, 96, 128), compression="gzip")

@@ -274,10 +274,37 @@ def test_an_hdf5_file_is_copied_to_what_the_name_of_the_copy_says(tmp_path: Path
         np.testing.assert_array_equal(copied(tmp_path / out)[:], VOXELS)
     # Without a name that says Zarr, a file is copied as it always was.
     line = refused(repack(tmp_path / "in.h5", tmp_path / "out.h5", "--chunks", "16,16,16"))
-    assert "--chunks is for a copy in Zarr: name an OUT that ends in .zarr" in line
+    assert "--chunks is for a copy in Zarr: name an OUT such as scan.zarr" in line
     assert repack(tmp_path / "in.h5", tmp_path / "out.h5", "--codec", "lzf", "--dataset", "raw")[0] == 0
     with h5py.File(tmp_path / "out.h5") as file:
         assert file["raw"].compression == "lzf"
+
+
+def test_folders_and_groups_above_the_copy_are_made(source: Path, repack: Repack) -> None:
+    folder = source.parent / "new" / "deeper" / "scan.zarr"
+    for name in ("image", "masks/bone"):
+        assert repack(source, folder / name, "--chunks", "16,16,16")[0] == 0
+        np.testing.assert_array_equal(zarr.open_group(folder, mode="r")[name][:], VOXELS)
+    # Groups that could not show the copy are left as they are.
+    zarr.open_group(source.parent / "known.zarr", mode="w", zarr_format=3)
+    metadata = source.parent / "known.zarr" / "zarr.json"
+    metadata.write_text(json.dumps({**json.loads(metadata.read_text()), "consolidated_metadata": {}}))
+    zarr.open_group(source.parent / "old.zarr", mode="w", zarr_format=2)
+    before = content(source.parent)
+    for out, said in (
+        (metadata.with_name("image"), "consolidated metadata, which would not list"),
+        (source.parent / "old.zarr" / "image", "is a Zarr group of version 2"),
+        (folder / "image" / "below", "is a Zarr array"),
+    ):
+        assert said in refused(repack(source, out, "--chunks", "16,16,16"))
+    assert content(source.parent) == before
+
+
+def test_folders_that_were_made_are_removed_if_there_is_no_copy(out: Path, repack: Repack) -> None:
+    damaged = _zarr(out.with_name("damaged.zarr"), 3)
+    (damaged / "c" / "1" / "0" / "2").write_bytes(b"damaged")
+    refused(repack(damaged, out.parent / "new" / "deeper.zarr" / "image", "--chunks", "16,16"))
+    assert names(out) == ["damaged.zarr", "in.npy"]
 
 
 def test_the_copy_is_the_same_with_any_threads_and_memory(source: Path, repack: Repack) -> None:
@@ -403,7 +430,7 @@ def test_paths_that_cannot_be_used_are_refused(source: Path, out: Path, repack: 
     (folder / "text").write_text("text")
     for one, other, said in (
         (folder / "none.npy", out, "No such file"), (folder / "none.zarr" / "0", out, "No such file"),
-        (folder / "text", out, "is not an HDF5 file either"), (source, folder / "no" / "out.zarr", "there is no folder"),
+        (folder / "text", out, "is not an HDF5 file either"), (source, folder / "text" / "out.zarr", "Not a directory"),
         (source, "gs://bucket/out.zarr", "is not on this machine"),
         *((source, folder / f"copy.{ending}", "volumes are written as Zarr, in a folder")
           for ending in ("h5", "hdf5", "tif", "TIFF", "nii.gz", "npy", "b2nd", "n5")),

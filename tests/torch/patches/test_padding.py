@@ -48,6 +48,13 @@ def test_without_padding_what_reaches_beyond_is_refused() -> None:
     array = np.zeros((4, 6), "u1")
     with pytest.raises(OptionError, match=r"a patch of \(5, 2\) does not fit into .*which has \(4, 6\)"):
         FastPatchDataset(array, (5, 2))
+    channels_last = np.zeros((8, 8, 8, 3), "u1")
+    for labels in (None, np.zeros((8, 8, 8), "u1")):
+        with pytest.raises(
+            OptionError, match=r"shape \(8, 8, 8, 3\), .*: channels must come first.*moveaxis"
+        ):
+            FastPatchDataset(channels_last, (4, 4, 4), labels=labels)
+    FastPatchDataset(channels_last, (4, 4, 4), padding="constant")
     for start in ([-2, 0], [0, 6], [4, 0]):  # without a voxel of the volume
         with pytest.raises(OptionError, match=r"patch 0, of \(2, 2\) at .* is not within"):
             FastPatchDataset(array, (2, 2), sampling=Positions([start]), padding="edge")
