@@ -249,7 +249,8 @@ class Diagnosis:
             device_wait_s=None if device is None else device.wait_s,
             device_busy_s=None if device is None else device.busy_s,
             copies=self._copies, is_tried=self._tries, is_opaque=self._watched.is_opaque,
-            asides=tuple(_asides(loop)), hint=hint_of(self._watched), spans=tuple(loop.spans),
+            asides=tuple(_asides(loop)), first_step_s=loop.first_step_s, hint=hint_of(self._watched),
+            spans=tuple(loop.spans),
             worker_spans=tuple((account.worker, tuple(account.spans)) for account in self._accounts),
         )  # fmt: skip
         shares, lost = self._costs.shares() or {"loader": 1.0}, found.lost_s

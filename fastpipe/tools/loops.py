@@ -142,6 +142,7 @@ class Loop:
         self.is_over = self.has_ended = self._is_finishing = False
         self.spans: list[tuple[str, int, int, int]] = []  # phase; times of request, arrival, end
         self._asked = self._got = self._start = 0
+        self._cut: tuple[int, int] | None = None  # wait and work of the last step, if the loop was left in it
         self._phase_began = perf_counter_ns()
         self._cpu = Meter(processes_cpu_ns)
         self._delay, self._delay_instant = Meter(threads_delay_ns), Meter(threads_delay_ns)
@@ -199,6 +200,20 @@ class Loop:
     def is_in_step(self) -> bool:
         return self._got != 0
 
+    @property
+    def first_step_s(self) -> tuple[float, float] | None:
+        """Return the seconds for which the first step waits and works, even if it has not ended.
+
+        None if no batch has arrived.
+        """
+        found = self._cut
+        if self.spans:
+            _, asked, got, end = self.spans[0]
+            found = got - asked, end - got
+        elif self._got > self._asked:
+            found = self._got - self._asked, perf_counter_ns() - self._got
+        return None if found is None else (found[0] / 1e9, found[1] / 1e9)
+
     def begin_epoch(
         self, took: int = 0, length: Callable[[], int | None] = lambda: None, *, is_idle: bool = False
     ) -> None:
@@ -212,7 +227,10 @@ class Loop:
         self._pause_meters()
 
     def end_epoch(self) -> None:
-        self._got, self._ended = 0, self._ended or perf_counter_ns()
+        now = perf_counter_ns()
+        if self._got > self._asked:  # the loop is left within a step
+            self._cut = self._got - self._asked, now - self._got
+        self._got, self._ended = 0, self._ended or now
 
     def _limit(self) -> None:
         # Only if the loop gets other batches: torch then no longer warns about a dataset with a wrong length.

@@ -8,10 +8,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from queue import Empty, SimpleQueue
 from statistics import fmean
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 from fastpipe.tools.stacks import Boundary, Line, Stacks, current_stacks, native_ids
@@ -135,6 +135,15 @@ class Recorder:
     def _sample(self) -> None:
         # All stacks are read first, because the threads continue while clocks are read.
         stacks = current_stacks(self._threads)
+        try:
+            self._count(stacks)
+        finally:
+            # Two recorders may see each other's frames.  This reference cycle would keep the iterators of
+            # loaders alive.  If the garbage collector then frees one, each of its workers ends after 5 s.
+            for stack in stacks.values():
+                stack.clear()
+
+    def _count(self, stacks: Mapping[int, Sequence[FrameType]]) -> None:
         natives = native_ids()
         for ident, stack in stacks.items():
             if ident not in natives:  # the thread has ended

@@ -20,7 +20,7 @@ from fastpipe.bench import machine, page
 from fastpipe.bench.page import document, escape, rect
 from fastpipe.console import PlainTable, TextReport, print_line
 from fastpipe.core.processes import load_triton_apart
-from fastpipe.core.text import in_bytes, in_duration
+from fastpipe.core.text import counted, in_bytes, in_duration
 from fastpipe.errors import MissingDependencyError, OptionError
 from fastpipe.tools.costs import Alone, Copies, LoaderCosts
 from fastpipe.tools.loops import Phase
@@ -112,6 +112,8 @@ class Report(TextReport):
         alternatives: other loaders and settings, faster or not.
         hint: what may replace a loader for which no alternative is known; else an empty string.
         asides: work within the loop other than its steps, such as a validation, with its seconds.
+        first_step_s: seconds for which the first step waits for its batch, and seconds for which it works,
+            even if it has not ended; None if no batch has arrived.
         cores: number of cores that this process may use.
         device_wait_s: seconds for which the GPU is idle before a step; None if not measured.
         device_busy_s: seconds for which the GPU works on a step; None if not measured.
@@ -148,6 +150,7 @@ class Report(TextReport):
     alternatives: tuple[Alternative, ...] = ()
     hint: str = ""
     asides: tuple[Part, ...] = ()
+    first_step_s: tuple[float, float] | None = None
     cores: int = 1
     device_wait_s: float | None = None
     device_busy_s: float | None = None
@@ -224,8 +227,7 @@ class Report(TextReport):
         if self.loader is None:
             return "no loader was iterated"
         if not self.steps:
-            ran = f" in {self.seconds:.1f} s" if self.seconds else ""
-            return f"no step was measured{ran}: {self.loader.kind} gave too few batches"
+            return self._without_steps(self.loader)
         if self.is_opaque and self.instant_s is None:
             return (
                 f"not known: {self.steps} steps of {in_duration(self.step_s)} were seen, but none with "
@@ -239,6 +241,24 @@ class Report(TextReport):
             )
         parts = ", ".join(f"{part.seconds / self.step_s:.0%} {part.name}" for part in self.stall[:4])
         return f"stall {self.stall_share:.0%}{': ' if parts else ''}{parts}"
+
+    def _without_steps(self, loader: LoaderNote) -> str:
+        ran = f" in {self.seconds:.1f} s" if self.seconds else ""
+        if self.first_step_s is None:
+            wait = "; if it is only slow, use a longer --limit" if self.is_cut_short else ""
+            return f"no step was measured{ran}: {loader.kind} gave no batch{wait}"
+        waits, works = self.first_step_s
+        if self.is_cut_short:
+            more = self._longer(waits + works)
+        else:
+            more = "its loop needs more batches"
+        return (
+            f"not known: only the first step was seen{ran}, which includes the start. It waited "
+            f"{in_duration(waits)} for its batch and worked for {in_duration(works)}: {more}"
+        )
+
+    def _longer(self, step_s: float) -> str:
+        return f"use a longer --limit, such as --limit {max(_LONGER * step_s, 2 * self.seconds):.0f}"
 
     @property
     def without_advice(self) -> str:
@@ -293,7 +313,7 @@ class Report(TextReport):
     def _loop_lines(self, loader: LoaderNote) -> Iterator[str]:
         size = "" if loader.batch_size is None else f", batches of {loader.batch_size}"
         place = f", {loader.used_at}" if loader.used_at else ""
-        yield f"{loader.kind}, num_workers={loader.workers}{size}{place}: {self.steps} steps"
+        yield f"{loader.kind}, num_workers={loader.workers}{size}{place}: {counted(self.steps, 'step')}"
         if not self.steps:
             return
         split = f": waits {in_duration(self.wait_s)}, is busy {in_duration(self.busy_s)}"
@@ -319,6 +339,11 @@ class Report(TextReport):
             yield (
                 "the script ended before a step with data ready was measured: use more epochs, or a "
                 "smaller --seconds"
+            )
+        if self.instant_s is None and self.is_cut_short and not self.is_opaque:
+            yield (
+                "the script was ended before a step with data ready was measured: "
+                f"{self._longer(self.step_s)}"
             )
         if self.instant_s is not None and not (self.is_loader_bound or self.is_tried or self.is_opaque):
             yield (

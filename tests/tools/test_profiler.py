@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -229,8 +230,43 @@ list(DataLoader(Stuck()))
 """)
     report = profile_script(path, limit_s=1.0)
     assert report.verdict.startswith("no step was measured in ") and not report.is_loader_bound
-    assert "DataLoader over Stuck gave too few batches" in str(report)
+    assert "DataLoader over Stuck gave no batch; if it is only slow, use a longer --limit" in str(report)
     assert "not the problem" not in str(report)
+
+
+def test_a_step_that_outlasts_the_limit_is_reported_with_a_longer_one(script: Any) -> None:
+    path = script("""
+import threading
+from torch.utils.data import DataLoader
+for batch in DataLoader(range(8)):
+    threading.Event().wait()
+""")
+    report = profile_script(path, limit_s=1.0)
+    assert report.verdict.startswith("not known: only the first step was seen in 1.0 s") and not report.advice
+    assert report.first_step_s is not None and min(report.first_step_s) > 0
+    assert re.search(r"waited .* for its batch and worked for .* such as --limit \d+$", report.verdict)
+    path = script("from torch.utils.data import DataLoader\nfor batch in DataLoader(range(1)): pass")
+    report = profile_script(path)
+    assert report.verdict.startswith("not known: only the first step was seen")
+    assert report.verdict.endswith(": its loop needs more batches")
+
+
+def test_few_steps_are_reported_with_a_longer_limit(script: Any) -> None:
+    path = script("""
+import threading
+from torch.utils.data import DataLoader
+for number, batch in enumerate(DataLoader(range(8))):
+    threading.Event().wait(0.1 if number < 4 else None)
+""")
+    report = profile_script(path, limit_s=2.0)
+    assert (
+        0 < report.steps < 5
+        and report.instant_s is None
+        and "your loader is not the problem" in report.verdict
+    )
+    assert "ended before a step with data ready was measured: use a longer --limit, such as --limit " in str(
+        report
+    )
 
 
 def test_a_short_script_is_reported_and_its_loader_measured_afterwards(

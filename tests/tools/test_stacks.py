@@ -17,6 +17,8 @@ from PIL import Image
 from pytest import MonkeyPatch
 from scripts import ran
 
+from fastpipe.tools import recorder
+from fastpipe.tools.recorder import Recorder
 from fastpipe.tools.stacks import (
     Boundary,
     Stacks,
@@ -208,3 +210,32 @@ def test_numbers_of_threads_are_those_of_the_kernel_while_others_begin_and_end()
         over.set()
         for thread in threads:
             thread.join()
+
+
+def test_recorders_that_see_each_other_keep_no_frames_alive(monkeypatch: MonkeyPatch) -> None:
+    both = threading.Barrier(2)
+
+    def together(threads: Any) -> Any:
+        both.wait()  # each recorder's frames are there when the other one looks
+        stacks = current_stacks(threads)
+        both.wait()
+        return stacks
+
+    class Loader:
+        pass
+
+    def iterate() -> weakref.ref[Loader]:
+        loader = Loader()
+        recording = [threading.Thread(target=Recorder({})._sample) for _ in range(2)]
+        for thread in recording:
+            thread.start()
+        for thread in recording:
+            thread.join()
+        return weakref.ref(loader)
+
+    monkeypatch.setattr(recorder, "current_stacks", together)
+    gc.disable()
+    try:
+        assert iterate()() is None
+    finally:
+        gc.enable()
