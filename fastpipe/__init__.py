@@ -17,7 +17,13 @@ from fastpipe.core.extras import load_part
 from fastpipe.options import BadSamples, Cache, Decode, Shard, Shuffle, Stage, Subset
 
 if TYPE_CHECKING:
-    from fastpipe import augment, generation, profiling, tf, tools, torch  # noqa: F401
+    # ``as`` exports a name to type checkers.
+    from fastpipe import augment as augment
+    from fastpipe import generation as generation
+    from fastpipe import profiling as profiling
+    from fastpipe import tf as tf
+    from fastpipe import tools as tools
+    from fastpipe import torch as torch
     from fastpipe.generation import generate, memoize
     from fastpipe.tools import autotune, autotune_batch_size, profile, watch
     from fastpipe.torch import (
