@@ -341,7 +341,6 @@ def _equal(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
 _SHORT_S = 1.0  # if the work takes less time, no workers are started
 _PROBED_S = 20.0  # if the work takes more time, the function is probed first
 _COPIED_NBYTES = 32 << 20
-_AGAIN = "resume=False (--no-resume)"
 _ACCEPT = "; or, if rows made before the change are good, give resume='changed' (--resume-changed)"
 
 
@@ -465,7 +464,7 @@ class Run:
         removed = f"which removes {_rows_of(journal.blocks):,} rows"
         if journal.job is None:
             text = "is of a job, and its journal, which says of which, is damaged"
-            raise GenerationError(f"{folder} {text}. Start again with {_AGAIN}, {removed}")
+            raise GenerationError(f"{folder} {text}. Start again with resume=False (--no-resume), {removed}")
         job = Job.from_json(journal.job)
         found = self._differences(job)
         if not found and job.rows > rows:
@@ -474,7 +473,8 @@ class Run:
             accept = _ACCEPT if job.code != self._code.digest else ""
             raise GenerationError(
                 f"{folder} belongs to an unfinished job, but {', '.join(found)}. Continue with the "
-                f"arguments that it was started with; or start again with {_AGAIN}, {removed}{accept}"
+                "arguments that it was started with; or start again with resume=False (--no-resume), "
+                f"{removed}{accept}"
             )
         return replace(job, code=self._code.digest, parts=self._code.parts)
 
