@@ -39,14 +39,13 @@ def candidates(
         return [*_of_fast(watched, cores), *of_kept(watched)]
     arrays = list(dict.fromkeys(read for account in accounts for read in account.arrays))
     volumes = list(dict.fromkeys(volume for account in accounts for volume in account.volumes))
-    if uneven:
-        return list(_ahead(watched, uneven))
+    others = _ahead(watched, uneven) if uneven else _workers(watched, costs, cores)
     folders = list(swaps.of_folders(watched, costs))
     return [
         *(folders or swaps.of_images(watched, costs, accounts)),
         *swaps.of_staged(watched, costs), *swaps.of_rows(watched, costs, arrays),
         *swaps.of_volumes(watched, costs, volumes),
-        *(() if why_no_processes() else _workers(watched, costs, cores)),
+        *(() if why_no_processes() else others),
     ]  # fmt: skip
 
 

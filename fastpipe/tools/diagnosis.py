@@ -220,7 +220,9 @@ class Diagnosis:
 
     def report(self) -> Report:
         report = self._report()
-        found = sorted(self._advice(), key=lambda one: one.predicted_s or math.inf)
+        loader, model = (sorted(some, key=_seconds) for some in (self._loader_advice(), self._model_advice()))
+        # A change of the step gains only what the loader lets it gain.
+        found = [*loader, *model] if report.is_loader_bound else sorted([*loader, *model], key=_seconds)
         advice = [one for one in found if (one.predicted_s or 0.0) * _LEAST_GAIN <= report.step_s]
         return replace(report, advice=tuple(advice), alternatives=tuple(self._alternatives(report)))
 
@@ -312,7 +314,12 @@ class Diagnosis:
             f"{in_duration(before)} before that"
         )
 
-    def _advice(self) -> Iterator[Advice]:
+    def _model_advice(self) -> Iterator[Advice]:
+        assert self._watched is not None
+        for change in self._changes:
+            yield from change.advice(self._watched, self._step_beside)
+
+    def _loader_advice(self) -> Iterator[Advice]:
         assert self._watched is not None
         for at, seconds in self._predictions().items():
             candidate, tried = self._measured[at][0], self._tried.get(at)
@@ -324,8 +331,6 @@ class Diagnosis:
                 )  # fmt: skip
             else:
                 _log.info("tried, without effect: %s: %s a step", candidate.what, in_duration(tried))
-        for change in self._changes:
-            yield from change.advice(self._watched, self._step_beside)
         yield from self._graph_advice(self._watched)
         yield from _pin_advice(self._watched, self._report().step_s, self._copies)
         yield from _start_advice(self._watched, self._report().step_s)
@@ -346,6 +351,10 @@ class Diagnosis:
                 "the dataset makes the next batch only when the step asks for it",
                 self._step_with_loader(report, self._alone),
             )
+
+
+def _seconds(advice: Advice) -> float:
+    return math.inf if advice.predicted_s is None else advice.predicted_s
 
 
 def _asides(loop: Loop) -> Iterator[Part]:

@@ -478,6 +478,10 @@ _STYLE = """
 .name { display: flex; flex-wrap: wrap; justify-content: space-between; gap: 0 1rem; margin-top: .4rem }
 svg.bar, svg.steps { height: 22px }
 pre { overflow-x: auto; font-size: .9em; margin: .3rem 0 0 }
+td, .part { white-space: nowrap }
+@media (max-width: 34rem) {
+  table { font-size: .8em } td, th { padding-right: .5rem } ol { padding-left: 1.3rem }
+}
 """
 _OWN_BATCHES = {Phase.WARMING.value, Phase.AS_IT_IS.value}
 
@@ -500,10 +504,11 @@ def _cases(report: Report) -> Iterator[str]:
         yield f'<svg class="bar" role="img" aria-label="seconds of a step">{"".join(rects)}</svg>'
     named = [part.name for part in report.stall if part.seconds > 0.01 * report.step_s]
     keys = (
-        f'<span class="key" style="background:{_COLOURS.get(name, _COLOURS["wait"])}"></span>{escape(name)}'
+        f'<span class="part"><span class="key" style="background:{_COLOURS.get(name, _COLOURS["wait"])}">'
+        f"</span>{escape(name)}</span>"
         for name in ("busy", *named)
     )
-    yield f'<div class="quiet">parts of the last bar:{"".join(keys)}</div>'
+    yield f'<div class="quiet">parts of the last bar: {" ".join(keys)}</div>'
 
 
 def _timeline(report: Report) -> Iterator[str]:

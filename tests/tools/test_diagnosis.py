@@ -226,9 +226,19 @@ def test_a_fast_loader_has_the_stages_of_its_clock(photo_tree: Path) -> None:
     assert report.loader is not None and report.loader.kind == "FastLoader over FastImageFolder"
 
 
-def candidates_of(loader: Any, cores: int) -> list[Any]:
+def candidates_of(loader: Any, cores: int, uneven: str = "") -> list[Any]:
     line, costs = Line("train.py", 3, "main"), LoaderCosts({"transform": Spent(9, 9, 0)}, batches=1)
-    return candidates(Watched(loader, line, line, Loop(1.0, True)), costs, cores=cores)
+    return candidates(Watched(loader, line, line, Loop(1.0, True)), costs, cores=cores, uneven=uneven)
+
+
+def test_uneven_batches_are_advised_to_be_made_ahead_or_by_fastpipe(photo_tree: Path) -> None:
+    loader = DataLoader(ImageFolder(photo_tree, transforms.ToTensor()), num_workers=2)
+    fast, ahead = candidates_of(loader, 2, "some batches take longer")
+    assert fast.what.startswith("let fastpipe make the batches of ImageFolder")
+    assert (ahead.what, ahead.why) == (
+        "prefetch_factor=8 instead of 2 (train.py:3 main)",
+        "some batches take longer",
+    )
 
 
 @pytest.mark.parametrize(("workers", "others"), [(0, [2]), (1, [2, 0]), (2, [0])])
