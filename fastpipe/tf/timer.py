@@ -8,13 +8,15 @@ import os
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from fastpipe.core.epoch_times import EpochLog, EpochTimes, WaitLimits, epoch_times
+from fastpipe.core.epoch_times import EpochLog, EpochTimes, WaitLimits, epoch_times, print_line
 
 _log = logging.getLogger("fastpipe.tf")
 
@@ -69,6 +71,7 @@ class EpochTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships
         self._writer: Any = None
         self._arrivals: deque[tuple[float, int]] = deque()  # batches' arrival times and numbers of samples
         self._is_watching = False
+        self._unsaid: list[Callable[[], object]] = []  # texts that wait for the end of Keras's progress bar
 
     def watch(self, dataset: Any) -> Any:
         """Return a dataset with the same batches, which reports the arrival of each batch to this timer.
@@ -104,8 +107,13 @@ class EpochTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships
         if self._log_dir is not None:
             self._writer = tf.summary.create_file_writer(os.fspath(self._log_dir))
 
+    def _say(self) -> None:
+        while self._unsaid:
+            self._unsaid.pop(0)()
+
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Start to measure an epoch."""
+        """Start to measure an epoch. The last epoch's line is printed now, below its progress bar."""
+        self._say()
         self._began = self._ended = time.perf_counter()
         self._steps: list[float] = []
         self._waits: list[float] = []
@@ -136,17 +144,18 @@ class EpochTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships
             first_batch_seconds=self._first_batch, warn_after=self._limits.warn_after,
         )  # fmt: skip
         self.epochs.append(times)
-        self._epoch_log.add(times)
+        self._epoch_log.add(times, show=lambda line: self._unsaid.append(partial(print_line, line)))
         warning = self._limits.warning(times)
         if warning is not None:
-            _log.warning("%s", warning)
+            self._unsaid.append(partial(_log.warning, "%s", warning))
         if not self._is_watching and epoch == 0:
             _log.info("the time spent waiting for data is known for model.fit(timer.watch(dataset), …) only")
         if self._writer is not None:
             self._write(times)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Close TensorBoard's file."""
+        """Print the last epoch's line, and close TensorBoard's file."""
+        self._say()
         if self._writer is not None:
             self._writer.close()
             self._writer = None

@@ -67,7 +67,7 @@ def test_waiting_is_told_from_working(clock: ManualClock) -> None:
     assert str(timer.epochs[0]) == "epoch 0: 1.20 s, 3 steps of 400.0 ms, 75% waiting for data, 8 images/s"
 
 
-def test_late_batches_and_much_waiting_are_warned_of(clock: ManualClock, caplog: Any) -> None:
+def test_late_batches_and_much_waiting_are_warned_of(clock: ManualClock, caplog: Any, capsys: Any) -> None:
     timer = EpochTimer(warn_after=0.2, warn_waiting=0.5)
     batches = timer.watch(_range(12))
     timer.on_train_begin()
@@ -76,6 +76,9 @@ def test_late_batches_and_much_waiting_are_warned_of(clock: ManualClock, caplog:
     assert times.late_batches == 1  # the first is none of them
     assert times.first_batch_seconds == pytest.approx(0.3) and times.wait_seconds == pytest.approx(0.25)
     assert times.step_seconds_p95 == pytest.approx(0.395)
+    assert not caplog.records and not capsys.readouterr().err, "Keras's progress bar is not complete"
+    timer.on_train_end()
+    assert capsys.readouterr().err.startswith("epoch 0: 0.95 s, 3 steps of ")
     [record] = caplog.records
     assert record.name == "fastpipe.tf" and record.levelno == logging.WARNING
     assert "1 of 3 batches took longer than 0.2 s" in record.getMessage()
