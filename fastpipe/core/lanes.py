@@ -39,7 +39,8 @@ _MOST_SEGMENTS = mmap.PAGESIZE // 8  # each segment has two numbers of four byte
 # number of bytes of a note.
 _NOTES, _NATIVE_NOTES, _NOTE_SIZE = 16, 112, 512
 _NOTES_AT = mmap.PAGESIZE
-_PAGE_SIZE = mmap.PAGESIZE + (_NOTES + _NATIVE_NOTES) * _NOTE_SIZE
+_INTERRUPTED_AT = _NOTES_AT + (_NOTES + _NATIVE_NOTES) * _NOTE_SIZE
+_PAGE_SIZE = _INTERRUPTED_AT + 1
 _numbers = itertools.count()
 
 
@@ -175,6 +176,11 @@ class Lane:
         )
         return [text for text in texts if text]
 
+    @property
+    def was_interrupted(self) -> bool:
+        """True if the worker has received SIGINT, such as from Ctrl-C in a terminal."""
+        return bool(self._page[_INTERRUPTED_AT])
+
     def stack_so_far(self) -> int:
         """Return the offset at which the worker will write its next stack traces."""
         return os.fstat(self._fds[1]).st_size
@@ -261,6 +267,10 @@ class LaneWriter:
             start = _NOTES_AT + line * _NOTE_SIZE
             self._page[start : start + len(encoded)] = np.frombuffer(encoded, np.uint8)
 
+    def interrupt(self) -> None:
+        """Tell the parent that this worker has received SIGINT."""
+        self._page[_INTERRUPTED_AT] = 1
+
     def native_lines(self) -> UInt8Array:
         """Return the memory for the notes of the native threads, uint8 (lines, bytes)."""
         return _lines(self._page)[_NOTES:]
@@ -292,7 +302,7 @@ def _counts(page: UInt8Array) -> npt.NDArray[np.uint32]:
 
 
 def _lines(page: UInt8Array) -> UInt8Array:
-    return page[_NOTES_AT:].reshape(-1, _NOTE_SIZE)
+    return page[_NOTES_AT:_INTERRUPTED_AT].reshape(-1, _NOTE_SIZE)
 
 
 def _close_all(fds: list[int]) -> None:

@@ -9,9 +9,11 @@ import os
 import select
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 if sys.platform != "win32":
     import fcntl
@@ -106,6 +108,32 @@ def memory_of_processes(*, of_files: bool = False) -> int | None:
         total += found["Pss:"] if of_files else own
         is_known = True
     return total if is_known else None
+
+
+@contextmanager
+def deferred_interrupts() -> Iterator[None]:
+    """Defer Ctrl-C until the ``with`` block ends, such as while processes are forked.
+
+    Python ignores exceptions in functions that ``os.register_at_fork`` has registered, so a KeyboardInterrupt
+    there would be lost.  Other threads than the main thread, and handlers of the script, are not affected.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    is_interrupted = False
+
+    def note(number: int, frame: Any) -> None:
+        nonlocal is_interrupted
+        is_interrupted = True
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if is_interrupted:
+            raise KeyboardInterrupt
 
 
 def end_with_parent(parent: int | None) -> bool:

@@ -44,6 +44,7 @@ from torch.utils.data.dataloader import (
 from fastpipe.core.clock import ranged
 from fastpipe.core.keys import sample_seed
 from fastpipe.core.pool import stopped_at_exit
+from fastpipe.core.processes import deferred_interrupts
 from fastpipe.errors import WorkerError
 from fastpipe.torch.delivery import DeferredError, Delivery
 from fastpipe.torch.describe import Advice
@@ -90,7 +91,8 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
         _running.add(self)
         _clean_up_at_the_end()
         try:
-            super().__init__(view)
+            with deferred_interrupts():
+                super().__init__(view)
             _explain_deaths()
             answers: Any = self._worker_result_queue
             answers.watch_writers(
@@ -106,13 +108,13 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
 
     __getstate__ = refuse_copy
 
-    def explain(self, error: Exception) -> Exception:
+    def explain(self, error: Exception) -> BaseException:
         """Return an error that says which worker has ended, where and why.  Return ``error`` itself if no
         worker has ended."""
         found = [] if isinstance(error, WorkerError) else named_in(error, self._workers)
         return self._failed(str(error), found) if found else error
 
-    def _explained_start(self, error: Exception) -> Exception:
+    def _explained_start(self, error: Exception) -> BaseException:
         number = len(self._workers)
         # The error comes from the pipe to the worker that is being started.
         if number < self._num_workers and isinstance(error, (ConnectionError, EOFError)):
@@ -124,7 +126,7 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
             )
         return self.explain(error)
 
-    def _explained_wait(self, error: Exception) -> Exception:
+    def _explained_wait(self, error: Exception) -> BaseException:
         if isinstance(error, WorkerError):
             return error
         if self._timeout > 0 and (late := self._late_by(error)):
@@ -164,7 +166,7 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
 
     def _failed(
         self, head: str, found: Sequence[int], *, are_stuck: bool = False, may_answer: bool = False
-    ) -> WorkerError:
+    ) -> WorkerError | KeyboardInterrupt:
         failed = worker_error(head, found, self._workers, self._lanes, are_stuck=are_stuck)
         self._has_failed = True
         if not may_answer:
@@ -172,6 +174,10 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
         loader = self._loader()
         if loader is not None and loader._iterator is self:
             forget_iterator(loader)
+        if any(self._lanes[number].was_interrupted for number in found if number < len(self._lanes)):
+            return (
+                KeyboardInterrupt()
+            )  # Ctrl-C also reaches the workers, and may have been lost in this process
         return failed
 
     def _next_data(self) -> Any:
@@ -310,10 +316,11 @@ def _explain_deaths() -> None:
             torchs(number, frame)
             return
         except RuntimeError as error:
-            found: Exception = error
+            found: BaseException = error
         iterator = None
         for iterator in list(_running):
-            found = iterator.explain(found)
+            if isinstance(found, Exception):
+                found = iterator.explain(found)
         try:
             raise found
         finally:

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate, get_worker_info
 
-from fastpipe.core.lanes import Lane, lanes_are_possible, stack_signal
+from fastpipe.core.lanes import Lane, LaneWriter, lanes_are_possible, stack_signal
 from fastpipe.core.machine import default_threads
 from fastpipe.core.processes import (
     end_with_parent,
@@ -77,6 +77,8 @@ class WorkerInit:
         self.lanes = list(lanes)
         self._sent = 0
         self._is_forked = True
+        # A handler of the script's own is left to its workers, too.
+        self._is_interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler
         # The signal that ends a worker is sent when the thread ends that has started the worker.  Only the
         # main thread is sure to live as long as the loader.
         is_main = threading.current_thread() is threading.main_thread()
@@ -94,8 +96,15 @@ class WorkerInit:
         if sys.platform == "linux" and not end_with_parent(self._parent):
             end_with_pipe()  # a fork server, or another thread than the main thread, started this process
         lane = self.lanes[worker_id] if worker_id < len(self.lanes) else None
-        if lane is not None:
-            self._use(lane)
+        writer = None if lane is None else self._use(lane)
+        if self._is_interruptible:
+
+            def interrupted(number: int, frame: Any) -> None:
+                if writer is not None:
+                    writer.interrupt()  # the parent then raises KeyboardInterrupt, not a WorkerError
+                raise KeyboardInterrupt
+
+            signal.signal(signal.SIGINT, interrupted)
         if self._function is not None:
             self._function(worker_id)
 
@@ -106,7 +115,7 @@ class WorkerInit:
         own = [None] * number + self.lanes[number : number + 1]
         return {**self.__dict__, "lanes": own, "_is_forked": False}
 
-    def _use(self, lane: Lane) -> None:
+    def _use(self, lane: Lane) -> LaneWriter:
         for other in self.lanes:
             if other is not None and other is not lane:
                 other.close()
@@ -116,6 +125,7 @@ class WorkerInit:
         faulthandler.disable()  # the one that the script enabled; torch has just replaced its handlers
         faulthandler.enable(writer.stack_fd, all_threads=True)
         faulthandler.register(stack_signal(), writer.stack_fd, all_threads=True)
+        return writer
 
 
 class WorkerCollate:

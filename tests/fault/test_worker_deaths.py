@@ -85,6 +85,10 @@ def end_by_signal(number: int) -> None:
 killed = functools.partial(end_by_signal, signal.SIGKILL)
 
 
+def interrupted() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
 class Meet:
     """An act that tells the test which process it is in, and does the rest."""
 
@@ -269,6 +273,44 @@ def test_a_worker_that_is_killed_at_any_point_is_named(
     check(error, "was killed with SIGKILL", "num_workers=0")
     assert error.worker == 1 or mode == "any order"  # where either may get the sample
     check_again(loader)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_worker_that_ctrl_c_ends_is_a_keyboard_interrupt(tmp_path: Path, moment: str) -> None:
+    """Ctrl-C reaches all processes, and Python loses it in this one if a finalizer runs, or a fork."""
+    loader = make(Once(tmp_path, interrupted, moment))
+    with pytest.raises(KeyboardInterrupt):
+        list(loader)
+    check_again(loader)
+
+
+def test_ctrl_c_while_workers_are_forked_is_raised_after_that(tmp_path: Path) -> None:
+    class Forks:
+        is_due = True
+
+        def interrupt(self) -> None:
+            if self.is_due:
+                self.is_due = False
+                signal.raise_signal(signal.SIGINT)
+
+    forks = Forks()  # Python ignores what such a function raises
+    os.register_at_fork(after_in_parent=forks.interrupt)
+    loader = make(Once(tmp_path, killed, "never"))
+    with pytest.raises(KeyboardInterrupt):
+        iter(loader)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    check_again(loader)
+
+
+def test_a_handler_of_the_scripts_own_gets_every_interrupt(tmp_path: Path) -> None:
+    seen: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
+    try:
+        loader = make(Once(tmp_path, functools.partial(os.kill, 0, signal.SIGINT)))
+        check_again(loader)  # a sample sends Ctrl-C to all processes
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert seen == [signal.SIGINT]
 
 
 # A fork server's children are not the script's: no signal says that one has ended.
