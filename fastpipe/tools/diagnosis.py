@@ -227,11 +227,11 @@ class Diagnosis:
         return replace(report, advice=tuple(advice), alternatives=tuple(self._alternatives(report)))
 
     def _alternatives(self, report: Report) -> Iterator[Alternative]:
-        measured = {id(candidate): alone for candidate, alone in self._measured}
+        places = {id(candidate): at for at, (candidate, _) in enumerate(self._measured)}
         for candidate in self._candidates:
-            alone = measured.get(id(candidate))
-            seconds = None if alone is None else self._step_with_loader(report, alone)
-            yield Alternative(candidate.what, seconds)
+            at = places.get(id(candidate))
+            seconds = None if at is None else self._step_with_loader(report, self._measured[at][1])
+            yield Alternative(candidate.what, seconds, None if at is None else self._tried.get(at))
 
     def _report(self) -> Report:
         assert self._watched is not None

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
@@ -557,6 +558,9 @@ def _profile_and_show(args: argparse.Namespace, console: Console, progress: Prog
 def _show_error(error: Exception) -> None:
     trace = _within_script(error.__traceback__)
     sys.excepthook(type(error), error.with_traceback(trace), trace)  # print the error as Python does
+    # Frames refer to the error and to the loader's iterator.  If the garbage collector freed the iterator,
+    # each of its workers would end after 5 s.
+    traceback.clear_frames(trace)
 
 
 def _tell(report: Report, args: argparse.Namespace, console: Console, progress: Progress) -> None:

@@ -34,6 +34,7 @@ _LEAST_S = 0.5  # seconds of CPU time in other processes: less time is ignored
 _SMALL = 0.05  # fraction of a step: a shorter wait for data does not matter
 _PREFIX = "fastpipe/profile"
 _LONGER = 20  # steps in the time that a report suggests
+_LEAST_LONGER_S = 12.0  # twice the default
 
 
 @dataclass(frozen=True)
@@ -78,10 +79,12 @@ class Alternative:
     Attributes:
         what: the alternative, in words.
         predicted_s: predicted seconds of a step with it; None if it could not be measured.
+        tried_s: measured seconds of the script's own step with it; None if it was not tried.
     """
 
     what: str
     predicted_s: float | None
+    tried_s: float | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -265,17 +268,16 @@ class Report(TextReport):
         """A sentence to show if the loop loses time but there is no advice; else an empty string."""
         if self.advice or not self.is_loader_bound:
             return ""
-        measured = [
-            f"{one.what}: {in_duration(one.predicted_s)} a step"
-            for one in self.alternatives if one.predicted_s is not None
-        ]  # fmt: skip
+        if self.ended_by:
+            return "no advice: the script ended before alternatives were measured"
+        measured = list(map(_measured, self.alternatives_in_vain))
         slow = ["the loader alone"] if self.alone is None else []
         slow += [one.what for one in self.alternatives if one.predicted_s is None]
         said = []
         if measured:
             said.append(f"no alternative that was measured is clearly faster: {'; '.join(measured)}")
         if slow:
-            seconds = _LONGER * self.step_s
+            seconds = max(_LEAST_LONGER_S, _LONGER * self.step_s)
             said.append(
                 f"batches are too slow to measure {'; '.join(slow)} in this time: use a longer time, such as "
                 f"--seconds {seconds:.0f} --limit {10 * seconds:.0f}"
@@ -284,6 +286,12 @@ class Report(TextReport):
             kind = "this loader" if self.loader is None else self.loader.kind
             said.append(f"no replacement of {kind} is known, so nothing was tried")
         return f"no advice: {'. '.join(said)}"
+
+    @property
+    def alternatives_in_vain(self) -> list[Alternative]:
+        """The alternatives that were measured, and are not clearly faster."""
+        advised = {one.what for one in self.advice}
+        return [one for one in self.alternatives if one.predicted_s is not None and one.what not in advised]
 
     def effect(self, advice: Advice) -> str:
         """Return text that compares the times of a step before and after a change; "" if these are unknown.
@@ -317,6 +325,9 @@ class Report(TextReport):
         if not self.steps:
             return
         split = f": waits {in_duration(self.wait_s)}, is busy {in_duration(self.busy_s)}"
+        slowed = self.lost_s - self.wait_s
+        if slowed > _SMALL * self.step_s:
+            split += f", {in_duration(slowed)} of it because the loader works on the same cores"
         yield f"a step takes {in_duration(self.step_s)}{'' if self.is_opaque else split}"
         if self.device_wait_s is not None and self.device_busy_s is not None:
             busy, wait = in_duration(self.device_busy_s), in_duration(self.device_wait_s)
@@ -371,9 +382,16 @@ class Report(TextReport):
             print_line(console, f"{number}. {advice.what}", style="bold")
             effect = self.effect(advice)
             print_line(console, f"   {effect}{': ' if effect else ''}{advice.why}")
-        for text in (self.without_advice, self.hint if self.is_loader_bound else ""):
-            if text:
-                print_line(console, text)
+        for text in self._closing_lines():
+            print_line(console, text)
+
+    def _closing_lines(self) -> Iterator[str]:
+        if self.without_advice:
+            yield self.without_advice
+        elif self.is_loader_bound and (vain := self.alternatives_in_vain):
+            yield f"not clearly faster: {'; '.join(map(_measured, vain))}"
+        if self.hint and self.is_loader_bound:
+            yield self.hint
 
     def as_json(self) -> dict[str, Any]:
         """Return the whole report as dicts, lists, strings and numbers that JSON can represent."""
@@ -422,6 +440,12 @@ class Report(TextReport):
         text = str(self).replace("\n", "\n    ")  # indented text is shown as code, which keeps the columns
         write(os.fspath(log_dir), scalars, f"    {text}", step)
         load_triton_apart()  # TensorBoard's writer may have imported TensorFlow, too
+
+
+def _measured(one: Alternative) -> str:
+    assert one.predicted_s is not None
+    tried = "" if one.tried_s is None else f" (tried: {in_duration(one.tried_s)})"
+    return f"{one.what}: {in_duration(one.predicted_s)} a step{tried}"
 
 
 def _plain(value: Any) -> Any:
@@ -538,11 +562,12 @@ def _stages(report: Report) -> Iterator[str]:
 
 
 def _advice(report: Report) -> Iterator[str]:
-    for text in (report.without_advice, report.hint if report.is_loader_bound else ""):
-        if text:
-            yield f"<p>{escape(text)}</p>"
-    if not report.advice:
-        return
+    if report.advice:
+        yield from _advice_list(report)
+    yield from (f"<p>{escape(text)}</p>" for text in report._closing_lines())
+
+
+def _advice_list(report: Report) -> Iterator[str]:
     yield "<h2>What would help</h2><ol>"
     for advice in report.advice:
         effect = "" if advice.predicted_s is None else f"<br>{escape(report.effect(advice))}"

@@ -137,7 +137,10 @@ def of_rows(watched: Watched, costs: LoaderCosts, arrays: Sequence[ArrayRead]) -
         return
     more = "" if dim == 1 else f", sample_dims={dim}"
     made = f"FastHDF5Dataset({shown_path(files[0])!r}, {names!r}{more})"
-    yield from _with_rest(costs, f"read rows by fastpipe: {made} and FastLoader{watched.place}", "file", fast)
+    what = f"read rows by fastpipe: {made} and FastLoader{watched.place}"
+    yield from _with_rest(
+        costs, what, "file", fast, are_same=_have_same_samples(watched.loader.dataset, dataset)
+    )
 
 
 def of_volumes(watched: Watched, costs: LoaderCosts, volumes: Sequence[OpenVolume]) -> Iterator[Candidate]:
@@ -160,6 +163,7 @@ def of_volumes(watched: Watched, costs: LoaderCosts, volumes: Sequence[OpenVolum
     except (FastpipeError, OSError, TypeError, ValueError):
         return
     text = f'FastPatchDataset({name}, {shape}{more}) and FastLoader(shuffle=Shuffle(unit="group"))'
+    # Patches are at random places, so samples cannot be compared.
     yield from _with_rest(costs, f"read patches by fastpipe: {text}{watched.place}", "volume", fast)
 
 
@@ -177,14 +181,39 @@ def _patches_of(volumes: Sequence[OpenVolume], has_labels: bool) -> tuple[Any, d
     return same, {}, f"[{name}, …]" if len(same) > 1 else name, ""
 
 
-def _with_rest(costs: LoaderCosts, what: str, source: str, fast: Any) -> Iterator[Candidate]:
+def _have_same_samples(one: Any, other: Any) -> bool:
+    """Return whether the first samples of two datasets have equal values."""
+    try:
+        own = copy.copy(one)  # what it opens must not be inherited by workers that are forked later
+        pairs = list(zip(leaves(own[0]), leaves(other[0]), strict=True))
+        return all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in pairs)
+    except Exception:  # it may be any error of the script's dataset
+        return False
+
+
+def _with_rest(
+    costs: LoaderCosts, what: str, source: str, fast: Any, *, are_same: bool | None = None
+) -> Iterator[Candidate]:
+    """Yield candidates for a loader ``fast`` that only reads.
+
+    ``are_same`` says whether its samples are those of the script's dataset; None if that is unknown.
+    """
     shares = costs.shares()
     reading = f"reading takes {shares.get(READ, 0) + shares.get(DECODE, 0):.0%} of a batch's time"
     stages = [costs.stages[stage] for stage in (TRANSFORM, OTHER) if stage in costs.stages]
     spent = functools.reduce(Spent.plus, stages, NOTHING)
     line = next((line for line, stage, _ in costs.lines if stage in (TRANSFORM, OTHER)), None)
     if line is None or spent.wall <= _MUCH * costs.wall_s * 1e9:
-        yield Candidate(what, f"{reading}; measured on your {source}", fast.__iter__)
+        if are_same is False:  # it is not tried: the script would train on other values
+            yield Candidate(
+                f"{what}, with the dataset's other work as transform=",
+                f"{reading}; measured on your {source}, whose samples differ from those of the script's "
+                "dataset: what it does to them takes little time, and has to remain",
+                fast.__iter__, rest=NOTHING,
+            )  # fmt: skip
+            return
+        keep = "" if are_same else "; if the dataset changes samples after reading, give that as transform="
+        yield Candidate(what, f"{reading}; measured on your {source}{keep}", fast.__iter__)
         return
     share = f"the dataset's other work on a sample takes {spent.wall / 1e9 / costs.wall_s:.0%} ({line})"
     yield Candidate(

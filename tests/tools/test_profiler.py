@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -302,6 +304,29 @@ def test_a_short_script_that_exits_is_measured_unless_it_failed(script: Any) -> 
     with pytest.raises(ScriptError, match="SystemExit: 3") as failed:
         profile_script(script(f"{SHORT}\n    sys.exit(3)\n"), ["0"], seconds=4)
     assert failed.value.report.steps > 0 and failed.value.report.alone is None
+
+
+def test_workers_of_a_script_that_fails_end_before_garbage_is_collected(
+    script: Any, command: Any, monkeypatch: MonkeyPatch
+) -> None:
+    """The collector frees a loader's queues first, and each worker then ends after five seconds."""
+    path = script(f"""{DATASET}
+class Fails(Slow):
+    def __getitem__(self, index): return 1 // (index != 500)
+for batch in DataLoader(Fails(), 4, num_workers=2): pass
+""")
+    left: list[Any] = []
+    collect = gc.collect
+    monkeypatch.setattr(
+        profiler.gc, "collect", lambda: (left.extend(multiprocessing.active_children()), collect())
+    )
+    gc.disable()
+    try:
+        code, output, errors = command("profile", path)
+    finally:
+        gc.enable()
+    assert code == 1 and "ZeroDivisionError" in errors and "no advice: the script ended before" in output
+    assert not left
 
 
 @pytest.mark.parametrize(

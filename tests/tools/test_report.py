@@ -88,7 +88,7 @@ def test_a_report_is_text_json_a_page_and_a_trace() -> None:
         ((Alternative("num_workers=4", 0.49),), "no alternative that was measured is clearly faster: "
          "num_workers=4: 490 ms a step"),
         ((Alternative("num_workers=4", None),), "batches are too slow to measure num_workers=4 in this time: use a "
-         "longer time, such as --seconds 10 --limit 100"),
+         "longer time, such as --seconds 12 --limit 120"),
         ((Alternative("a", 0.49), Alternative("b", None)), "is clearly faster: a: 490 ms a step. batches are too slow "
          "to measure b in this time"),
     ],
@@ -100,8 +100,23 @@ def test_a_report_without_advice_says_why(alternatives: tuple[Alternative, ...],
     assert "no advice: " in text and said in text and text.endswith("Try image_dataset")
     assert "Try image_dataset" in report.html() and "no advice: " in report.html()
     assert "no advice" not in str(REPORT)
+    ended = replace(report, ended_by="ValueError: broken")
+    assert "no advice: the script ended before alternatives were measured" in str(ended)
     ready = replace(report, wait_s=0.0, instant_s=0.5)
     assert not ready.is_loader_bound and "no advice" not in str(ready) and "Try" not in str(ready)
+
+
+def test_alternatives_in_vain_and_the_loaders_work_beside_a_step_are_reported() -> None:
+    advised, vain = REPORT.advice[0].what, Alternative("accelerate", 0.4, 0.52)
+    report = replace(REPORT, alternatives=(Alternative(advised, 0.3), vain, Alternative("slow", None)))
+    assert "not clearly faster: accelerate: 400 ms a step (tried: 520 ms)" in str(report)
+    assert "slow: " not in str(report) and "not clearly faster: accelerate" in report.html()
+    assert "because the loader works on the same cores" not in str(report)
+    together = LoaderNote("DataLoader", workers=2, ahead=4)
+    report = Report(together, 9, 0.2, 0.01, 0.19, 0.12, alone=Alone(0.1, 0.16, 9), cores=2)
+    assert "waits 10 ms, is busy 190 ms, 70 ms of it because the loader works on the same cores" in str(
+        report
+    )
 
 
 def test_a_report_has_the_script_its_end_its_other_work_and_diffs() -> None:

@@ -94,8 +94,8 @@ def getitem(monkeypatch: MonkeyPatch) -> Callable[..., Any]:
 
 
 class Rows(Dataset[Any]):  # of an HDF5 file that each process opens, one by one
-    def __init__(self, path: Path, work: int = 0) -> None:
-        self.path, self.work, self.file = str(path), work, None
+    def __init__(self, path: Path, work: int = 0, scale: float = 1.0) -> None:
+        self.path, self.work, self.scale, self.file = str(path), work, scale, None
 
     def __len__(self) -> int:
         return 512
@@ -106,7 +106,7 @@ class Rows(Dataset[Any]):  # of an HDF5 file that each process opens, one by one
         row = torch.from_numpy(self.file["x"][index])
         for _ in range(self.work):
             row = row + np.sin(np.arange(20_000.0)).sum() * 0
-        return row, int(self.file["y"][index])
+        return row * self.scale, int(self.file["y"][index])
 
 
 @pytest.fixture
@@ -133,6 +133,22 @@ def test_rows_of_an_hdf5_file_are_read_by_fastpipe(
     assert first.predicted_s is not None and first.predicted_s < report.step_s / 2
     assert first.tried_s is not None and first.tried_s < report.step_s
     assert h5py.Dataset.__getitem__ is getitem
+
+
+def test_a_dataset_that_changes_its_rows_is_not_replaced_by_one_that_only_reads(rows: Path) -> None:
+    dataset = Rows(rows, scale=2.0)
+    loader = DataLoader(dataset, batch_size=16, shuffle=True)
+    (advice,) = advice_of(loader, "FastHDF5Dataset", try_advice=True)
+    assert (
+        advice.what.split(" (")[0].endswith("and FastLoader")
+        and "dataset's other work as transform=" in advice.what
+    )
+    assert "whose samples differ from those of the script's dataset" in advice.why and advice.tried_s is None
+    other = FastHDF5Dataset(rows, ["x", "y"])
+    fresh = Rows(rows)
+    assert swaps._have_same_samples(fresh, other) and fresh.file is None, (
+        "the file is not opened in this process"
+    )
 
 
 def test_other_work_of_a_dataset_of_rows_is_counted_as_transform_and_left_out_as_augment(rows: Path) -> None:
