@@ -16,8 +16,8 @@ from fastpipe.errors import MissingDependencyError
 
 # Names on PyPI that differ from the package's name.
 _DISTRIBUTIONS = {
-    "PIL": "pillow", "google_crc32c": "google-crc32c", "nvidia.dali": "nvidia-dali-cuda130",
-    "nvidia.nvimgcodec": "nvidia-nvimgcodec-cu13",
+    "PIL": "pillow", "botocore": "s3fs", "google_crc32c": "google-crc32c",
+    "nvidia.dali": "nvidia-dali-cuda130", "nvidia.nvimgcodec": "nvidia-nvimgcodec-cu13",
 }  # fmt: skip
 
 

@@ -254,6 +254,8 @@ class Groups:
 
     def describe(self) -> str:
         window = min(self.window, self.count)
+        if window == self.count:
+            return f"groups, all {self.count} at a time (every order of samples is equally likely)"
         return (
             f"groups, {window} of {self.count} at a time (two samples of a batch share theirs with "
             f"probability up to 1/{window}, not 1/{self.count})"

@@ -166,9 +166,10 @@ def _configured(options: StorageOptions) -> Mapping[str, Any]:
 @contextmanager
 def _readable() -> Iterator[None]:
     """Raise a ``StoreAccessError`` if botocore does not find the profile or cannot read credentials."""
+    require("botocore", extra="s3")
     try:
         yield
-    except require("botocore.exceptions", extra="s3").BotoCoreError as error:
+    except require("botocore.exceptions").BotoCoreError as error:
         raise StoreAccessError(f"{error}: see to storage_options' profile, AWS_PROFILE and ~/.aws") from None
 
 

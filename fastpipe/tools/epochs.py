@@ -24,7 +24,7 @@ from fastpipe.console import print_line
 from fastpipe.core.epoch_times import EpochLog, EpochTimes, WaitLimits, epoch_times, samples_of
 from fastpipe.core.text import printable
 from fastpipe.errors import OptionError
-from fastpipe.tools.loaders import length_of
+from fastpipe.tools.loaders import check_no_path, length_of
 from fastpipe.tools.recorder import GPUSampler
 
 _log = logging.getLogger("fastpipe")
@@ -95,6 +95,7 @@ def watch(
     Raises:
         OptionError: an option is invalid, or the loader cannot be iterated.
     """
+    check_no_path(loader, "watch")
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         raise OptionError(f"watch(loader) needs an iterable of batches, got a {type(loader).__name__}")
     if log_every is not None and (not isinstance(log_every, int) or log_every < 1):

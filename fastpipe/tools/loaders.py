@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from time import perf_counter_ns
 from typing import Any
 
+from fastpipe.errors import OptionError
 from fastpipe.tools.folders import Scratch
 from fastpipe.tools.loops import LateIterator, Loop, WatchedIterator
 from fastpipe.tools.recorder import OUTSIDE, Recorder
@@ -29,6 +30,15 @@ from fastpipe.tools.witness import BOUNDARIES, Witness, timed_parts
 
 Patch = Callable[[Any, "Watch"], Callable[[], None]]
 _DATALOADER = "torch.utils.data.dataloader"
+
+
+def check_no_path(loader: Any, function: str) -> None:
+    """Raise an OptionError if a function gets a path, whose characters could be iterated, for a loader."""
+    if isinstance(loader, (str, bytes, os.PathLike)):
+        raise OptionError(
+            f"{function} takes a loader, got the path {os.fsdecode(loader)!r}: for a folder of images, give "
+            "FastLoader(FastImageFolder(path, transform), …)"
+        )
 
 
 def is_fast(loader: Any) -> bool:

@@ -33,7 +33,7 @@ from fastpipe.errors import OptionError
 from fastpipe.tools.diagnosis import Diagnosis
 from fastpipe.tools.epochs import WatchedLoader
 from fastpipe.tools.folders import require_folder_of
-from fastpipe.tools.loaders import Watch, Watched
+from fastpipe.tools.loaders import Watch, Watched, check_no_path
 from fastpipe.tools.loops import Enough, Loop
 from fastpipe.tools.report import Advice, Report
 from fastpipe.tools.tf_loops import WATCHED
@@ -146,6 +146,7 @@ def profile(
         return Profiling()
     if isinstance(loader, WatchedLoader):
         loader = loader.loader
+    check_no_path(loader, "profile")
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         raise OptionError(f"profile needs an iterable of batches, such as a DataLoader, got {loader!r}")
     if hasattr(loader, "__next__"):
@@ -212,6 +213,8 @@ def profile_script(
     interrupted in a loop or later, ``ScriptError`` has the report until then, and the error as its cause.
     """
     if not is_module and not os.path.isfile(path):
+        if os.path.isdir(path):
+            raise OptionError(f"{os.fspath(path)!r} is a folder: name a Python file, or a module by -m")
         raise OptionError(f"there is no script {os.fspath(path)!r}")
     if os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1"):
         raise OptionError(

@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from fastpipe.console import Progress, print_line
+from fastpipe.core.class_folders import TORCHVISION_EXTENSIONS
 from fastpipe.core.files import is_url, write_output
 from fastpipe.core.machine import default_threads
 from fastpipe.core.text import counted, in_bytes, in_duration
@@ -34,6 +35,8 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     _check(args, root)
     done, decoders, failed = Done(), "", None
     if os.path.isfile(root):
+        if root.lower().endswith(TORCHVISION_EXTENSIONS):
+            raise OptionError(f"{root} is an image: name the folder that holds it, or an HDF5 file")
         found = scan_hdf5(root, threads, progress)
     else:
         judge = Judge()

@@ -25,6 +25,7 @@ from fastpipe.core.progress import SlowWork
 from fastpipe.core.text import in_duration
 from fastpipe.errors import OptionError
 from fastpipe.tools.epochs import WatchedLoader
+from fastpipe.tools.loaders import check_no_path
 from fastpipe.tools.trials import (
     Base,
     OverBudgetError,
@@ -399,6 +400,7 @@ def autotune(
 
 
 def _base_of(loader: Any, batch_size: int | None) -> tuple[Base, bool]:
+    check_no_path(loader, "autotune")
     data = require("torch.utils.data", extra="torch")
     if isinstance(loader, data.DataLoader):
         if batch_size is not None:

@@ -276,7 +276,7 @@ class Advice:
 def _remedy_for(loader: Any, source: Source | None) -> tuple[Callable[[], str] | None, Callable[[], float]]:
     """Return a function that returns the advice as text, and a clock to measure waiting.  The function is
     None if there is no advice for this loader."""
-    has_own_collate = loader.collate_fn not in (default_collate, default_convert)
+    has_own_collate = loader.collate_fn not in (default_collate, default_convert, list, tuple)
     if source is None:
         kinds = map(type, ends_of(loader.dataset))
         # Datasets of Python, NumPy and torch take so little time that workers do not help.

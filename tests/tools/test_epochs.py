@@ -245,6 +245,7 @@ def test_lines_and_late_batches_are_logged_within_an_epoch(clock: ManualClock, c
         ({"log_every": 0}, "log_every must be a number of steps from 1, got 0"),
         ({"log_every": 2.5}, "log_every must be a number of steps from 1, got 2.5"),
         ({"samples": 4}, "samples must be a function of a batch"),
+        ({"loader": "train"}, "watch takes a loader, got the path 'train': .*FastImageFolder"),
         ({"loader": 3}, "needs an iterable of batches, got a int"),
     ],
     ids=str,

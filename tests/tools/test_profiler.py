@@ -442,11 +442,14 @@ def test_wrong_arguments_are_refused_before_the_script_runs(
     modules = ("no_such_module", "email.no_such", "email")
     for arguments, message in (
         ((tmp_path / "none.py",), f"there is no script '{tmp_path}/none.py'"),
+        ((tmp_path,), f"'{tmp_path}' is a folder: name a Python file"),
         (("--html", tmp_path / "none" / "r.html", path), "there is no folder"),
         *((("-m", name), f"there is no module {name!r} to run") for name in modules),
     ):
         code, _, errors = command("profile", *arguments)
         assert code == 2 and errors.startswith("fastpipe profile: ") and message in errors
+    with pytest.raises(OptionError, match="profile takes a loader, got the path 'train'"):
+        fastpipe.profile("train", print)
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(OptionError, match=r"one of 2 processes .*torchrun --nproc_per_node 1 --no-python"):
         profile_script(path)

@@ -175,6 +175,7 @@ def test_wrong_arguments_are_refused(command: Any, photo_tree: Path, tmp_path: P
         ((), "name a folder"),
         ((tmp_path / "nowhere",), "No such file or folder"),
         (("s3://bucket/train",), "is a URL"),
+        ((next(photo_tree.rglob("*.jpg")),), "is an image: name the folder that holds it"),
         ((photo_tree, "--json", tmp_path / "no" / "x.json"), "there is no folder"),
         ((photo_tree, "--quarantine", photo_tree / "bad"), "one inside the other"),
         ((photo_tree, "--quarantine", photo_tree.parent), "one inside the other"),

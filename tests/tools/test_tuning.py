@@ -371,6 +371,7 @@ def test_workers_beyond_the_memory_budget_are_not_chosen() -> None:
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
+        (("train",), {"batch_size": 3}, "autotune takes a loader, got the path 'train'"),
         ((range(3),), {}, r"a dataset \(range\) needs its batch_size="),
         ((Any_loader(range(3)),), {"batch_size": 3}, r"is for a dataset; a DataLoader has its own"),
         ((iter([1]),), {}, r"takes a DataLoader, a FastLoader or a dataset .*, got a list_iterator"),
