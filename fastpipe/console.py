@@ -6,6 +6,7 @@ import argparse
 import json
 import re
 import sys
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
+from fastpipe.core.progress import LINE_EVERY_S, SILENT_S
 from fastpipe.core.text import in_bytes, printable
 
 Number = TypeVar("Number", int, float)
@@ -61,12 +63,15 @@ class Progress:
         console: the console to print on, normally standard error.
 
     In a terminal, a single line shows the current step and is updated.  In other outputs, a line is printed
-    for each finished step.
+    for each finished step, and for a step that takes longer than two seconds, then every ten seconds.
     """
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._status: Status | None = Status("", console=console) if console.is_terminal else None
+        self._step = ""  # without a terminal: the current step
+        self._timer: threading.Timer | None = None
+        self._lock = threading.Lock()
 
     def __enter__(self) -> Progress:
         return self
@@ -80,12 +85,31 @@ class Progress:
         """Remove the line of the current step before other output.  The next step shows this line again."""
         if self._status is not None:
             self._status.stop()
+        with self._lock:  # wait for a line that is being printed
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
 
     def now(self, text: str) -> None:
-        """Show the current step if the console is a terminal."""
+        """Show the current step; without a terminal, only if it takes long."""
         if self._status is not None:
             self._status.update(plain(text))
             self._status.start()
+            return
+        self._step = text
+        if self._timer is None:
+            self._tell_in(SILENT_S)
+
+    def _tell_in(self, seconds: float) -> None:
+        self._timer = threading.Timer(seconds, self._tell)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _tell(self) -> None:
+        with self._lock:
+            if self._timer is threading.current_thread():  # otherwise it was cancelled meanwhile
+                print_line(self._console, self._step)
+                self._tell_in(LINE_EVERY_S)
 
     def done(self, text: str) -> None:
         """Print a permanent line about a finished step."""

@@ -31,6 +31,7 @@ from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import HealthCheck, settings
 from s3_server import S3, S3Missing, S3Server
 
+from fastpipe import console
 from fastpipe.bench.synthetic import photo_tree as make_photo_tree
 from fastpipe.core.file_identity import identify
 
@@ -47,6 +48,9 @@ settings.register_profile(
 )
 settings.register_profile("nightly", settings.get_profile("default"), max_examples=1000, derandomize=False)
 settings.load_profile(os.environ.get("FASTPIPE_HYPOTHESIS", "default"))
+
+
+console.SILENT_S = 3600.0  # a slow machine must not add lines to what commands print
 
 
 def pytest_configure(config: pytest.Config) -> None:

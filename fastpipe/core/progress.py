@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from fastpipe.core.text import printable
 
-_SILENT_S = 2.0
-_LINE_EVERY_S = 10.0
+SILENT_S = 2.0
+LINE_EVERY_S = 10.0
 _ERASE = "\x1b[2K"  # erases a terminal's line
 
 
@@ -31,12 +31,12 @@ class SlowWork:
 
     def __init__(self, what: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._what, self._clock, self._start = what, clock, clock()
-        self._next_line = _SILENT_S
+        self._next_line = SILENT_S
         self._has_printed = self._has_line = False
 
     def __call__(self, state: str) -> None:
         passed = self._clock() - self._start
-        if passed < _SILENT_S or sys.stderr is None:
+        if passed < SILENT_S or sys.stderr is None:
             return
         text = printable(f"{self._what}: {state}")
         if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
@@ -44,7 +44,7 @@ class SlowWork:
             shown = text[: shutil.get_terminal_size().columns - 1]
             print(f"\r{_ERASE}{shown}", end="", file=sys.stderr, flush=True)
         elif passed >= self._next_line:
-            self._next_line = passed + _LINE_EVERY_S
+            self._next_line = passed + LINE_EVERY_S
             self._has_printed = True
             print(f"{text}, {passed:.0f} s", file=sys.stderr, flush=True)
 

@@ -18,7 +18,7 @@ from fastpipe.core.caches import AUTO_SHARE
 from fastpipe.core.extras import require
 from fastpipe.core.machine import free_memory
 from fastpipe.core.processes import memory_of_processes
-from fastpipe.core.text import in_bytes
+from fastpipe.core.text import counted, in_bytes
 from fastpipe.options import Cache, Decode
 from fastpipe.tools.costs import epochs
 from fastpipe.tools.loaders import is_map_style, processes_of
@@ -56,10 +56,12 @@ class Settings:
         return found
 
     def as_text(self, before: Settings) -> str:
-        """Return the loader's arguments as text, and the dataset's arguments that differ from ``before``."""
-        values = self.of_loader | self.of_dataset(before)
-        # ``workers`` is left out, because num_workers counts processes here.
-        return ", ".join(f"{name}={value!r}" for name, value in values.items() if name != "workers")
+        """Return in words who makes the batches, the loader's other arguments, and the dataset's arguments
+        that differ from ``before``."""
+        values = {**self.of_loader, **self.of_dataset(before)}
+        who = counted(self.workers, "worker") if self.workers else "no workers"
+        others = (name for name in values if name not in ("num_workers", "workers"))
+        return ", ".join([who, *(f"{name}={values[name]!r}" for name in others)])
 
 
 class Base:

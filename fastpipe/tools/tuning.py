@@ -290,12 +290,13 @@ class Tuning(TextReport):
     def show(self, console: Console) -> None:
         """Print the result on a console, in the width and colours of the console."""
         print_line(console, self._verdict, style="bold")
-        print_line(console, f"    {self.config}")
+        if self.best is not self.before:
+            print_line(console, f"    {self.config}")
         for note in self.notes:
             print_line(console, note)
         table = PlainTable()
         table.add_column("settings")
-        for name in ("a batch in", "spread", "waiting", "memory", "measured"):
+        for name in ("a batch in", "spread", "waits for data", "memory", "measured"):
             table.add_column(name, justify="right")
         for trial in sorted(self.trials, key=lambda one: one.batch_s):
             table.add_row(*self._cells(trial), style="bold" if trial is self.best else "")

@@ -223,7 +223,7 @@ _log = logging.getLogger("fastpipe")
 # Advice is logged when the loop has waited for this many seconds in total, for this share of its time, and
 # for this many seconds for each batch.  Workers would not reduce a shorter wait, because sending a batch from
 # another process takes about as long.
-_WAITED_S = 1.0
+_WAITED_S = 0.5
 _WAITED_SHARE = 0.2
 _EACH_S = 0.005
 # If torchvision's transforms take more than this share of the threads' time, an alternative is suggested.

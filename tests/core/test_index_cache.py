@@ -324,7 +324,7 @@ def test_the_dataset_keeps_and_logs_its_scan(
     assert default_index_cache() is None, "a user without a home has none"
     shown = io.StringIO()
     monkeypatch.setattr(sys, "stderr", shown)
-    monkeypatch.setattr(progress, "_SILENT_S", 0.0)
+    monkeypatch.setattr(progress, "SILENT_S", 0.0)
     monkeypatch.setattr(class_folders, "_TELL_EVERY_S", 0.0)
     FastImageFolder(root)
     line, last = shown.getvalue().splitlines()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import io
 import sys
+import threading
 
 import pytest
 from clock import ManualClock
+from rich.console import Console
 
+from fastpipe import console
 from fastpipe.core import progress
 from fastpipe.core.progress import SlowWork
 
@@ -59,3 +62,35 @@ def test_a_process_without_standard_error_shows_nothing(monkeypatch: pytest.Monk
     with SlowWork("Scanning", clock=clock) as say:
         clock.now += 60
         say("1 file")
+
+
+class Lines(io.StringIO):
+    """An output that is no terminal; ``has_all`` is set when it has a number of lines."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self._count, self.has_all = count, threading.Event()
+
+    def write(self, text: str) -> int:
+        written = super().write(text)
+        if self.getvalue().count("\n") >= self._count:
+            self.has_all.set()
+        return written
+
+
+def test_a_long_step_of_a_command_is_a_line_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "SILENT_S", 0.01)
+    monkeypatch.setattr(console, "LINE_EVERY_S", 0.01)
+    lines = Lines(3)
+    with console.Progress(Console(file=lines)) as display:
+        display.now("loading torch")
+        assert lines.has_all.wait(60)
+        assert set(lines.getvalue().splitlines()) == {"loading torch"}
+        display.stop()
+        timers = [one for one in threading.enumerate() if isinstance(one, threading.Timer)]
+        assert all(one.finished.is_set() for one in timers)
+    monkeypatch.setattr(console, "SILENT_S", 3600.0)
+    quiet = io.StringIO()
+    with console.Progress(Console(file=quiet)) as display:
+        display.now("listing")
+    assert not quiet.getvalue()

@@ -330,7 +330,8 @@ def test_a_dataset_gets_a_loader_that_shuffles_and_the_result_is_text_and_json()
         fastpipe.autotune(DataLoader(Broken()), seconds=0.5)
     found = fastpipe.autotune(Any_loader(range(640), batch_size=64), seconds=2)
     text, content = str(found), found.as_json()
-    assert found.config in text and "num_workers=1" in text and repr(found) == text
+    assert (found.config in text) == (found.best is not found.before) and repr(found) == text
+    assert "no workers" in text and "1 worker" in text
     assert content["config"] == found.config and sum(one["is_best"] for one in content["trials"]) == 1
     assert content["trials"][0]["measured"][0]["batch_s"] > 0
 
