@@ -162,7 +162,7 @@ def test_a_larger_batch_is_advised_where_a_step_takes_as_long(each: int) -> None
     for first in report.advice[:1]:
         assert first.what.startswith("batch_size=4 instead of 1")
         assert "learning rate × 4 for SGD" in first.what
-        assert first.tried_s is not None and first.tried_s < report.step_s / 2
+        assert first.predicted_s is not None and first.predicted_s < report.step_s / 2
 
 
 @pytest.mark.slow
