@@ -184,7 +184,7 @@ class WaitLimits:
         return text + "`fastpipe profile your_script.py` says why, and what would help"
 
 
-def print_line(text: str) -> None:
+def print_to_stderr(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
@@ -216,7 +216,7 @@ class EpochLog:
         self._log, self._logger = log, logger
 
     def add(
-        self, times: EpochTimes, prefix: str = "", show: Callable[[str], object] = print_line
+        self, times: EpochTimes, prefix: str = "", show: Callable[[str], object] = print_to_stderr
     ) -> None:  # fmt: skip
         """Report an epoch.
 

@@ -216,10 +216,8 @@ def parents_made(path: str | os.PathLike[str]) -> Iterator[None]:
             one.mkdir(exist_ok=True)
         yield
     except BaseException:
-        with contextlib.suppress(
-            OSError
-        ):  # a folder is not there, or another process has put something in it
-            for one in missing:
+        for one in missing:
+            with contextlib.suppress(OSError):  # it is not there, or somebody has put something in it
                 one.rmdir()
         raise
 

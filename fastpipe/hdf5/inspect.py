@@ -255,7 +255,9 @@ def advise(
     advice = []
     for alike in groups.values():
         largest = max(alike, key=_nbytes)
-        rules = _RULES if sum(map(_nbytes, alike)) >= least else _ALWAYS
+        rules = _VOLUME_RULES if _is_volume(largest) else _RULES
+        if sum(map(_nbytes, alike)) < least:
+            rules = _ALWAYS
         others = tuple(facts.path for facts in alike if facts is not largest)
         place = _Place(path, batch_size, free_memory, alike)
         advice += [Advice(largest.path, *found, others) for rule in rules for found in rule(largest, place)]
@@ -293,8 +295,6 @@ def _missing_plugin(facts: DatasetFacts, place: _Place) -> _Found:
 def _decoded_often(facts: DatasetFacts, place: _Place) -> _Found:
     epoch, per_chunk, nbytes = facts.epoch, facts.samples_per_chunk, facts.sample_nbytes
     if _is_small(facts) or epoch is None or per_chunk is None or not nbytes or epoch.decodes < _OFTEN:
-        return
-    if _is_volume(facts):
         return
     chunk = facts.chunk_nbytes or 0
     text = (
@@ -337,19 +337,6 @@ def _huge_chunks(facts: DatasetFacts, place: _Place) -> _Found:
 def _cut_samples(facts: DatasetFacts, place: _Place) -> _Found:
     if _is_small(facts) or facts.epoch is None or facts.parts < 2 or not facts.sample_nbytes:
         return
-    if _is_volume(facts):
-        name, patch = (
-            f"{place.path}{facts.path}",
-            ",".join(str(min(64, side)) for side in (facts.shape or ())[-3:]),
-        )
-        text = f"its chunks {facts.chunk} are blocks, as those of a volume are"
-        yield (
-            "volume", text,
-            (f"for patches: FastPatchDataset({name!r}, …), and "
-             f"fastpipe inspect {shlex.quote(name)} --patch {patch}",
-             f"for samples along the first dimension: {place.repack('--chunk-rows auto')}"),
-        )  # fmt: skip
-        return
     piece = facts.sample_nbytes / facts.epoch.reads
     if facts.filters:
         is_bad = facts.samples_per_chunk != 1 or (facts.chunk_nbytes or 0) < _SMALL_PART
@@ -363,6 +350,20 @@ def _cut_samples(facts: DatasetFacts, place: _Place) -> _Found:
     if is_bad:
         text = f"its chunks {facts.chunk} cut the samples' own dimensions: {what}"
         yield ("cut samples", text, (place.repack("--chunk-rows auto"),))
+
+
+def _blocks(facts: DatasetFacts, place: _Place) -> _Found:
+    if _is_small(facts):
+        return
+    name = f"{place.path}{facts.path}"
+    patch = ",".join(str(min(64, side)) for side in (facts.shape or ())[-3:])
+    text = f"its chunks {facts.chunk} are blocks, as those of a volume are"
+    remedies = (
+        f"for patches: FastPatchDataset({name!r}, …), and "
+        f"fastpipe inspect {shlex.quote(name)} --patch {patch}",
+        f"for samples along the first dimension: {place.repack('--chunk-rows auto')}",
+    )
+    yield ("volume", text, remedies)
 
 
 def _tiny_chunks(facts: DatasetFacts, place: _Place) -> _Found:
@@ -398,8 +399,6 @@ def _through_library(facts: DatasetFacts, place: _Place) -> _Found:
 def _slow_codec(facts: DatasetFacts, place: _Place) -> _Found:
     if _is_small(facts) or DEFLATE not in facts.codes or facts.epoch is None or facts.reader != "threads":
         return
-    if _is_volume(facts):  # an order of samples tells nothing about patches
-        return
     if _FAST & set(facts.codes):
         return
     text = (
@@ -412,6 +411,11 @@ def _slow_codec(facts: DatasetFacts, place: _Place) -> _Found:
 
 _Rules = tuple[Callable[[DatasetFacts, _Place], _Found], ...]
 _ALWAYS: _Rules = (_no_samples, _missing_plugin)
+_VOLUME_RULES: _Rules = (
+    *_ALWAYS,
+    _through_library,
+    _blocks,
+)  # an order of samples says nothing about patches
 _RULES: _Rules = (
     *_ALWAYS,
     _through_library,

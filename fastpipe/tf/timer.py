@@ -16,7 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from fastpipe.core.epoch_times import EpochLog, EpochTimes, WaitLimits, epoch_times, print_line
+from fastpipe.core.epoch_times import EpochLog, EpochTimes, WaitLimits, epoch_times, print_to_stderr
 
 _log = logging.getLogger("fastpipe.tf")
 
@@ -144,7 +144,7 @@ class EpochTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships
             first_batch_seconds=self._first_batch, warn_after=self._limits.warn_after,
         )  # fmt: skip
         self.epochs.append(times)
-        self._epoch_log.add(times, show=lambda line: self._unsaid.append(partial(print_line, line)))
+        self._epoch_log.add(times, show=lambda line: self._unsaid.append(partial(print_to_stderr, line)))
         warning = self._limits.warning(times)
         if warning is not None:
             self._unsaid.append(partial(_log.warning, "%s", warning))

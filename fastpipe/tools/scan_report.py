@@ -35,8 +35,6 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     _check(args, root)
     done, decoders, failed = Done(), "", None
     if os.path.isfile(root):
-        if root.lower().endswith(TORCHVISION_EXTENSIONS):
-            raise OptionError(f"{root} is an image: name the folder that holds it, or an HDF5 file")
         found = scan_hdf5(root, threads, progress)
     else:
         judge = Judge()
@@ -81,6 +79,8 @@ def _check(args: argparse.Namespace, root: str) -> None:
         )
     if not os.path.exists(root):
         raise FileNotFoundError(2, "No such file or folder", root)
+    if os.path.isfile(root) and root.lower().endswith(TORCHVISION_EXTENSIONS):
+        raise OptionError(f"{root} is an image: name the folder that holds it, or an HDF5 file")
     if os.path.isfile(root) and (args.fix or args.quarantine is not None):
         raise OptionError("--fix and --quarantine are for folders of images, not for parts of a file")
     if args.quarantine is not None:

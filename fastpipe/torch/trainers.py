@@ -14,7 +14,14 @@ from typing import Any, TypeVar
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 
-from fastpipe.core.epoch_times import EpochLog, EpochTimes, WaitLimits, epoch_times, print_line, samples_of
+from fastpipe.core.epoch_times import (
+    EpochLog,
+    EpochTimes,
+    WaitLimits,
+    epoch_times,
+    print_to_stderr,
+    samples_of,
+)
 from fastpipe.core.order import BlockShard
 from fastpipe.errors import MissingDependencyError, OptionError
 from fastpipe.options import Shard
@@ -402,7 +409,7 @@ class EpochTimer:
         rank = "" if trainer.world_size == 1 else f"rank {trainer.global_rank}, "
         if trainer.is_global_zero:
             bar = getattr(trainer, "progress_bar_callback", None)  # which keeps lines apart from its bar
-            self._epoch_log.add(times, show=print_line if bar is None else bar.print)
+            self._epoch_log.add(times, show=print_to_stderr if bar is None else bar.print)
             if times.waiting is None and len(self.epochs) == 1:
                 _log.info("what it waited for data is not known: this Lightning does not say when it asks")
         warning = self._limits.warning(times)
