@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 
 from fastpipe import FastHDF5Dataset, FastImageFolder, FastLoader, FastPatchDataset
 from fastpipe.core import files
-from fastpipe.core.files import read_file
+from fastpipe.core.files import parents_made, read_file
 from fastpipe.sampling import Grid
 
 COUNT = 60  # files of each kind
@@ -178,3 +178,14 @@ def test_files_that_are_idle_make_room_for_others(folder: Path, in_child: InChil
         assert torch.equal(_values(FastLoader(dataset, 16)), wanted)
 
     in_child(with_idle)
+
+
+def test_folders_that_were_made_are_removed_after_an_error_unless_they_are_used(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="broken"), parents_made(tmp_path / "a" / "b" / "file"):
+        (tmp_path / "a" / "b").rmdir()  # as if the disk were full at the second folder
+        raise ValueError("broken")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ValueError, match="broken"), parents_made(tmp_path / "a" / "b" / "file"):
+        (tmp_path / "a" / "other").touch()
+        raise ValueError("broken")
+    assert [one.name for one in (tmp_path / "a").iterdir()] == ["other"]
