@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     # ``as`` exports a name to type checkers.
     from fastpipe import augment as augment
     from fastpipe import generation as generation
+    from fastpipe import pillow as pillow
     from fastpipe import profiling as profiling
     from fastpipe import tf as tf
     from fastpipe import tools as tools
@@ -66,7 +67,7 @@ _LAZY = {
 
 
 # Subpackages that scripts use without an import of their own, as in ``fastpipe.tf.image_dataset``.
-_PARTS = ("augment", "generation", "profiling", "tf", "tools", "torch")
+_PARTS = ("augment", "generation", "pillow", "profiling", "tf", "tools", "torch")
 
 
 def __getattr__(name: str) -> Any:

@@ -26,6 +26,7 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "options": {"errors"},
     "sampling": {"errors"},
     "console": {"core"},
+    "pillow": _EVERYWHERE | {"images"},
     "native": set(),
     "core": _EVERYWHERE | {"native"},
     "images": _EVERYWHERE,
@@ -33,7 +34,7 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "hdf5": _EVERYWHERE | {"stores", "console"},
     "volumes": _EVERYWHERE | {"stores", "hdf5", "sampling", "console"},
     "augment": _EVERYWHERE | {"images"},  # containers of transforms are taken apart in one place
-    "torch": _EVERYWHERE | _DATA,
+    "torch": _EVERYWHERE | _DATA | {"pillow"},
     "tf": _EVERYWHERE | _DATA,
     "generation": _EVERYWHERE | {"console"},
     "bench": _EVERYWHERE | {"", "console", "augment", "generation"},
@@ -54,6 +55,7 @@ _LAZY = {
     "torch/loader.py": {"torch.array_dataset", "torch.folder_source"},
     "torch/runtime.py": {"images.cache", "images.dali", "images.gpu_batches", "images.gpu_share"},
     "torch/split.py": {"augment", "augment.chains"},
+    "torch/workers.py": {"pillow"},
 }
 # What commands show of files; only they load these.
 _SHOWING = {"hdf5/inspect.py", "hdf5/repack.py", "volumes/inspection.py", "volumes/repack.py"}

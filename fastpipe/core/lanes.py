@@ -214,32 +214,41 @@ class LaneWriter:
         self._fds = fds[2:]
         self._segments: list[UInt8Array | None] = [None] * len(self._fds)
         self._taken: set[int] = set()
-        self._next = 0
+        self._lock = threading.Lock()
         self._threads: dict[int, int] = {}
 
     def take(self, size: int) -> UInt8Array | None:
-        """Return ``size`` bytes of a free segment, as memory for a batch; None if no segment is free.
+        """Return ``size`` bytes of a free segment, as memory for a tensor; None if no segment is free.
 
         Raises:
             MemoryError: the machine has no more memory for the segment.
         """
-        count = len(self._fds)
-        for turn in range(self._next, self._next + count):
-            segment = turn % count
-            # The order of the tests matters: a sent segment leaves `_taken` after it has been counted.
-            if segment in self._taken or self._sent[segment] != self._returned[segment]:
-                continue
+        with self._lock:
+            segment = self._free_segment(size)
+            if segment is None:
+                return None
             memory = self._segments[segment]
             if memory is None or memory.size < size:
                 memory = self._segments[segment] = self._grown(segment, size)
             self._taken.add(segment)
-            # Use the segments in turn.  So all segments reach their final size soon, and memory does not grow
-            # in a late epoch.
-            self._next = (segment + 1) % count
-            owner = Lease(memory)
-            weakref.finalize(owner, self._taken.discard, segment).atexit = False
-            return np.asarray(owner)[:size]
-        return None
+        owner = Lease(memory)
+        weakref.finalize(owner, self._taken.discard, segment).atexit = False
+        return np.asarray(owner)[:size]
+
+    def _free_segment(self, size: int) -> int | None:
+        """Return the smallest free segment that is large enough, else one without memory, else the largest:
+        tensors of several sizes then need little more memory than their own."""
+        sizes = {
+            segment: 0 if memory is None else memory.size
+            for segment, memory in enumerate(self._segments)
+            # The order of the tests matters: a sent segment leaves `_taken` after it has been counted.
+            if segment not in self._taken and self._sent[segment] == self._returned[segment]
+        }
+        enough = [segment for segment, found in sizes.items() if found >= size]
+        if enough:
+            return min(enough, key=sizes.__getitem__)
+        empty = [segment for segment, found in sizes.items() if not found]
+        return empty[0] if empty else max(sizes, key=sizes.__getitem__, default=None)
 
     def send(self, address: int) -> int | None:
         """Pass the segment whose memory begins at ``address`` to the parent, and return its number.  Return

@@ -259,8 +259,14 @@ def _missing(what: str, feature: str) -> MissingDependencyError:
     )
 
 
+def opens_jpegs() -> bool:
+    """Return whether Pillow's own plugin opens JPEGs at present, and Pillow's own decoder decodes them."""
+    return _plugins_of(require("PIL.Image", extra="image")).has_jpeg
+
+
 def _is_pillows(made: Any) -> bool:
-    return str(getattr(made, "__module__", "")).startswith("PIL.")
+    """Return whether a plugin, or an image's class, is Pillow's, or that of ``fastpipe.pillow``."""
+    return str(getattr(made, "__module__", "")).startswith(("PIL.", "fastpipe.pillow"))
 
 
 def _named(made: Any) -> str:

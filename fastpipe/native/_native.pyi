@@ -461,6 +461,19 @@ def make_axis(filter: int, in_size: int, out_size: int, first: int, length: int,
 def axis_table(filter: int, axis: tuple[int, int, int, int, int, int, bool, bool, int, int, int], table: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu')]) -> None:
     """Write starts, taps and weights of an axis."""
 
+def probe_jpeg(file: object) -> int:
+    """
+    1 if a trusted JPEG can be decoded later without an error, 2 if that depends on its scans, which have to be read, 0 if it is declined.
+    """
+
+def draw_jpeg(file: object, steps: Sequence[Step], parameters: NDArray[numpy.float64]) -> NDArray[numpy.uint8] | None:
+    """
+    What steps make of a trusted JPEG, uint8 (H, W, 3); None where it is declined.
+    """
+
+def draw_pixels(pixels: NDArray[numpy.uint8], steps: Sequence[Step], parameters: NDArray[numpy.float64]) -> NDArray[numpy.uint8] | None:
+    """What steps make of an image, uint8 (H, W, 3), likewise."""
+
 def resample(pixels: Annotated[NDArray[numpy.uint8], dict(shape=(None, None, None), device='cpu', writable=False)], filter: int, x: tuple[int, int, int, int, int, int, bool, bool, int, int, int], y: tuple[int, int, int, int, int, int, bool, bool, int, int, int], vertical_first: bool, grey: int, conversion: Conversion, out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> None:
     """Resample and convert pixels into memory."""
 

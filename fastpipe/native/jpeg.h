@@ -48,6 +48,11 @@ class JpegDecoder {
   // Returns made, or declined: damaged (any warning of libjpeg's is one), no_memory.
   Status decode(Bytes file, Box box, Arena& arena, Pixels* pixels, JpegPixels kind = JpegPixels::pillow) noexcept;
 
+  // Find out whether decode() may fail later: made if only a warning about the pixels' data is possible, for which
+  // Pillow raises no error.  Declined as decode(), or with Reason::asked if the file has several scans, whose tables
+  // are only read with the scans.
+  Status probe(Bytes file) noexcept;
+
   // Decode the first rows at 1 / factor (2, 4 or 8) of the size, each side rounded up: at least `count` rows (of the
   // reduced image) from the top, of the whole width.  Otherwise as decode().
   Status decode_reduced(Bytes file, int factor, std::int32_t count, Arena& arena, Pixels* pixels) noexcept;

@@ -76,7 +76,8 @@ struct JpegDecoder::State {
   Bytes file;
   int factor = 1;
   JpegPixels kind = JpegPixels::pillow;
-  Box box;  // width 0: the whole width, and as many of these rows as there are
+  Box box;                 // width 0: the whole width, and as many of these rows as there are
+  bool is_probed = false;  // nothing is decoded
 
   // The columns and rows that are decoded: the box and a margin.
   JDIMENSION left = 0, width = 0, top = 0, rows = 0;
@@ -87,6 +88,7 @@ struct JpegDecoder::State {
   State() noexcept;
   ~State();
   Status decode(Arena& arena, Pixels* pixels) noexcept;
+  Status begun() noexcept;
 
  private:
   using Step = void (*)(State&);
@@ -99,6 +101,7 @@ struct JpegDecoder::State {
   static void check(State& state);
   static void choose_part(State& state);
   static void read_rows(State& state);
+  static void check_end(State& state);
   static void abort(State& state) { jpeg_abort_decompress(&state.codec); }
   static void destroy(State& state) { jpeg_destroy_decompress(&state.codec); }
 };
@@ -170,6 +173,7 @@ void JpegDecoder::State::begin(State& state) {
   if (codec->arith_code || codec->data_precision != 8 || !(is_colour || is_grey)) state.reason = Reason::untrusted;
   const std::int64_t pixels = std::int64_t{codec->image_height} * codec->image_width;
   if (jpeg_has_multiple_scans(codec) && pixels > kMostPixelsKept) state.reason = Reason::too_large;
+  if (state.is_probed && jpeg_has_multiple_scans(codec)) state.reason = Reason::asked;
   if (state.reason != Reason::none) give_up(reinterpret_cast<j_common_ptr>(codec));
 
   codec->out_color_space = state.kind == JpegPixels::tensorflow_grey ? JCS_GRAYSCALE : JCS_RGB;
@@ -229,18 +233,32 @@ void JpegDecoder::State::read_rows(State& state) {
     if (read == 0) give_up_with(codec, JERR_CANT_SUSPEND);
     done += read;
   }
+  check_end(state);
+}
+
+// Check what follows the last scan, which libjpeg does not read.
+void JpegDecoder::State::check_end(State& state) {
+  j_decompress_ptr codec = &state.codec;
   if (jpeg_has_multiple_scans(codec)) return;  // then all of the file has been read
   // libjpeg is still in the scan, or behind the marker that follows it.
   const std::ptrdiff_t position = state.source.next_input_byte - state.file.data - (codec->unread_marker != 0 ? 2 : 0);
   if (!ends_after_scan(state.file, position)) give_up_with(codec, JERR_UNKNOWN_MARKER);
 }
 
-Status JpegDecoder::State::decode(Arena& arena, Pixels* pixels) noexcept {
+// Read the header and the tables, and begin to decode.
+Status JpegDecoder::State::begun() noexcept {
   errors.callbacks.msg_code = 0;
   reason = Reason::none;
   if (!is_made && !step_is_done(make)) return declined();
   is_made = true;
   if (!step_is_done(begin)) return declined();
+  if (is_probed && (!step_is_done(check_end) || !step_is_done(abort))) return declined();
+  return Status::made();
+}
+
+Status JpegDecoder::State::decode(Arena& arena, Pixels* pixels) noexcept {
+  const Status status = begun();
+  if (!status.is_made()) return status;
 
   // libjpeg-turbo writes rows that begin at a multiple of 16 or 32 bytes around the caches.  That makes decoding and
   // resampling a tenth slower, so each row begins one byte behind such an address.
@@ -275,7 +293,18 @@ Status JpegDecoder::decode(Bytes file, Box box, Arena& arena, Pixels* pixels, Jp
   state_->box = box;
   state_->factor = 1;
   state_->kind = kind;
+  state_->is_probed = false;
   return state_->decode(arena, pixels);
+}
+
+Status JpegDecoder::probe(Bytes file) noexcept {
+  if (state_ == nullptr) return Status::declined(Reason::no_memory);
+  state_->file = file;
+  state_->box = {0, 0, 1, 0};
+  state_->factor = 1;
+  state_->kind = JpegPixels::pillow;
+  state_->is_probed = true;
+  return state_->begun();
 }
 
 Status JpegDecoder::decode_reduced(Bytes file, int factor, std::int32_t count, Arena& arena, Pixels* pixels) noexcept {
@@ -285,6 +314,7 @@ Status JpegDecoder::decode_reduced(Bytes file, int factor, std::int32_t count, A
   state_->box = {0, 0, std::max(1, count), 0};
   state_->factor = factor;
   state_->kind = JpegPixels::pillow;
+  state_->is_probed = false;
   return state_->decode(arena, pixels);
 }
 

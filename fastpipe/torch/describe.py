@@ -20,6 +20,7 @@ from fastpipe.torch.order import batching_of, options_of
 from fastpipe.torch.randomness import key_for, keyed
 from fastpipe.torch.samplers import EpochBatches
 from fastpipe.torch.source import BatchedDataset, Source, SplitError
+from fastpipe.torch.workers import opens_lazily
 from fastpipe.torch.wrappers import ends_of, is_folder, is_rows
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ class LoaderPlan:
         dataset = _name_of(loader.dataset)
         if source is None:
             self._lines = [f"{dataset}  →  its own code, behind torch's machinery: {self.why_not}"]
+            if opens_lazily(source, loader.num_workers):
+                self._lines.append("  JPEGs opened with Pillow  →  only the needed region (fastpipe.pillow)")
         else:
             several = f" of {len(source.bases)} datasets" if len(source.bases) > 1 else ""
             self._lines = [f"{dataset}  →  fastpipe's batches{several}"]

@@ -54,7 +54,15 @@ from fastpipe.torch.order import Progress
 from fastpipe.torch.samples import collate_unfinished, collated
 from fastpipe.torch.source import Source
 from fastpipe.torch.transport import UnfinishedMessageError, WorkerContext, remove_names_of
-from fastpipe.torch.workers import WorkerCollate, WorkerInit, lanes_for, named_in, worker_error
+from fastpipe.torch.workers import (
+    WorkerCollate,
+    WorkerInit,
+    lanes_for,
+    named_in,
+    opens_lazily,
+    segments_for,
+    worker_error,
+)
 
 _EXITED = "DataLoader worker exited unexpectedly"
 _END_S = 2.0  # longest time to wait for a worker's exit after its connection was closed
@@ -384,7 +392,9 @@ def stream_iterator(loader: DataLoader[Any], advice: Advice) -> _BaseDataLoaderI
     if loader.num_workers == 0:
         return _StreamIterator(loader, advice)
     DataLoader.check_worker_number_rationality(loader)
-    init = WorkerInit(loader.worker_init_fn, lanes_for(loader.num_workers, 0))
+    workers = loader.num_workers
+    lanes = lanes_for(workers, segments_for(None, loader.batch_size, loader.prefetch_factor, workers))
+    init = WorkerInit(loader.worker_init_fn, lanes, opens_lazily(None, workers))
     return WatchedWorkers(_View(loader, init))
 
 

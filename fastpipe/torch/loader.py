@@ -47,7 +47,7 @@ from fastpipe.torch.samplers import (
 from fastpipe.torch.source import Source
 from fastpipe.torch.split import SplitChoice
 from fastpipe.torch.state import check_stateful, is_unsaved, point_of, state_of, unsaved_state
-from fastpipe.torch.workers import WorkerInit, choose_workers, lanes_for
+from fastpipe.torch.workers import WorkerInit, choose_workers, lanes_for, opens_lazily, segments_for
 from fastpipe.torch.wrappers import ends_of, is_rows
 
 if TYPE_CHECKING:
@@ -409,12 +409,8 @@ class FastLoader(DataLoader[_T_co]):
             dataset: UsersDataset = SourceDataset(self.dataset, source)
         else:
             dataset = KeyedDataset(self.dataset) if is_keyed else UsersDataset(self.dataset)
-        segments = 0
-        if source is not None and number and self.prefetch_factor:
-            # The user holds this batch and the previous batch, which one worker or two workers have made.
-            kept = 2 if number == 1 else 1
-            segments = source.tensors(self.batch_size or 1) * (self.prefetch_factor + kept)
-        init = WorkerInit(self.worker_init_fn, lanes_for(number, segments))
+        lanes = lanes_for(number, segments_for(source, self.batch_size, self.prefetch_factor, number))
+        init = WorkerInit(self.worker_init_fn, lanes, opens_lazily(source, number))
         advice = self._advice.begin_epoch(self, source, number > 0)
         view = LoaderView(self, dataset, batches, seed, init, self._delivery(source, seed), advice)
         if source is None or not in_threads:

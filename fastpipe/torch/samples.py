@@ -22,9 +22,11 @@ from torch.utils.data._utils.collate import collate, collate_int_fn, collate_ten
 from fastpipe.core.array_samples import Form
 from fastpipe.core.types import Key
 from fastpipe.images.pixels import Conversion
-from fastpipe.torch.transport import is_in_lane
+from fastpipe.torch.transport import is_in_lane, stacked
 
 # ---- images ------------------------------------------------------------------------------------------
+
+_STACK = (collate_tensor_fn, stacked)  # functions that stack tensors as torch does
 
 
 class BatchSample(tuple[Any, ...]):
@@ -195,7 +197,7 @@ def _collate_samples(
 ) -> list[Any]:
     """Collate ``(image, target)`` tuples as ``default_collate`` does.  If the samples are a complete batch in
     its original order, do not copy the images."""
-    stacks_as_usual = (collate_fn_map or {}).get(torch.Tensor) is collate_tensor_fn
+    stacks_as_usual = (collate_fn_map or {}).get(torch.Tensor) in _STACK
     if type(batch) is BatchSamples and stacks_as_usual and not batch.is_taken:
         batch.is_taken = True
         return [batch.tensor, _collate_targets(batch.targets, collate_fn_map)]
@@ -401,7 +403,7 @@ def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
 def _collate(batch: Any, *, collate_fn_map: dict[Any, Callable[..., Any]] | None = None) -> Any:
     """Collate samples of arrays as ``default_collate`` does."""
     functions = collate_fn_map or {}
-    if isinstance(batch, SampleRows) and batch.is_whole and functions.get(torch.Tensor) is collate_tensor_fn:
+    if isinstance(batch, SampleRows) and batch.is_whole and functions.get(torch.Tensor) in _STACK:
         return batch.collated(functions)
     batch = batch.to_collate() if isinstance(batch, LazySamples) else batch
     first = batch[0]

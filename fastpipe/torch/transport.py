@@ -20,7 +20,8 @@ import numpy as np
 import torch
 import torch.multiprocessing
 from torch.multiprocessing.reductions import reduce_tensor
-from torch.utils.data import get_worker_info
+from torch.utils.data import _utils, get_worker_info
+from torch.utils.data._utils.collate import collate_tensor_fn
 
 from fastpipe.core.lanes import Lane, LaneWriter, lanes_are_possible
 
@@ -175,6 +176,9 @@ def send_through(writer: LaneWriter) -> None:
     global _writer
     _writer = writer
     ForkingPickler.register(torch.Tensor, _reduce)
+    functions = _utils.collate.default_collate_fn_map
+    if functions[torch.Tensor] is collate_tensor_fn:
+        functions[torch.Tensor] = stacked
 
 
 def shared_flat(size: int) -> torch.Tensor:
@@ -186,6 +190,27 @@ def shared_flat(size: int) -> torch.Tensor:
     storage: Any = torch.UntypedStorage
     storage = _unnamed(size) if lanes_are_possible() else storage._new_shared(size)
     return torch.empty(0, dtype=torch.uint8).set_(storage)
+
+
+def stacked(batch: Any, *, collate_fn_map: dict[Any, Any] | None = None) -> Any:
+    """In a worker, stack tensors as ``default_collate`` does, in memory that is used again.
+
+    torch takes new shared memory for each batch, whose pages the system has to clear and map.
+    """
+    first = batch[0]
+    kind = (first.dtype, first.shape)
+    if not all(_is_plain(one) and (one.dtype, one.shape) == kind for one in batch):
+        return collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
+    size = len(batch) * first.nbytes
+    if size <= _INLINE:  # it is sent in the message
+        return torch.stack(batch, 0)
+    out = shared_flat(size).view(first.dtype).view(len(batch), *first.shape)
+    return torch.stack(batch, 0, out=out.as_subclass(type(first.new())))
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    is_usual = tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_nested
+    return is_usual and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg())
 
 
 def is_in_lane(tensor: torch.Tensor) -> bool:
@@ -228,8 +253,7 @@ def _unnamed(size: int) -> Any:
 
 
 def _reduce(tensor: torch.Tensor) -> Any:
-    is_plain = tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_nested
-    if _writer is None or not is_plain or tensor.requires_grad or tensor.is_conj() or tensor.is_neg():
+    if _writer is None or not _is_plain(tensor):
         return reduce_tensor(tensor)  # type: ignore[no-untyped-call]
     storage = tensor.untyped_storage()
     segment = _writer.send(storage.data_ptr())
@@ -240,8 +264,16 @@ def _reduce(tensor: torch.Tensor) -> Any:
         # A file descriptor and a connection for each small tensor would be slower, and may exceed limits.
         content = torch.empty(0, dtype=torch.uint8).set_(storage).numpy().tobytes()
         return _copied, (content, tensor.dtype, *layout)
-    if not _is_shared(storage):
+    if storage.nbytes() == tensor.nbytes and not storage.is_shared():
+        # A tensor of the script's own collate_fn.  Tensors that are parts of one storage keep sharing it.
         # An error in this thread of a queue would lose the batch, and the receiver would wait forever.
+        with contextlib.suppress(MemoryError):
+            if (memory := _writer.take(storage.nbytes())) is not None:
+                flat = torch.from_numpy(memory)
+                flat.untyped_storage().copy_(storage)
+                segment = _writer.send(flat.data_ptr())
+                return _receive_tensor, (_writer.number, segment, storage.nbytes(), tensor.dtype, *layout)
+    if not _is_shared(storage):
         unnamed = _unnamed(storage.nbytes())
         unnamed.copy_(storage)
         tensor = torch.empty(0, dtype=tensor.dtype).set_(unnamed, *layout)

@@ -16,7 +16,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -40,7 +40,7 @@ from fastpipe.core.text import in_bytes, printable
 from fastpipe.core.types import Key
 from fastpipe.errors import SharedMemoryError, WorkerError
 from fastpipe.torch.fetching import UsersDataset
-from fastpipe.torch.samples import BatchSample, BatchSamples, collated
+from fastpipe.torch.samples import collated
 from fastpipe.torch.source import Source
 from fastpipe.torch.threads import start_noting
 from fastpipe.torch.transport import NAMED_MEMORY, expect_from, room, send_through
@@ -49,7 +49,33 @@ if sys.platform != "win32":  # Windows has neither this module nor lanes
     import resource
 
 
+# Nobody knows how many large tensors a batch of the script's own code has: images, or views and masks.
+# Segments take no memory before they are used.
+_OWN_TENSORS, _MOST_SEGMENTS = 4, 32
 _STACK_S = 1.0  # longest time to wait for the stack that a worker writes
+
+
+def opens_lazily(source: Source | None, workers: int) -> bool:
+    """Return whether workers open JPEGs through ``fastpipe.pillow``: those of a dataset with code of its own,
+    in a script that has imported Pillow."""
+    if source is not None or not workers or "PIL.Image" not in sys.modules:
+        return False
+    from fastpipe import pillow
+
+    return not pillow.why_not()
+
+
+def segments_for(
+    source: Source | None, batch_size: int | None, prefetch_factor: int | None, workers: int
+) -> int:
+    """Return the number of tensors that each worker may send before the user releases the first."""
+    if not prefetch_factor:  # there are no workers
+        return 0
+    # The user holds this batch and the previous batch, which one worker or two workers have made.
+    batches = prefetch_factor + (2 if workers == 1 else 1)
+    if source is not None:
+        return batches * source.tensors(batch_size or 1)
+    return min(batches * _OWN_TENSORS, _MOST_SEGMENTS)
 
 
 def lanes_for(workers: int, segments: int) -> list[Lane]:
@@ -72,8 +98,11 @@ class WorkerInit:
     current work, and its stacks if the worker crashes or if the parent requests them.
     """
 
-    def __init__(self, function: Callable[[int], None] | None, lanes: Sequence[Lane]) -> None:
+    def __init__(
+        self, function: Callable[[int], None] | None, lanes: Sequence[Lane], lazy_jpegs: bool
+    ) -> None:
         self._function = function
+        self._lazy_jpegs = lazy_jpegs  # whether Pillow opens JPEGs through ``fastpipe.pillow``
         self.lanes = list(lanes)
         self._sent = 0
         self._is_forked = True
@@ -105,6 +134,10 @@ class WorkerInit:
                 raise KeyboardInterrupt
 
             signal.signal(signal.SIGINT, interrupted)
+        if self._lazy_jpegs:
+            from fastpipe import pillow
+
+            pillow.register()
         if self._function is not None:
             self._function(worker_id)
 
@@ -135,14 +168,6 @@ class WorkerCollate:
         self._function = function
 
     def __call__(self, samples: Any) -> Any:
-        # torch's default_collate copies tensors into shared memory, unless they are rows of a whole batch,
-        # which is in shared memory already.
-        if self._function is default_collate and samples and type(samples) is not BatchSamples:
-            # ``peek`` returns a view: indexing would copy the sample and detach it from its batch.
-            first = samples.peek() if hasattr(samples, "peek") else samples[0]
-            needed = 0 if type(first) is BatchSample else bytes_of(first) * len(samples)
-            if needed and (space := room()) is not None and needed > space[0]:
-                raise SharedMemoryError(_no_room(f"of {in_bytes(needed)} ", space))
         try:
             # torch's shared memory has a name for a moment.  A worker killed then would leave this name.
             with outliving_parent() if self._function is default_collate else nullcontext():
@@ -151,23 +176,12 @@ class WorkerCollate:
             space = room()
             if space is None or not ("shared memory" in str(error) and "No space" in str(error)):
                 raise
-            raise SharedMemoryError(_no_room("", space)) from error
-
-
-def bytes_of(value: Any) -> int:
-    if isinstance(value, (torch.Tensor, np.ndarray)):
-        return int(value.nbytes)
-    if isinstance(value, Mapping):
-        return sum(map(bytes_of, value.values()))
-    return sum(map(bytes_of, value)) if isinstance(value, (tuple, list)) else 0
-
-
-def _no_room(size: str, space: tuple[int, int]) -> str:
-    return (
-        f"a batch {size}does not fit into {NAMED_MEMORY}, through which torch's workers send batches: of "
-        f"{in_bytes(space[1])} there are {in_bytes(space[0])} free. Enlarge it (docker run --shm-size=…), or "
-        "use smaller batches, a smaller prefetch_factor, fewer workers, or num_workers=0"
-    )
+            raise SharedMemoryError(
+                f"a batch does not fit into {NAMED_MEMORY}, through which torch's workers send batches: of "
+                f"{in_bytes(space[1])} there are {in_bytes(space[0])} free. Enlarge it (docker run "
+                "--shm-size=…), or use smaller batches, a smaller prefetch_factor, fewer workers, or "
+                "num_workers=0"
+            ) from error
 
 
 def named_in(error: BaseException, workers: Sequence[Any]) -> list[int]:
@@ -320,15 +334,10 @@ def _chosen(
         return 0, f"no process can be started ({error})"
     if found is None:
         return cores, f"no batch and no sample was ready within {_ALL_S} s"
-    here, alone, nbytes = found
+    here, alone = found
     if not here:
         return 0, "a sample cannot be made, or the dataset not be sent, in another process"
-    chosen, why = _judge(here, alone, cores, batch_size)
-    # Each worker makes two batches ahead, in torch's shared memory.
-    needed, space = 2 * chosen * batch_size * int(nbytes), room()
-    if source is None and functions[0] is None and space is not None and needed > space[0]:
-        return 0, f"{why}; but their batches do not fit into /dev/shm"
-    return chosen, why
+    return _judge(here, alone, cores, batch_size)
 
 
 def _judge(here: float, alone: float, cores: int, batch_size: int) -> tuple[int, str]:
@@ -383,30 +392,28 @@ def _have_room(tasks: int) -> bool:
 
 def _measure(
     dataset: Any, source: Source | None, batch_size: int, length: int, sent: Sequence[Any] | None
-) -> tuple[float, float, float]:
-    """Return two speeds in samples per second, and the number of bytes of a sample.  The first speed is that
-    of batches made with threads.  The second speed is that of single samples made in one thread."""
+) -> tuple[float, float]:
+    """Return two speeds in samples per second: of batches made with threads, and of single samples made in
+    one thread."""
     is_script = getattr(sys.modules["__main__"], "__file__", None) is not None
     if sent is not None and b"__main__" in bytes(ForkingPickler.dumps(sent)) and not is_script:
         raise OSError("a started process cannot have a class or function of a script without a file")
     indices = np.random.Generator(np.random.PCG64(0)).integers(0, length, 1 << 16).tolist()
-    nbytes = 0
 
     def one(at: int) -> int:
-        nonlocal nbytes
-        nbytes = bytes_of(dataset[indices[at]])
+        dataset[indices[at]]
         return 1
 
     alone = _rate(one)
     if source is None:
-        return alone, alone, nbytes
+        return alone, alone
 
     def batch(at: int) -> int:
         taken = indices[at : at + batch_size]
         source.start(taken, Key(0, 0, np.arange(len(taken), dtype=np.int64))).finish()
         return len(taken)
 
-    return _rate(batch), alone, nbytes
+    return _rate(batch), alone
 
 
 def _rate(make: Callable[[int], int]) -> float:
@@ -418,7 +425,7 @@ def _rate(make: Callable[[int], int]) -> float:
     return made / taken
 
 
-def _in_child(measure: Callable[[], tuple[float, float, float]]) -> tuple[float, float, float] | None:
+def _in_child(measure: Callable[[], tuple[float, float]]) -> tuple[float, float] | None:
     """Call ``measure`` in a forked process, and return its result.  Return zeros if ``measure`` fails, and
     None if it takes longer than ``_ALL_S``."""
     reading, writing = os.pipe()
@@ -429,23 +436,23 @@ def _in_child(measure: Callable[[], tuple[float, float, float]]) -> tuple[float,
         os.close(writing)
         raise
     if child == 0:
-        found = 0.0, 0.0, 0.0
+        found = 0.0, 0.0
         with contextlib.suppress(BaseException):
             gc.freeze()  # the child must not collect the parent's garbage, as in `WorkerInit`
             os.close(reading)
             torch.set_num_threads(1)  # as torch does in its workers
             found = measure()
-        os.write(writing, struct.pack("ddd", *found))
+        os.write(writing, struct.pack("dd", *found))
         os._exit(0)
     os.close(writing)
     try:
         poll = select.poll()
         poll.register(reading, select.POLLIN)
-        answer = os.read(reading, 24) if poll.poll(1000 * _ALL_S) else None
+        answer = os.read(reading, 16) if poll.poll(1000 * _ALL_S) else None
     finally:
         os.close(reading)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     if answer is None:
         return None
-    return struct.unpack("ddd", answer) if answer else (0.0, 0.0, 0.0)  # no answer: the child crashed
+    return struct.unpack("dd", answer) if answer else (0.0, 0.0)  # no answer: the child crashed

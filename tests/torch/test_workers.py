@@ -111,7 +111,6 @@ PREVENTED: dict[str, tuple[Any, str, Any]] = {
     "limits of this system do not allow 4 more processes": (
         threading.Thread, "start", MagicMock(side_effect=RuntimeError("can't start new thread"))
     ),
-    "but their batches do not fit into /dev/shm": (auto_workers, "room", lambda: (1000, 64 << 20)),
 }  # fmt: skip
 
 

@@ -245,6 +245,59 @@ nb::object decode_reduced(nb::handle file, int factor, std::int32_t count) {
   return pixels_copied(pixels);
 }
 
+// Whether an encoded file may be decoded later: see JpegDecoder::probe().
+int probe(nb::handle file) {
+  const Buffer buffer(file);
+  Status status;
+  Scratch& scratch = own_scratch();
+  {
+    nb::gil_scoped_release free;
+    status = read_jpeg_header(buffer.bytes()).trusted ? scratch.jpeg.probe(buffer.bytes())
+                                                      : Status::declined(Reason::untrusted);
+  }
+  if (status.is_made()) return 1;
+  return status.reason == Reason::asked ? 2 : 0;
+}
+
+nb::object draw_image(const ImageSource& source, const std::vector<Step>& steps, const In<double, 1>& parameters) {
+  check_draws(steps, parameters.size());
+  Conversion how;
+  how.interleaved = true;
+  MadeImage made;
+  Status status;
+  Scratch& scratch = own_scratch();
+  Region region;
+  {
+    nb::gil_scoped_release free;
+    if (fold(steps, source.size, parameters.data(), &region)) {
+      made.size = bytes_each(how, region.window.height, region.window.width);
+      made.data.reset(static_cast<std::uint8_t*>(std::malloc(std::size_t(made.size))));
+      status = made.data == nullptr ? Status::declined(Reason::no_memory)
+                                    : draw(region, source, how, false, scratch, made.data.get(), nullptr);
+    }
+  }
+  if (!status.is_made()) return nb::none();
+  return taken(std::move(made), {std::size_t(region.window.height), std::size_t(region.window.width), 3});
+}
+
+nb::object draw_file(nb::handle file, const std::vector<Step>& steps, const In<double, 1>& parameters) {
+  const Buffer buffer(file);
+  const JpegHeader header = read_jpeg_header(buffer.bytes());
+  if (!header.trusted) return nb::none();
+  ImageSource source;
+  source.size = {header.height, header.width};
+  source.file = buffer.bytes();
+  return draw_image(source, steps, parameters);
+}
+
+nb::object draw_pixels(In<std::uint8_t, 3> pixels, const std::vector<Step>& steps, const In<double, 1>& parameters) {
+  check(pixels.size() > 0 && pixels.shape(2) == 3, "pixels are (H, W, 3)");
+  ImageSource source;
+  source.size = {static_cast<std::int32_t>(pixels.shape(0)), static_cast<std::int32_t>(pixels.shape(1))};
+  source.pixels = {pixels.data(), std::int64_t{3} * source.size.width, source.size.height, source.size.width, 3};
+  return draw_image(source, steps, parameters);
+}
+
 void resample_array(nb::ndarray<const std::uint8_t, nb::numpy, nb::ndim<3>, nb::device::cpu> pixels, int filter,
                     const AxisTuple& x, const AxisTuple& y, bool vertical_first, int grey,
                     const std::shared_ptr<OwnedConversion>& how, Out<std::uint8_t, 1> out) {
@@ -563,6 +616,19 @@ void register_images(nb::module_& m) {
         axis_table(filter, axis, table.data(), exact.data());
       },
       nb::arg("filter"), nb::arg("axis"), nb::arg("table").noconvert(), "Write starts, taps and weights of an axis.");
+  m.def("probe_jpeg", &probe, nb::arg("file"),
+        "1 if a trusted JPEG can be decoded later without an error, 2 if that depends on its scans, which have to be "
+        "read, 0 if it is declined.");
+  m.def("draw_jpeg", &draw_file,
+        nb::sig("def draw_jpeg(file: object, steps: Sequence[Step], parameters: NDArray[numpy.float64]) -> "
+                "NDArray[numpy.uint8] | None"),
+        nb::arg("file"), nb::arg("steps"), nb::arg("parameters").noconvert(),
+        "What steps make of a trusted JPEG, uint8 (H, W, 3); None where it is declined.");
+  m.def("draw_pixels", &draw_pixels,
+        nb::sig("def draw_pixels(pixels: NDArray[numpy.uint8], steps: Sequence[Step], parameters: "
+                "NDArray[numpy.float64]) -> NDArray[numpy.uint8] | None"),
+        nb::arg("pixels").noconvert(), nb::arg("steps"), nb::arg("parameters").noconvert(),
+        "What steps make of an image, uint8 (H, W, 3), likewise.");
   m.def("resample", &resample_array, nb::arg("pixels").noconvert(), nb::arg("filter"), nb::arg("x"), nb::arg("y"),
         nb::arg("vertical_first"), nb::arg("grey"), nb::arg("conversion"), nb::arg("out").noconvert(),
         "Resample and convert pixels into memory.");
