@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fastpipe.bench import augment, generate, hdf5, images, overview, scaling, tf, volume
+from fastpipe.bench import augment, generate, hdf5, images, overview, scaling, swap, tf, volume
 from fastpipe.bench.driver import Driver
 from fastpipe.bench.report import markdown, short_markdown
 from fastpipe.bench.results import load
@@ -22,7 +22,7 @@ _CHECKOUT = "in a clone of fastpipe's repository: python benchmarks/run.py"
 
 CASES: dict[str, type[Driver]] = {
     module.Bench.case: module.Bench
-    for module in (overview, images, scaling, hdf5, volume, augment, tf, generate)
+    for module in (overview, images, swap, scaling, hdf5, volume, augment, tf, generate)
 }
 
 

@@ -48,6 +48,7 @@ from fastpipe.images.steps import (
     described_short_side,
     filter_of,
     flatten,
+    is_torchvision,
     recognise,
     resized_size,
     state_of,
@@ -194,6 +195,11 @@ class Plan:
             found = native.ImagePlan(self._steps, self._how.native, self.draws, limit, turns, scaled, shrink)
             self._native = {key: found}  # only the last plan is kept, because a script may change the key
         return found
+
+    @property
+    def leaves_images(self) -> bool:
+        """Return whether the script's own code is the first that receives the image, as a PIL image."""
+        return not self._fused and not self._drawn and bool(self.stock) and not is_torchvision(self.stock[0])
 
     @property
     def makes_images(self) -> bool:

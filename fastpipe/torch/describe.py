@@ -37,7 +37,8 @@ class LoaderPlan:
 
     def __init__(self, loader: Any, source: Source | None, depth: int, why_processes: str) -> None:
         self.is_fast = source is not None
-        self.why_not = "" if self.is_fast else why_no_source(loader.dataset)
+        why_not = why_no_source(loader.dataset) or "its transform is the script's own"
+        self.why_not = "" if self.is_fast else why_not
         dataset = _name_of(loader.dataset)
         if source is None:
             self._lines = [f"{dataset}  →  its own code, behind torch's machinery: {self.why_not}"]

@@ -127,6 +127,10 @@ class FolderSource(Source):
         return not all(base._running().is_native for base in self.bases)
 
     @property
+    def leaves_images(self) -> bool:
+        return all(isinstance(base, AdaptedImageFolder) and base.plan.leaves_images for base in self.bases)
+
+    @property
     def runs_torchvision(self) -> bool:
         return self.by_split is None and any(base.plan.stock for base in self.bases)
 

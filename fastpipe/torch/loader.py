@@ -490,7 +490,13 @@ class FastLoader(DataLoader[_T_co]):
         return self._splitting.use(source, self.batch_size or 1, self._is_plain)
 
     def _source(self) -> Source | None:
-        return self._source_of(self.dataset)
+        source = self._source_of(self.dataset)
+        if source is None or not source.leaves_images or self._cache != Cache():
+            return source
+        # In a worker, torchvision's own dataset is faster, as its images are decoded lazily.  With a seed,
+        # samples must not depend on who makes them.
+        is_left = self.workers != "threads" and self._effective_seed() is None
+        return None if is_left and opens_lazily(None, self.num_workers) else source
 
     def _source_of(self, dataset: Any) -> Source | None:
         return source_of(dataset, self._adapted, self._cache)

@@ -189,6 +189,11 @@ class Source(ABC):
         return True
 
     @property
+    def leaves_images(self) -> bool:
+        """True if the script's own transforms receive the PIL images that torchvision's own dataset opens."""
+        return False
+
+    @property
     def runs_torchvision(self) -> bool:
         """True if torchvision's own transforms run in threads.  These hold the GIL most of the time."""
         return False
