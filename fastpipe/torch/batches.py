@@ -18,7 +18,7 @@ from torchvision import tv_tensors
 from fastpipe.core.bad_samples import Item
 from fastpipe.core.batches import PendingBatch, say_where
 from fastpipe.core.keys import another_of_its_class, sample_seed
-from fastpipe.core.sample_tables import PackedPaths, SampleTable, paths_of
+from fastpipe.core.sample_tables import PackedPaths, RowTable, SampleTable, paths_of
 from fastpipe.core.slots import KEPT_SLOTS, SlotPool
 from fastpipe.core.types import Key
 from fastpipe.images.batch import RowsOf, Then
@@ -406,10 +406,12 @@ def _substitute_of(samples: Any, items: Sequence[Item], key: Key, number: int, a
     item = items[number]
     if isinstance(samples, SampleTable) and samples.is_flat:
         targets = samples.targets_array()
-    else:  # an array of objects: in a typed array, 1 and "1", or two very large integers, could become equal
-        targets = np.array([sample[1] for sample in samples], object)
-        if not all(isinstance(target, (int, np.integer, str)) for target in targets):
-            targets = np.zeros(len(targets), np.int64)
+    else:
+        values = samples.targets() if isinstance(samples, RowTable) else [sample[1] for sample in samples]
+        targets = np.zeros(len(values), np.int64)
+        if all(isinstance(target, (int, np.integer, str)) for target in values):
+            # An array of objects: in a typed array, 1 and "1", or two large integers, could become equal.
+            targets = np.array(list(values), object)
     seed = _seed_of(key, number)
     other = another_of_its_class(targets, targets[item.index], item.index, seed, attempt)
     return None if other is None else _item_of(samples, other)
