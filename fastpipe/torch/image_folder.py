@@ -246,8 +246,8 @@ class FastImageFolder(BatchedDataset, _Folder):
             root: the base folder of relative paths.  Default: the working directory.
             classes: names of classes, in the order of their indices.  Names in the column ``target`` become
                 indices, and integers must be indices.  Without ``classes``, texts remain texts.
-            options: options of the class, except options about folders.  ``bad_samples="replace"`` uses an
-                image with an equal target, or any image if targets are neither integers nor strings.
+            options: options of the class, except options about folders.  ``bad_samples="replace"`` uses a
+                sample with an equal target, or any sample if targets are neither integers nor strings.
 
         Targets of a table are Python objects: ``default_collate`` gives int64 for integers and float64 for
         floats.  A column has one type; integers beside floats become floats.  In a CSV file, a column becomes
