@@ -88,7 +88,7 @@ def read_table(
         ...
     fastpipe.errors.OptionError: row 2 (counted from 0) has None in column 'x'. Leave the row out
     """
-    is_one = isinstance(target, (str, int))
+    is_one = isinstance(target, str) or not isinstance(target, Iterable)
     names = [target] if is_one else list(target.values() if isinstance(target, Mapping) else target)
     if not names or not all(isinstance(name, (str, int)) for name in (image, *names)):
         raise OptionError(

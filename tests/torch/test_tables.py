@@ -251,6 +251,7 @@ _BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "lazy frame": (pl.DataFrame(_PLAIN).lazy(), {}, "of a LazyFrame has no to_list"),
     "pairs and columns": ([("a.jpg", 0)], {}, r"row 0 \(counted from 0\) must be a dict of columns, got \('a.jpg', 0\)"),
     "no target": (pd.DataFrame(_PLAIN), {"target": []}, "target at least one, got image='file', target=\\[\\]"),
+    "no name": (pd.DataFrame(_PLAIN), {"target": 0.5}, "got image='file', target=0.5"),
     "two images": (pd.DataFrame(_PLAIN), {"image": ["file", "label"]}, "image must name one column"),
     "no names": (pd.DataFrame(_PLAIN), {"image": None, "target": None}, "a table needs the names of two columns"),
     "no names, csv": (_lines("file,label\na.jpg,1\n"), {"image": None, "target": None}, "needs the names of two columns"),
