@@ -71,6 +71,10 @@ DATASETS: dict[str, Callable[[Files], Any]] = {
     "from_samples": lambda f: FastImageFolder.from_samples(
         [(path, {"age": 1}) for path in sorted(f.images.rglob("*.jpg"))], CROP
     ),
+    "from_samples, table": lambda f: FastImageFolder.from_samples(
+        [{"file": path, "x": 0.5, "name": "n"} for path in sorted(f.images.rglob("*.jpg"))], CROP,
+        image="file", target={"age": "x", "name": "name"},
+    ),
     "FastHDF5Dataset": lambda f: FastHDF5Dataset(f.rows, ["x", "y"], threads=2),
     "FastHDF5Dataset cached": lambda f: FastHDF5Dataset([f.rows], {"a": "x"}, cache="ram", seed=2),
     "FastPatchDataset": lambda f: FastPatchDataset(VOLUME, (4, 4, 4), seed=0),

@@ -72,7 +72,7 @@ _SWAPPED = [page for page in (_README, *_PAGES) if _swaps(page) and page.stem !=
 
 @pytest.mark.parametrize("page", _SWAPPED, ids=_name)
 def test_swaps_run(page: Path, documents_code: Callable[[str], dict[str, Any]]) -> None:
-    given = "transform, PATCH, table = None, (8, 16, 16), [('photos/1.jpg', 0)] * 9"
+    given = "transform, PATCH, table = None, (8, 16, 16), [{'file': 'photos/1.jpg', 'label': 0}] * 9"
     for swap in _swaps(page):
         assert "dataset" in documents_code(f"{given}\n{swap}")
 

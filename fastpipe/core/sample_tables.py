@@ -84,8 +84,12 @@ class FrozenSamples(Sequence[Sample]):
         targets = FrozenTargets.from_items([item[1] for item in items])
         if targets is None:
             return None
-        paths = pack_paths("", [item[0] for item in items])
-        return cls(bytes(paths.block), offsets_of(paths.lengths), targets.array)
+        return cls.from_columns([item[0] for item in items], targets.array)
+
+    @classmethod
+    def from_columns(cls, paths: Sequence[str], targets: Int64Array) -> FrozenSamples:
+        packed = pack_paths("", paths)
+        return cls(bytes(packed.block), offsets_of(packed.lengths), targets)
 
     def path(self, position: int) -> str:
         """Return the path of a sample.  ``position`` must be from 0 to N - 1."""
@@ -138,10 +142,10 @@ class FrozenSamples(Sequence[Sample]):
         return type(self), (self.arena, self.offsets, self.targets, self.prefix)
 
 
-class FrozenTargets(Sequence[int]):
-    """A sequence of Python ints that is stored as an int64 array (N,)."""
+class FrozenTargets(Sequence[Any]):
+    """A sequence of Python ints or floats that is stored as an array (N,), int64 or float64."""
 
-    def __init__(self, array: Int64Array) -> None:
+    def __init__(self, array: npt.NDArray[Any]) -> None:
         self.array = _read_only(array)
 
     @classmethod
@@ -160,7 +164,7 @@ class FrozenTargets(Sequence[int]):
     def __getitem__(self, index: Any) -> Any:
         return self.array[index].tolist() if isinstance(index, slice) else self.array.item(index)
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self) -> Iterator[Any]:
         for start in range(0, len(self), _CHUNK):
             yield from self.array[start : start + _CHUNK].tolist()
 
@@ -168,8 +172,8 @@ class FrozenTargets(Sequence[int]):
         return self.count(value) > 0
 
     def count(self, value: object) -> int:
-        # The comparison of the array is exact only if ``value`` is an int in the range of int64.
-        if type(value) is int and -(2**63) <= value < 2**63:
+        # The comparison of an int64 array is exact only if ``value`` is an int in the range of int64.
+        if self.array.dtype == np.int64 and type(value) is int and -(2**63) <= value < 2**63:
             return int(np.count_nonzero(self.array == value))
         return sum(item == value for item in self)
 
@@ -183,6 +187,62 @@ class FrozenTargets(Sequence[int]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.array,)
+
+
+class FrozenRecords(Sequence[Any]):
+    """A sequence of tuples, or of dicts with the keys ``names``, that is stored as one sequence for each
+    item of a tuple or dict.  Each access creates a new tuple or dict."""
+
+    def __init__(self, columns: Sequence[Sequence[Any]], names: Sequence[Any] | None = None) -> None:
+        self.columns = list(columns)
+        self.names = None if names is None else list(names)
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        return self._record([column[index] for column in self.columns])
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self._record, zip(*self.columns, strict=True))
+
+    def _record(self, values: Iterable[Any]) -> Any:
+        return tuple(values) if self.names is None else dict(zip(self.names, values, strict=True))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, FrozenRecords):
+            return NotImplemented
+        return self.names == other.names and self.columns == other.columns
+
+
+class FrozenRows(Sequence[tuple[str, Any]]):
+    """A sequence of ``(path, target)`` tuples with targets of any kind.
+
+    Args:
+        paths: the paths; the class indices that they are stored with are not used.
+        targets: the targets, such as ``FrozenTargets``, ``FrozenRecords`` or a list.
+    """
+
+    def __init__(self, paths: FrozenSamples, targets: Sequence[Any]) -> None:
+        self.paths, self.targets = paths, targets
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        return self.paths.path(index), self.targets[index]
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        return ((path, target) for (path, _), target in zip(self.paths, self.targets, strict=True))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, FrozenRows):
+            return NotImplemented
+        return self.paths == other.paths and bool(self.targets == other.targets)
 
 
 def offsets_of(lengths: Int64Array) -> Int64Array:
@@ -206,9 +266,9 @@ def checked_offsets(block: bytes, lengths: Int64Array) -> Int64Array:
     return offsets
 
 
-def _read_only(array: Int64Array) -> Int64Array:
+def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return a read-only view of an array."""
-    view: Int64Array = array.view()
+    view = array.view()
     view.flags.writeable = False
     return view
 
@@ -416,6 +476,11 @@ class SampleTable(Table[Sample]):
             frozen = FrozenSamples.from_items(items)
             self._data = items if frozen is None else frozen
 
+    @classmethod
+    def from_columns(cls, paths: Sequence[str], targets: Int64Array) -> Self:
+        """Return a table of paths and class indices, int64 (N,)."""
+        return cls._holding(FrozenSamples.from_columns(paths, targets))
+
     @property
     def is_flat(self) -> bool:
         """Return whether the samples are stored as arrays."""
@@ -463,6 +528,30 @@ class SampleTable(Table[Sample]):
                 ) from None
         array.flags.writeable = False
         return array
+
+
+class RowTable(Table[tuple[str, Any]]):
+    """The ``samples`` of a dataset whose targets are not class indices: a list of ``(path, target)``.
+
+    Args:
+        paths: the paths.
+        targets: the targets, in the form in which they are stored.
+
+    >>> table = RowTable(["1.jpg", "2.jpg"], FrozenRecords([[1, 2], ["a", "b"]], ["x", "y"]))
+    >>> table[1]
+    ('2.jpg', {'x': 2, 'y': 'b'})
+    """
+
+    def __init__(self, paths: Sequence[str], targets: Sequence[Any]) -> None:
+        zeros = np.zeros(len(paths), dtype=np.int64)
+        self._data = FrozenRows(FrozenSamples.from_columns(paths, zeros), targets)
+
+    def targets(self) -> Table[Any]:
+        """Return the current targets as a list that is stored as in this table."""
+        data = self._data
+        targets = data.targets if isinstance(data, FrozenRows) else [target for _, target in data]
+        # A change of the targets must not change this table.
+        return Table._holding(list(targets) if isinstance(targets, list) else targets)
 
 
 class TargetTable(Table[int]):

@@ -18,7 +18,7 @@ from torchvision import tv_tensors
 from fastpipe.core.bad_samples import Item
 from fastpipe.core.batches import PendingBatch, say_where
 from fastpipe.core.keys import another_of_its_class, sample_seed
-from fastpipe.core.sample_tables import PackedPaths, SampleTable, paths_of
+from fastpipe.core.sample_tables import PackedPaths, RowTable, SampleTable, paths_of
 from fastpipe.core.slots import KEPT_SLOTS, SlotPool
 from fastpipe.core.types import Key
 from fastpipe.images.batch import RowsOf, Then
@@ -210,8 +210,9 @@ class Batch(StartedBatch):
         like = runtime.spec.of(plan) if request.threaded else None
         place = _place_of(request, plan, key, self.count, memory, like, folder._stock_threads(plan))
         substitute = None
+        self._substitutes: dict[int, Item] = {}  # by the numbers of the bad samples
         if folder.bad_samples.policy == "replace":
-            substitute = partial(_substitute_of, samples, items, key)
+            substitute = partial(_substitute_of, samples, items, key, self._substitutes)
         parameters, objects = plan.draw(key), items.positions[:0]
         if remote is not None:
             objects = folder._rows(items.positions)
@@ -259,17 +260,26 @@ class Batch(StartedBatch):
         return None if self.pending.there is None else self.pending.there.tensor()
 
     def _targets(self, kept: Sequence[int]) -> list[Any] | npt.NDArray[np.int64]:
-        transform, items = self._folder.target_transform, self._items
+        transform = self._folder.target_transform
         if transform is None:
-            return items.targets(kept)
+            found = self._items.targets(kept)
+            if isinstance(found, list):  # class indices, in an array, are equal to those of the substitutes
+                for place, number in enumerate(kept) if self._substitutes else ():
+                    found[place] = self._item(number).target
+            return found
         targets = []
-        for item in (items[number] for number in kept):
+        for item in map(self._item, kept):
             try:
                 targets.append(transform(item.target))
             except Exception as error:
                 say_where(error, item)
                 raise
         return targets
+
+    def _item(self, number: int) -> Item:
+        """Return the item whose image a sample has: its own, or the substitute for a bad image."""
+        item: Item = self._substitutes.get(number) or self._items[number]
+        return item
 
     def _whole(self, kept: Sequence[int]) -> tuple[torch.Tensor, type] | None:
         """Return one tensor with the samples ``kept``, and the class of the images.  Return None if some of
@@ -296,7 +306,7 @@ class Batch(StartedBatch):
         return values
 
     def _run_stock(self, value: Any, number: int) -> Any:
-        note(self._items[number].path)
+        note(self._item(number).path)
         try:
             if self._is_keyed:
                 return run_seeded(self._plan.stock, value, _seed_of(self._key, number))
@@ -304,7 +314,7 @@ class Batch(StartedBatch):
                 value = transform(value)
             return value
         except Exception as error:
-            say_where(error, self._items[number])
+            say_where(error, self._item(number))
             raise
 
 
@@ -399,17 +409,24 @@ def _item_of(samples: Any, position: int) -> Item:
     return Item(position, os.fspath(path), target)
 
 
-def _substitute_of(samples: Any, items: Sequence[Item], key: Key, number: int, attempt: int) -> Item | None:
-    """Return another sample of a bad sample's class, or None if the class has no other sample.  The bad
-    sample's key (seed, epoch, position) and ``attempt`` decide which sample it is.  If targets are neither
-    integers nor strings, all samples count as one class."""
+def _substitute_of(
+    samples: Any, items: Sequence[Item], key: Key, chosen: dict[int, Item], number: int, attempt: int
+) -> Item | None:
+    """Return another sample of a bad sample's class, and store it in ``chosen``.  Return None if the class
+    has no other sample.  The bad sample's key (seed, epoch, position) and ``attempt`` decide which sample it
+    is.  If targets are neither integers nor strings, all samples count as one class."""
     item = items[number]
     if isinstance(samples, SampleTable) and samples.is_flat:
         targets = samples.targets_array()
-    else:  # an array of objects: in a typed array, 1 and "1", or two very large integers, could become equal
-        targets = np.array([sample[1] for sample in samples], object)
-        if not all(isinstance(target, (int, np.integer, str)) for target in targets):
-            targets = np.zeros(len(targets), np.int64)
+    else:
+        values = samples.targets() if isinstance(samples, RowTable) else [sample[1] for sample in samples]
+        targets = np.zeros(len(values), np.int64)
+        if all(isinstance(target, (int, np.integer, str)) for target in values):
+            # An array of objects: in a typed array, 1 and "1", or two large integers, could become equal.
+            targets = np.array(list(values), object)
     seed = _seed_of(key, number)
     other = another_of_its_class(targets, targets[item.index], item.index, seed, attempt)
-    return None if other is None else _item_of(samples, other)
+    if other is None:
+        return None
+    chosen[number] = _item_of(samples, other)
+    return chosen[number]

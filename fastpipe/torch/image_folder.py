@@ -18,9 +18,9 @@ from torchvision.datasets import DatasetFolder, ImageFolder, VisionDataset, fold
 from torchvision.datasets.folder import IMG_EXTENSIONS, default_loader, pil_loader
 
 from fastpipe.core import class_folders
-from fastpipe.core.files import is_url
 from fastpipe.core.progress import SlowWork
-from fastpipe.core.sample_tables import SampleTable, TargetTable
+from fastpipe.core.sample_tables import RowTable, SampleTable, TargetTable
+from fastpipe.core.tables import DataFrame, is_table, read_table, why_not_local
 from fastpipe.core.text import printable_lines
 from fastpipe.core.types import Key
 from fastpipe.errors import OptionError
@@ -42,8 +42,8 @@ _OF_FOLDERS = ("is_valid_file", "allow_empty", "stage", "storage_options", "refr
 
 
 def _listed_samples(
-    samples: Iterable[tuple[str | os.PathLike[str], Any]], root: str | os.PathLike[str],
-    classes: Sequence[str], options: Mapping[str, Any],
+    samples: Any, image: Any, target: Any, root: str | os.PathLike[str], classes: Sequence[str],
+    options: Mapping[str, Any],
 ) -> tuple[list[str], Any]:  # fmt: skip
     for name in _OF_FOLDERS:
         if name in options:
@@ -53,6 +53,13 @@ def _listed_samples(
             )
     if isinstance(classes, str) or not all(isinstance(name, str) for name in classes):
         raise OptionError(f"classes must be names of classes, got {classes!r}")
+    if image is not None and target is not None:
+        return list(classes), read_table(samples, image, target, root, classes)
+    if image is not None or target is not None or is_table(samples):
+        raise OptionError(
+            f"a table needs the names of two columns, got image={image!r}, target={target!r}, such as "
+            'image="file", target="label". For images without a target, name the column of the paths twice'
+        )
     items = [_item(f"from_samples(samples=…)[{n}]", sample, root) for n, sample in enumerate(samples)]
     if not items:
         raise OptionError("from_samples(samples=…) has no samples: is the table empty, or filtered away?")
@@ -61,6 +68,10 @@ def _listed_samples(
 
 
 def _item(name: str, sample: Any, root: str | os.PathLike[str]) -> tuple[str, Any]:
+    if isinstance(sample, Mapping):
+        raise OptionError(
+            f'{name} is a dict: name its keys, such as image="file", target="label", got {sample!r}'
+        )
     try:
         path, target = sample
         text = os.fsdecode(path)
@@ -68,12 +79,18 @@ def _item(name: str, sample: Any, root: str | os.PathLike[str]) -> tuple[str, An
         raise OptionError(
             f"{name} must be (path, target), such as ('cat/1.jpg', 0), got {sample!r}"
         ) from None
-    if is_url(text) or is_url(os.fspath(root)):
-        raise OptionError(
-            f"{name} must be a file of this machine, got {text!r} in {root!r}. "
-            'For a bucket use FastImageFolder("s3://bucket/folder", …), which fetches images ahead'
-        )
+    if problem := why_not_local(text, root):
+        raise OptionError(f"{name} {problem}")
     return os.path.join(root, text), target
+
+
+def _targets_of(samples: Any) -> Sequence[Any]:
+    if isinstance(samples, RowTable):
+        return samples.targets()
+    if isinstance(samples, SampleTable) and samples.is_flat:
+        return TargetTable(samples.targets_array())
+    targets = [sample[1] for sample in samples]
+    return TargetTable(targets) if isinstance(samples, SampleTable) else targets
 
 
 def _why_not_by_pillow(loader: Any) -> str:
@@ -191,10 +208,7 @@ class FastImageFolder(BatchedDataset, _Folder):
             self._only_classes = list(self.classes)
         self.extensions = IMG_EXTENSIONS if is_valid_file is None else None
         self.imgs = self.samples = samples = self._find_samples(is_valid_file, allow_empty)
-        is_table = isinstance(samples, SampleTable)
-        is_flat = is_table and samples.is_flat
-        targets = samples.targets_array() if is_flat else [sample[1] for sample in samples]
-        self.targets = TargetTable(targets) if is_table else targets
+        self.targets = _targets_of(samples)
         self.loader = loader
         self._check_loader()
         if self._loads_fast():
@@ -205,39 +219,62 @@ class FastImageFolder(BatchedDataset, _Folder):
     @classmethod
     def from_samples(
         cls,
-        samples: Iterable[tuple[str | os.PathLike[str], Any]],
+        samples: Iterable[tuple[str | os.PathLike[str], Any]] | Iterable[Mapping[str, Any]]
+        | DataFrame | str | os.PathLike[str],
         transform: Callable[..., Any] | None = None,
         target_transform: Callable[..., Any] | None = None,
         *,
+        image: str | int | None = None,
+        target: str | int | Sequence[str | int] | Mapping[Any, str | int] | None = None,
         root: str | os.PathLike[str] = "",
         classes: Sequence[str] = (),
         **options: Any,
-    ) -> Self:
-        """Make a dataset from a list or table of images.  It can replace your own ``Dataset`` that opens
+    ) -> Self:  # fmt: skip
+        """Make a dataset from a table or list of images.  It can replace your own ``Dataset`` that opens
         images.
 
         Args:
-            samples: a pair (path, target) for each image, as in ``ImageFolder.samples``.  For a pandas
-                table, use ``zip(table["file"], table["label"])``.  A target is any value that can be
-                collated: a class index, a number, an array, or a dict of these.
+            samples: a table: a DataFrame of pandas or Polars, the path of a ``.csv``, ``.json`` or ``.jsonl``
+                file, or an iterable of dicts.  Or, without ``image`` and ``target``, an iterable of pairs
+                (path, target), as in ``ImageFolder.samples``, with targets of any kind that can be collated.
             transform, target_transform: as in ``ImageFolder``.
+            image: the table's column of paths.
+            target: the table's column of targets.  With a list of columns, a sample's target is the tuple of
+                their values, as with lists of target types in torchvision: ``target_transform=torch.tensor``
+                makes a float32 vector of numbers.  With a dict, such as ``{"age": "age", "name": "file"}``,
+                the target is a dict with the same keys and the values of these columns.
             root: the base folder of relative paths.  Default: the working directory.
-            classes: names of classes, in the order of their indices.
-            options: options of the class, except options about folders.  ``bad_samples="replace"`` uses an
-                image with an equal target, or any image if targets are neither integers nor strings.
+            classes: names of classes, in the order of their indices.  Names in the column ``target`` become
+                indices, and integers must be indices.  Without ``classes``, texts remain texts.
+            options: options of the class, except options about folders.  ``bad_samples="replace"`` uses a
+                sample with an equal target, or any sample if targets are neither integers nor strings.
+
+        Targets of a table are Python objects: ``default_collate`` gives int64 for integers and float64 for
+        floats.  A column has one type; integers beside floats become floats.  In a CSV file, a column becomes
+        integers or floats if all its cells are decimal numbers without leading zeros, such as ``7``, ``-0.5``
+        or ``1e-3``; otherwise its cells remain texts.  A column with both kinds of cells is an error.
 
         Raises:
-            OptionError: there are no samples; a sample is not a pair (local file, target); or an option is
-                about folders.
+            OptionError: there are no samples; a sample is not a pair (local file, target); an option is about
+                folders; a table has no such column; or a value of a used column does not fit or is missing
+                (``None``, NaN, an empty cell of a CSV file).  The message names the row.  To train with NaN,
+                pass pairs: ``zip(table["file"], table["age"])``.
 
         >>> from PIL import Image
         >>> folder = getfixture("tmp_path")
         >>> Image.new("RGB", (32, 32)).save(folder / "x.png")
+        >>> _ = (folder / "train.csv").write_text("file,label,age\\nx.png,cat,4.5\\n")
+        >>> table = folder / "train.csv"
+        >>> both = {"image": "file", "root": folder}
+        >>> FastImageFolder.from_samples(table, target="label", classes=["dog", "cat"], **both)[0][1]
+        1
+        >>> FastImageFolder.from_samples(table, target=["age", "label"], **both)[0][1]
+        (4.5, 'cat')
         >>> FastImageFolder.from_samples([("x.png", 0.5)], root=folder)[0][1]
         0.5
         """
         dataset = cls.__new__(cls)
-        dataset._listed = _listed_samples(samples, root, classes, options)
+        dataset._listed = _listed_samples(samples, image, target, root, classes, options)
         cls.__init__(dataset, os.fspath(root), transform, target_transform, **options)
         dataset._listed = None  # ``samples`` contains them now
         return dataset

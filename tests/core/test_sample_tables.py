@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from fastpipe.core.sample_tables import (
+    FrozenRecords,
     FrozenSamples,
     FrozenTargets,
+    RowTable,
     SampleTable,
     SampleTableBuilder,
     TargetTable,
@@ -211,6 +213,57 @@ def test_frozen_tables_take_little_memory() -> None:
     many = SampleTable([(f"folder/{i:06}.jpg", i % 10) for i in range(5000)])
     assert len(pickle.dumps(many)) < 5000 * 33 + 1000
     assert len(pickle.dumps(TargetTable(many.targets_array()))) < 5000 * 8 + 1000
+
+
+_COLUMNS: dict[str, tuple[Callable[[], Any], list[Any]]] = {
+    "floats": (lambda: FrozenTargets(np.array([0.5, -1.0, 0.5])), [0.5, -1.0, 0.5]),
+    "texts": (lambda: ["a", "b", "a"], ["a", "b", "a"]),
+    "tuples": (lambda: FrozenRecords([[1, 2, 1], ["a", "b", "a"]]), [(1, "a"), (2, "b"), (1, "a")]),
+    "dicts": (
+        lambda: FrozenRecords([FrozenTargets(np.array([1, 2, 1])), ["a", "b", "a"]], ["x", 3]),
+        [{"x": 1, 3: "a"}, {"x": 2, 3: "b"}, {"x": 1, 3: "a"}],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", _COLUMNS)
+def test_rows_with_other_targets_are_like_a_list(kind: str) -> None:
+    make, targets = _COLUMNS[kind]
+    plain = list(zip(["a.jpg", "é\udcff.jpg", "a.jpg"], targets, strict=True))
+    for how in (
+        lambda t: t,
+        copy.copy,
+        copy.deepcopy,
+        lambda t: t.copy(),
+        lambda t: pickle.loads(pickle.dumps(t)),
+    ):
+        made: Any = how(RowTable([path for path, _ in plain], make()))
+        assert made == plain == made == RowTable([path for path, _ in plain], make())
+        assert made != RowTable(["b.jpg"] * 3, make()) and made != plain[:2]
+        assert made != RowTable([path for path, _ in plain], list(range(3)))
+        everything = range(-3, 3)
+        assert [made[i] for i in everything] == plain * 2 and made[np.int64(1)] == plain[1]
+        assert (made[::-1], made[1:], made[5:], list(reversed(made))) == (
+            plain[::-1],
+            plain[1:],
+            [],
+            plain[::-1],
+        )
+        assert (made.index(plain[1]), made.count(plain[0]), plain[1] in made, 7 in made) == (
+            1,
+            2,
+            True,
+            False,
+        )
+        own = made.targets()
+        assert own == targets and (own[-1], own[:2], own.count(targets[0])) == (targets[2], targets[:2], 2)
+        assert [type(one) for one in own] == list(map(type, targets))
+        own[0] = "new"
+        assert made == plain, "a list of its own"
+        made.append(("new.jpg", "new"))
+        made[0] = ("other.jpg", None)
+        assert made == [("other.jpg", None), *plain[1:], ("new.jpg", "new")]
+        assert made.targets() == [None, *targets[1:], "new"]
 
 
 @given(st.lists(st.tuples(paths, st.lists(paths, max_size=4), targets), max_size=5), paths)

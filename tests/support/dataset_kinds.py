@@ -12,6 +12,7 @@ import fsspec
 import h5py
 import nibabel
 import numpy as np
+import pandas as pd
 import torch
 import zarr
 from PIL import Image
@@ -159,6 +160,13 @@ def _table(folder: Path) -> list[tuple[str, Any]]:
     return [(path, {"label": target, "name": f"{number}"}) for number, (path, target) in enumerate(samples)]
 
 
+def _frame(folder: Path) -> pd.DataFrame:
+    files = [path for path, _ in _table(folder)]
+    return pd.DataFrame(
+        {"file": files, "age": np.arange(len(files)) / 7, "name": [f"n{n}" for n in range(len(files))]}
+    )
+
+
 def _no_images(folder: Path) -> list[int]:
     paths = sorted(path for path in (folder / "tree").rglob("*") if path.is_file())
     for index in (2, 9):
@@ -268,6 +276,14 @@ KINDS: dict[str, Kind] = {
         _photos,
         lambda folder, **options: FastImageFolder.from_samples(_table(folder), **{"transform": STEADY, **options}),
         lambda folder: OwnImages(_table(folder), STEADY), {"transform": RANDOM}, _no_images,
+    ),
+    "images of a data frame": Kind(
+        _photos,
+        lambda folder, **options: FastImageFolder.from_samples(
+            _frame(folder), **{"transform": STEADY, "image": "file", "target": ["age", "name"], **options}
+        ),
+        lambda folder: OwnImages([(row.file, (row.age, row.name)) for row in _frame(folder).itertuples()], STEADY),
+        {"transform": RANDOM}, _no_images,
     ),
     "images, staged": Kind(_photos, _staged(_images), _stock_images, {"transform": RANDOM}),
     "images, remote": Kind(

@@ -75,6 +75,27 @@ def test_only_equal_targets_replace_each_other(photo_tree: Path, tmp_path: Path,
     assert ours[0][1] == targets[0] and type(ours[0][1]) is int
 
 
+@pytest.mark.parametrize("kind", ["number", "dict", "tuple of a table"])
+@pytest.mark.parametrize("transform", [None, STEADY])
+def test_a_replacement_brings_its_own_target(
+    photo_tree: Path, tmp_path: Path, kind: str, transform: Any
+) -> None:
+    files, made = [tmp_path / "bad.jpg", *sorted(photo_tree.rglob("*.jpg"))[:3]], TARGETS.get(kind, float)
+    files[0].write_bytes(b"no image")
+    given: Any = [(file, made(number)) for number, file in enumerate(files)]
+    how: dict[str, Any] = {"bad_samples": "replace", "seed": 0}
+    if kind == "tuple of a table":
+        given = [{"file": file, "x": x} for file, x in given]
+        how |= {"image": "file", "target": ["x"]}
+    ours = FastImageFolder.from_samples(given, transform, **how)
+    expected = [ours[n] for n in (1, 2, 3)]
+    made_here = ours[0], ours.__getitems__([0, 2])[0], next(iter(FastLoader(ours, 2, collate_fn=list)))[0]
+    for sample in made_here:
+        assert any(same(tuple(sample), other) for other in expected)
+    image, described = FastImageFolder.from_samples(given, transform, str, **how)[0]
+    assert any(same((image, described), (other, str(target))) for other, target in expected)
+
+
 def test_relative_paths_begin_in_root(photo_tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = [(path.relative_to(photo_tree), target) for path, target in _table(photo_tree)]
     there = FastImageFolder.from_samples(table, STEADY, root=photo_tree)
