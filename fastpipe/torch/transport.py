@@ -9,8 +9,8 @@ import os
 import queue
 import select
 import weakref
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -208,6 +208,26 @@ def stacked(batch: Any, *, collate_fn_map: dict[Any, Any] | None = None) -> Any:
     return torch.stack(batch, 0, out=out.as_subclass(type(first.new())))
 
 
+# The storages that `note_tensors` has seen, and that have not been sent yet.
+_alone: set[int] = set()
+
+
+def note_tensors(batch: Any) -> None:
+    """In a worker, find the tensors of a batch that share memory with no other tensor of the batch.  Only these
+    may be copied when they are sent: the others go on sharing their memory, as with torch."""
+    if _writer is not None:
+        counts = Counter(tensor.untyped_storage()._cdata for tensor in _tensors_in(batch) if _is_plain(tensor))
+        _alone.update(storage for storage, count in counts.items() if count == 1)
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (Mapping, list, tuple)):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors_in(inner)
+
+
 def _is_plain(tensor: torch.Tensor) -> bool:
     is_usual = tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_nested
     return is_usual and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg())
@@ -256,6 +276,8 @@ def _reduce(tensor: torch.Tensor) -> Any:
     if _writer is None or not _is_plain(tensor):
         return reduce_tensor(tensor)  # type: ignore[no-untyped-call]
     storage = tensor.untyped_storage()
+    is_alone = storage._cdata in _alone
+    _alone.discard(storage._cdata)
     segment = _writer.send(storage.data_ptr())
     layout = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
     if segment is not None:
@@ -264,8 +286,8 @@ def _reduce(tensor: torch.Tensor) -> Any:
         # A file descriptor and a connection for each small tensor would be slower, and may exceed limits.
         content = torch.empty(0, dtype=torch.uint8).set_(storage).numpy().tobytes()
         return _copied, (content, tensor.dtype, *layout)
-    if storage.nbytes() == tensor.nbytes and not storage.is_shared():
-        # A tensor of the script's own collate_fn.  Tensors that are parts of one storage keep sharing it.
+    if is_alone and _INLINE < storage.nbytes() == tensor.nbytes and not storage.is_shared():
+        # The script's own collate_fn made the tensor.
         # An error in this thread of a queue would lose the batch, and the receiver would wait forever.
         with contextlib.suppress(MemoryError):
             if (memory := _writer.take(storage.nbytes())) is not None:

@@ -43,7 +43,7 @@ from fastpipe.torch.fetching import UsersDataset
 from fastpipe.torch.samples import collated
 from fastpipe.torch.source import Source
 from fastpipe.torch.threads import start_noting
-from fastpipe.torch.transport import NAMED_MEMORY, expect_from, room, send_through
+from fastpipe.torch.transport import NAMED_MEMORY, expect_from, note_tensors, room, send_through
 
 if sys.platform != "win32":  # Windows has neither this module nor lanes
     import resource
@@ -171,7 +171,7 @@ class WorkerCollate:
         try:
             # torch's shared memory has a name for a moment.  A worker killed then would leave this name.
             with outliving_parent() if self._function is default_collate else nullcontext():
-                return collated(samples, self._function)
+                batch = collated(samples, self._function)
         except RuntimeError as error:
             space = room()
             if space is None or not ("shared memory" in str(error) and "No space" in str(error)):
@@ -182,6 +182,8 @@ class WorkerCollate:
                 "--shm-size=…), or use smaller batches, a smaller prefetch_factor, fewer workers, or "
                 "num_workers=0"
             ) from error
+        note_tensors(batch)
+        return batch
 
 
 def named_in(error: BaseException, workers: Sequence[Any]) -> list[int]:

@@ -44,6 +44,17 @@ def test_one_batch_in_very_many_messages_stays_the_parents() -> None:
     assert writer.take(64) is not None
 
 
+def test_tensors_of_several_sizes_need_no_more_segments_than_are_in_use_at_once() -> None:
+    lane = Lane(8)
+    writer = lane.writer()
+    for _ in range(20):  # an image, a mask and a short last batch
+        batch = [writer.take(size) for size in (1 << 20, 1 << 16, 1 << 18)]
+        assert len({_address(array) for array in batch}) == 3
+        del batch
+    sizes = sorted(os.fstat(fd).st_size for fd in lane._fds[2:])
+    assert sizes == [0] * 5 + [1 << 16, 1 << 18, 1 << 20]
+
+
 def test_without_memory_the_error_says_what_to_do_and_nothing_is_lost(in_child: InChild) -> None:
     lane = Lane(1)
 
