@@ -213,10 +213,11 @@ _alone: set[int] = set()
 
 
 def note_tensors(batch: Any) -> None:
-    """In a worker, find the tensors of a batch that share memory with no other tensor of the batch.  Only these
-    may be copied when they are sent: the others go on sharing their memory, as with torch."""
+    """In a worker, find the tensors of a batch that share memory with no other tensor of the batch.  Only
+    these may be copied when they are sent: the others go on sharing their memory, as with torch."""
     if _writer is not None:
-        counts = Counter(tensor.untyped_storage()._cdata for tensor in _tensors_in(batch) if _is_plain(tensor))
+        plain = filter(_is_plain, _tensors_in(batch))
+        counts = Counter(tensor.untyped_storage()._cdata for tensor in plain)
         _alone.update(storage for storage, count in counts.items() if count == 1)
 
 
