@@ -54,7 +54,13 @@ def through_collate(samples: list[Any]) -> Any:
 
 @pytest.mark.parametrize(
     ("collate", "context"),
-    [(None, "fork"), (as_they_are, "fork"), (own_stack, "fork"), (through_collate, "fork"), (own_stack, "spawn")],
+    [
+        (None, "fork"),
+        (as_they_are, "fork"),
+        (own_stack, "fork"),
+        (through_collate, "fork"),
+        (own_stack, "spawn"),
+    ],
 )
 def test_batches_equal_those_of_a_data_loader(collate: Any, context: str) -> None:
     options: dict[str, Any] = {"num_workers": 2, "collate_fn": collate, "multiprocessing_context": context}
@@ -140,7 +146,9 @@ def test_views_are_those_of_a_data_loader_with_its_random_numbers(tree: Path, wr
 
 @pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 2, "workers": "threads"}, {"seed": 1},
                                      {"num_workers": 2, "cache": "ram"}, {"num_workers": 2, "seed": 1}])  # fmt: skip
-def test_views_are_made_by_fastpipe_where_threads_or_a_seed_or_a_cache_are_wanted(tree: Path, options: Any) -> None:
+def test_views_are_made_by_fastpipe_where_threads_or_a_seed_or_a_cache_are_wanted(
+    tree: Path, options: Any
+) -> None:
     loader = FastLoader(ImageFolder(str(tree), TwoViews(_VIEW)), 2, **options)
     assert loader.plan.is_fast
     assert [len(views) for views, _ in loader] == [2] * len(loader)
