@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import pickle
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from odd_images import OddImage, odd_images
+from odd_images import OddImage, damaged_at_random, odd_images
 from PIL import Image, ImageChops, ImageDraw, ImageFile, ImageOps, JpegImagePlugin
 from same import same
 from torch.utils.data import DataLoader, Dataset
@@ -141,6 +142,42 @@ def test_every_file_and_every_chain_of_methods_is_as_with_pillow(odd: list[OddIm
         for seed in range(batch * 20, most):
             expected, found = both(chain(image.path, seed))
             assert found == expected, (image.name, seed)
+
+
+def stages(data: bytes) -> Callable[[], Any]:
+    """Open and transform an image, as torchvision does; an error has to come in the same stage."""
+
+    def run() -> Any:
+        log: list[Any] = []
+        try:
+            image = Image.open(io.BytesIO(data))
+            log.append((image.size, image.mode, image.info))
+            image = image.convert("RGB")
+            log.append("converted")
+            part = image.crop((5, 6, 60, 50)).resize((20, 30), Image.Resampling.BILINEAR)
+            log += [np.asarray(part).tobytes(), np.asarray(image).tobytes()]
+        except Exception as error:
+            log.append((type(error), str(error).split(" at 0x")[0]))
+        return log
+
+    return run
+
+
+@pytest.mark.parametrize("count", [400, pytest.param(30_000, marks=pytest.mark.slow)])
+def test_an_error_of_a_damaged_file_comes_in_the_same_call(odd: list[OddImage], count: int) -> None:
+    rng = np.random.default_rng(count)
+    whole = [image.path.read_bytes() for image in odd if image.name.startswith("jpeg 4:")]
+    for number in range(count):
+        data = whole[number % len(whole)]
+        if number % 2:
+            damaged = damaged_at_random(data, rng)
+        else:  # in the header, where tables are
+            made = bytearray(data)
+            for at in rng.integers(2, data.index(b"\xff\xda") + 14, rng.integers(1, 4)).tolist():
+                made[at] = rng.integers(256)
+            damaged = bytes(made)
+        expected, found = both(stages(damaged))
+        assert found == expected, (number, damaged)
 
 
 @pytest.mark.parametrize("first", [1, 2, 3, 10])
