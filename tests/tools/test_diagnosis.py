@@ -6,6 +6,7 @@ import linecache
 import select
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -135,7 +136,29 @@ def test_fewer_workers_are_advised_where_there_are_more_than_cores() -> None:
     assert not report.advice or f"num_workers={cores} instead of {6 * cores}" in report.advice[0].what
 
 
+@pytest.fixture
+def unshared_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process that makes batches has a core of its own, whatever else runs on this machine: the time of a
+    batch is its CPU time, divided by the number of these processes."""
+    measure = diagnosis.alone
+
+    def measured(begin: Callable[[], Any], skipped: int, seconds: float) -> Alone | None:
+        processes = 1
+
+        def begin_and_count() -> Any:
+            nonlocal processes
+            batches = begin()
+            processes = max(1, len(getattr(batches, "_workers", ())))
+            return batches
+
+        found = measure(begin_and_count, skipped, seconds)
+        return found and replace(found, batch_s=(found.cpu_s or 0.0) / processes)
+
+    monkeypatch.setattr(diagnosis, "alone", measured)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("unshared_cores")
 def test_processes_are_advised_for_a_transform_that_holds_the_interpreter(photo_tree: Path) -> None:
     if diagnosis.available_cpus() < 2:
         pytest.skip("with one core nothing helps; run it where there are two")
