@@ -14,6 +14,7 @@ import torch
 from odd_images import OddImage, odd_images
 from PIL import Image, ImageOps
 from same import same
+from streams import BY_PROCESSES
 from torch.utils.data import DataLoader, Subset
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
@@ -164,7 +165,7 @@ def test_every_kind_of_file_is_as_without_a_cache(odd: Any, exif: bool, transfor
 
 
 @pytest.mark.few(3)
-@pytest.mark.parametrize("kind", [DataLoader, FastLoader])
+@pytest.mark.parametrize("kind", [DataLoader, BY_PROCESSES])
 @pytest.mark.parametrize(
     ("workers", "persistent", "cache"),
     [(1, True, "ram"), (2, False, "ram"), (2, True, "disk"), (2, False, "auto"), (2, False, "small")],

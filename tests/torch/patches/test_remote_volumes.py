@@ -16,6 +16,7 @@ import torch
 import zarr
 from failure import raising
 from same import same
+from streams import BY_PROCESSES
 from torch.utils.data import DataLoader
 from volume_kinds import random_array, write_volume
 
@@ -138,7 +139,7 @@ def test_a_seed_gives_the_patches_of_the_local_array(shuffle: Any, workers: int,
     assert same(run(url, **near), run(path) if shuffle is True else run(url))
 
 
-@pytest.mark.parametrize(("kind", "stages"), [(DataLoader, True), (FastLoader, False)])
+@pytest.mark.parametrize(("kind", "stages"), [(DataLoader, True), (BY_PROCESSES, False)])
 def test_workers_that_get_a_pickle_have_the_same_patches(kind: Any, stages: bool, far: Far) -> None:
     path = far.write()  # in memory it would be in one process alone
     ours = far.make(f"file://{path}", stage=far.stage if stages else None)
