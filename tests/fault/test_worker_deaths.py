@@ -30,6 +30,7 @@ from torchvision import transforms as v1
 
 from fastpipe import FastImageFolder, FastLoader, accelerate
 from fastpipe.bench.synthetic import photo_tree
+from fastpipe.core.lanes import LaneWriter
 from fastpipe.core.native import native
 from fastpipe.errors import WorkerError
 from fastpipe.torch import transport
@@ -156,7 +157,7 @@ class Once:
     def _share(self) -> None:
         """As it puts a batch into shared memory."""
         for owner, name in (
-            (transport, "_unnamed"), (torch.UntypedStorage, "_new_using_fd_cpu"), (torch.UntypedStorage, "share_memory_"),
+            (LaneWriter, "take"), (transport, "_unnamed"), (torch.UntypedStorage, "_new_using_fd_cpu"), (torch.UntypedStorage, "share_memory_"),
         ):  # fmt: skip
             setattr(owner, name, self._before(getattr(owner, name)))
 
@@ -186,6 +187,18 @@ class Numbers:
         if index == self.at and self.once.moment == "sample":
             self.once.act()
         return torch.full((3, 60, 60), index)
+
+
+class OfTwoTypes(Numbers):
+    """Tensors that torch itself stacks, in shared memory that has a name for a moment."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return super().__getitem__(index).to(torch.float32 if index % 2 else torch.float64)
+
+
+def part(samples: Any) -> torch.Tensor:
+    """Stack tensors as a part of a storage, whose descriptor the parent asks the worker for."""
+    return torch.stack([*samples, samples[0]])[:-1]
 
 
 class Stream(IterableDataset[torch.Tensor]):
@@ -222,6 +235,8 @@ def kind(request: pytest.FixtureRequest, tree: Path) -> Any:
 
 def make(once: Once, kind: Any = Numbers, **options: Any) -> FastLoader[Any]:
     options = {"batch_size": 2, "num_workers": 2, "multiprocessing_context": "fork", **options}
+    if once.moment == "fetch":
+        options["collate_fn"] = part
     return FastLoader(kind(once), worker_init_fn=once, workers="processes", **options)
 
 
@@ -366,7 +381,8 @@ def test_a_transform_that_runs_after_all_files_were_read_names_its_sample(tree: 
 @pytest.mark.parametrize("moment", ["sample", "send", "fetch"])
 def test_an_accelerated_loader_names_the_worker_too(tmp_path: Path, moment: str) -> None:
     once = Once(tmp_path, killed, moment)
-    loader = accelerate(DataLoader(Numbers(once), 2, num_workers=2, worker_init_fn=once))
+    collate = part if moment == "fetch" else None
+    loader = accelerate(DataLoader(Numbers(once), 2, num_workers=2, worker_init_fn=once, collate_fn=collate))
     check(error_of(loader), "was killed with SIGKILL")
     check_again(loader)
 
@@ -686,7 +702,7 @@ def test_workers_end_with_a_parent_that_is_killed_and_leave_no_names(
         options = {"num_workers": 1, "multiprocessing_context": method}
         if act is until_parent_has_ended:
             once = Once(tmp_path, act, "none")
-            run(FastLoader(Numbers(once), 2, workers="processes", worker_init_fn=SlowNames(meet), **options))
+            run(FastLoader(OfTwoTypes(once), 2, worker_init_fn=SlowNames(meet), **options))
         else:
             # A process is stopped by the thread that fetches: another might do so while that one collates,
             # which is in no danger of being ended (`outliving_parent`).
