@@ -8,6 +8,7 @@ import multiprocessing.queues
 import os
 import queue
 import select
+import threading
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,7 +38,8 @@ class UnfinishedMessageError(EOFError):
 
 class IndexQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # older versions are not generic
     """A queue whose reader can look at waiting messages without removing them.  If a writer ends in the
-    middle of a message, the reader raises an error instead of waiting forever."""
+    middle of a message, the reader raises an error instead of waiting forever.  If a signal handler's error
+    interrupts ``put``, the queue can still be used."""
 
     def __init__(self, context: Any) -> None:
         super().__init__(ctx=context)
@@ -47,6 +49,21 @@ class IndexQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # old
     def __setstate__(self, state: Any) -> None:
         super().__setstate__(state)
         self._seen, self._before_error = deque(), lambda: None
+
+    def _reset(self, after_fork: bool = False) -> None:
+        super()._reset(after_fork)  # type: ignore[misc]
+        if not after_fork:
+            self._notempty = threading.Condition(threading.RLock())  # a lock that knows its owner
+
+    def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:
+        try:
+            super().put(obj, block, timeout)
+        except BaseException:
+            # Signal handlers raise errors in the main thread: on Ctrl-C, and when a worker has ended.
+            # Between the lock's acquisition and the ``with`` block, the lock would stay locked forever.
+            while self._notempty._is_owned():  # type: ignore[attr-defined]
+                self._notempty.release()
+            raise
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
         global _current

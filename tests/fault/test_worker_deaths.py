@@ -317,6 +317,23 @@ def test_ctrl_c_while_workers_are_forked_is_raised_after_that(tmp_path: Path) ->
     check_again(loader)
 
 
+def test_an_interrupt_between_a_lock_and_its_block_leaves_no_lock_held(tmp_path: Path) -> None:
+    """Ctrl-C as the loader sends a request to a worker; torch's error about a worker may come there, too."""
+    loader = make(Once(tmp_path, killed, "none"))
+    iterator = iter(loader)
+
+    def interrupt(frame: Any, event: str, argument: Any) -> None:
+        if event == "return" and frame.f_code is threading.Condition.__enter__.__code__:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    sys.setprofile(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        list(iterator)
+    del iterator  # it tells its workers to end, through the same queues
+    check_again(loader)
+
+
 def test_a_handler_of_the_scripts_own_gets_every_interrupt(tmp_path: Path) -> None:
     seen: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
