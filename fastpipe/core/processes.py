@@ -181,10 +181,10 @@ def outliving_parent() -> Iterator[None]:
 
     The process is then killed after the block.  Use this for short work that must not be left incomplete.
 
-    Only the thread that called ``end_with_parent`` or ``end_with_pipe`` may use this context.
+    In other threads than the one that called ``end_with_parent`` or ``end_with_pipe``, this has no effect.
     """
     end = _end
-    if end is None or end.process != os.getpid():  # a forked child inherits ``_end``, which is not for it
+    if end is None or end.caller != _caller():  # a forked child inherits ``_end``, which is not for it
         yield
         return
     end.arrange(False)
@@ -196,7 +196,7 @@ def outliving_parent() -> Iterator[None]:
 
 class _End:
     def __init__(self, arrange: Callable[[bool], None], has_parent_ended: Callable[[], bool]) -> None:
-        self.process = os.getpid()
+        self.caller = _caller()
         self.arrange = arrange
         self._has_parent_ended = has_parent_ended
         self.begin()
@@ -208,6 +208,10 @@ class _End:
 
 
 _end: _End | None = None
+
+
+def _caller() -> tuple[int, int]:
+    return os.getpid(), threading.get_ident()
 
 
 def load_triton_apart() -> None:

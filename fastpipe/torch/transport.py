@@ -25,6 +25,7 @@ from torch.utils.data import _utils, get_worker_info
 from torch.utils.data._utils.collate import collate_tensor_fn
 
 from fastpipe.core.lanes import Lane, LaneWriter, lanes_are_possible
+from fastpipe.core.processes import outliving_parent
 
 # ---- requests ----------------------------------------------------------------------------------------
 
@@ -217,7 +218,9 @@ def stacked(batch: Any, *, collate_fn_map: dict[Any, Any] | None = None) -> Any:
     first = batch[0]
     kind = (first.dtype, first.shape)
     if not all(_is_plain(one) and (one.dtype, one.shape) == kind for one in batch):
-        return collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
+        # torch's shared memory has a name for a moment.  A worker killed then would leave this name.
+        with outliving_parent():
+            return collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
     size = len(batch) * first.nbytes
     if size <= _INLINE:  # it is sent in the message
         return torch.stack(batch, 0)

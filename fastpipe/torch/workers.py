@@ -17,7 +17,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from time import perf_counter
@@ -25,14 +24,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import default_collate, get_worker_info
+from torch.utils.data import get_worker_info
 
 from fastpipe.core.lanes import Lane, LaneWriter, lanes_are_possible, stack_signal
 from fastpipe.core.machine import default_threads
 from fastpipe.core.processes import (
     end_with_parent,
     end_with_pipe,
-    outliving_parent,
     signal_name,
     why_no_processes,
 )
@@ -169,9 +167,7 @@ class WorkerCollate:
 
     def __call__(self, samples: Any) -> Any:
         try:
-            # torch's shared memory has a name for a moment.  A worker killed then would leave this name.
-            with outliving_parent() if self._function is default_collate else nullcontext():
-                batch = collated(samples, self._function)
+            batch = collated(samples, self._function)
         except RuntimeError as error:
             space = room()
             if space is None or not ("shared memory" in str(error) and "No space" in str(error)):

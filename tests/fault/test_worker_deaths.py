@@ -26,6 +26,7 @@ import torch
 from PIL import Image
 from scripts import ran, wait_until_ended
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data._utils.collate import default_collate_fn_map
 from torchvision import transforms as v1
 
 from fastpipe import FastImageFolder, FastLoader, accelerate
@@ -721,9 +722,7 @@ def test_workers_end_with_a_parent_that_is_killed_and_leave_no_names(
             once = Once(tmp_path, act, "none")
             run(FastLoader(OfTwoTypes(once), 2, worker_init_fn=SlowNames(meet), **options))
         else:
-            # A process is stopped by the thread that fetches: another might do so while that one collates,
-            # which is in no danger of being ended (`outliving_parent`).
-            run(make(Once(tmp_path, meet), Numbers if act is stopped else images(tree), **options))
+            run(make(Once(tmp_path, meet), images(tree), **options))
 
     def train_or_give_up() -> None:
         try:
@@ -737,3 +736,24 @@ def test_workers_end_with_a_parent_that_is_killed_and_leave_no_names(
     os.waitpid(parent, 0)
     wait_until_ended([pid])
     assert not list(Path("/dev/shm").glob(f"torch_{pid}_*"))
+
+
+class Target:
+    """A target that torch collates with a function of the script's."""
+
+
+def test_a_worker_that_is_stuck_while_it_collates_ends_with_its_parent(tmp_path: Path, forked: Any) -> None:
+    meet = Meet(tmp_path, stuck_in_c)
+
+    def train() -> None:
+        default_collate_fn_map[Target] = lambda batch, collate_fn_map=None: meet()
+        try:
+            list(FastLoader([(torch.zeros(9999), Target())] * 4, 2, num_workers=1))
+        finally:
+            meet.give_up()
+
+    parent = forked(train)
+    pid = meet.pid()
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
+    wait_until_ended([pid])
