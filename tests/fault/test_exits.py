@@ -30,7 +30,7 @@ _SERVES = re.compile(r"multiprocessing/resource_sharer.py.*, in _serve")
 
 _SERVER = """
 import json, os, sys, tempfile
-import fastpipe.torch
+import fastpipe.torch, torchvision
 for line in sys.stdin:
     asked = json.loads(line)
     if "wait" in asked:
@@ -236,7 +236,7 @@ ENDS = {
     "sys.exit": "sys.exit(0)",
     "everything in a cycle": "cycle = [batches]; cycle.append(cycle); del batches, cycle",
     "a thread iterates on": "threading.Thread(target=lambda: list(batches), daemon=True).start()",
-    "another iterator": "more = iter(batches._loader) if hasattr(batches, '_loader') else iter(loader(FastLoader, 0)); next(more)",
+    "another iterator": "more = iter(work); next(more)",
     "a fork in between": "child = os.fork()\nif child == 0:\n    os._exit(0)\nassert os.waitpid(child, 0)[1] == 0\nnext(batches)",
     "a module keeps it": "sys.modules['kept'] = batches",
     "an error": "raise ValueError('of the script')",
