@@ -53,6 +53,8 @@ void check_parts(Bytes file, const JpegHeader& header, Choices& choices, JpegDec
   if (!header.trusted) return;
   require(of_part.is_made(), "a part of an image that can be decoded");
   require(is_part(part, whole, box.top, box.left), "the pixels of a part");
+  const Status probed = decoder.probe(file);
+  require(probed.is_made() || probed.reason == Reason::asked, "a file that can be decoded may be decoded later");
 }
 
 void check_reduced(Bytes file, const JpegHeader& header, Choices& choices, JpegDecoder& decoder, Arena& arena) {

@@ -464,6 +464,24 @@ TEST("jpeg decode: tables behind the scan, which Pillow would read") {
   }
 }
 
+TEST("jpeg probe: files that may be decoded later without an error") {
+  JpegDecoder decoder;
+  const auto probed = [&](const File& file) { return decoder.probe({file.data(), file.size()}); };
+  for (const Kind& kind : kKinds) {
+    const File good = encoded({20, 30}, kind);
+    const Status status = probed(good);
+    CHECK(kind.progressive ? status.reason == Reason::asked : status.is_made());
+    if (kind.progressive) continue;
+    CHECK(is_damaged(probed(without_segments(good, 0xC4))));
+    CHECK(is_damaged(probed(without_segments(good, 0xDB))));
+    CHECK(is_damaged(probed(with_segment(good, 0xDB, "\5", good.size() - 2))));
+    CHECK(probed(with_segment(good, 0xFE, "text", good.size() - 2)).is_made());
+    Arena arena;
+    Pixels pixels;
+    CHECK(decoder.decode({good.data(), good.size()}, {0, 0, 20, 30}, arena, &pixels).is_made());
+  }
+}
+
 TEST("jpeg decode: files that no header trusts") {
   Decoder decoder;
   const Kind others[] = {{4, 1, 1, false, 0, false}, {3, 1, 1, false, 0, true}, {1, 2, 2, false, 0, false}};
