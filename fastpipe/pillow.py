@@ -135,10 +135,11 @@ class _Source:
         return native.draw_pixels(self.pixels, steps, numbers) if operations else self.pixels
 
     def by_pillow(self) -> Any:
-        """Return a new image with all pixels, made by Pillow."""
-        if self.pixels is not None:
-            return Image.fromarray(self.pixels)
-        return JpegImagePlugin.JpegImageFile(io.BytesIO(self.file or b""))
+        """Return a new RGB image with all pixels, which Pillow decodes once."""
+        if self.pixels is None:
+            image = JpegImagePlugin.JpegImageFile(io.BytesIO(self.file or b""))
+            self.pixels, self.file = np.asarray(image.convert("RGB")), None
+        return Image.fromarray(self.pixels)
 
 
 def _described(operations: Sequence[_Operation]) -> tuple[list[Any], np.ndarray[Any, Any]]:
@@ -187,7 +188,6 @@ class _Lazy(Image.Image):
 
     def _notes(self) -> tuple[_Source, tuple[_Operation, ...]] | None:
         """Return what the image was made from, and the operations; None if it is Pillow's own now."""
-        self.load()
         return self.__dict__.get("_noted")
 
     # ---- operations that are noted -------------------------------------------------------------------
@@ -280,8 +280,11 @@ class _Lazy(Image.Image):
 
     def _decode(self) -> None:
         """Make this image what it would be without fastpipe."""
-        noted = self._notes()
+        # A grey image is only noted if an RGB image was made from it.
+        noted = self._notes() if self._mode == "RGB" else self.__dict__.get("_noted")
         if noted is None:
+            if isinstance(self, _Lazy):
+                self._become_stock()
             return
         pixels = self._pixels()
         if pixels is not None:
@@ -327,19 +330,27 @@ class LazyJpegFile(_Lazy, JpegImagePlugin.JpegImageFile):
     _stock = JpegImagePlugin.JpegImageFile
 
     def load(self) -> Any:
-        if "_noted" in self.__dict__:
+        if self._mode == "RGB" and self._notes() is not None:
             return super().load()
-        if (source := self._read()) is not None:
-            self._noted = source, ()
-            # As Pillow does after it has decoded an image.
-            self.tile, self.map = [], None
-            self.readonly = 0
-            if self._exclusive_fp and self._close_exclusive_fp_after_loading:
-                self._close_fp()
-            self.fp = None
-            return super().load()
-        self._become_stock()
+        if isinstance(self, _Lazy):
+            self._decode()
         return self.load()
+
+    def _notes(self) -> tuple[_Source, tuple[_Operation, ...]] | None:
+        if "_noted" in self.__dict__:
+            return self._noted
+        source = self._read()
+        if source is None:
+            self._become_stock()
+            return None
+        # As Pillow does after it has decoded an image.
+        self.tile, self.map = [], None
+        self.readonly = 0
+        if self._exclusive_fp and self._close_exclusive_fp_after_loading:
+            self._close_fp()
+        self.fp = None
+        self._noted = source, ()
+        return self._noted
 
     def _read(self) -> _Source | None:
         """Read the file, if its pixels are certain to be Pillow's and without an error."""
@@ -369,7 +380,7 @@ def _image_of(
 
 
 class _Pixels:
-    """What ``load`` returns.  Access to a pixel decodes the image."""
+    """The pixels of an image, as ``load`` returns them.  Access to a pixel decodes the image."""
 
     def __init__(self, image: _Lazy) -> None:
         self._image = image

@@ -236,6 +236,17 @@ def test_images_are_instances_of_pillows_classes(jpeg: Path, lazily: None) -> No
     assert type(image) is JpegImagePlugin.JpegImageFile and type(cropped) is Image.Image
 
 
+def test_a_grey_image_that_stays_grey_is_left_to_pillow(tmp_path: Path, lazily: None) -> None:
+    Image.linear_gradient("L").save(tmp_path / "x.jpg")
+    with Image.open(tmp_path / "x.jpg") as image:
+        image.load()
+        assert type(image) is JpegImagePlugin.JpegImageFile
+    with Image.open(tmp_path / "x.jpg") as image:
+        colours = image.convert("RGB")
+        assert type(colours) is not Image.Image
+        assert np.array_equal(np.asarray(colours), np.asarray(image)[:, :, None].repeat(3, 2))
+
+
 def test_images_are_equal_to_pillows(jpeg: Path) -> None:
     stock, stock_crop = Image.open(jpeg), Image.open(jpeg).crop((1, 2, 50, 60))
     fastpipe.pillow.register()

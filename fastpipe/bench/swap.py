@@ -151,8 +151,9 @@ class Bench(Case):
         self.folder = Path(self.stack.enter_context(tempfile.TemporaryDirectory(prefix="fastpipe-swap-")))
         images, files = self.folder / "photos", [Path(file) for file in self.photos.files]
         for number in range(-(-_LEAST_PHOTOS // len(files))):
-            for label, file in zip(self.photos.labels, files, strict=True):
-                link = images / f"{label:04}" / f"{number}-{file.name}"
+            for place, (label, file) in enumerate(zip(self.photos.labels, files, strict=True)):
+                # The scripts look for this ending.  Files of one class may have the same name.
+                link = images / f"{label:04}" / f"{number}-{place}.jpg"
                 link.parent.mkdir(parents=True, exist_ok=True)
                 link.symlink_to(file.resolve())
 

@@ -20,7 +20,7 @@ from weakref import WeakMethod
 import numpy as np
 import torch
 import torch.multiprocessing
-from torch.multiprocessing.reductions import reduce_tensor
+from torch.multiprocessing.reductions import StorageWeakRef, reduce_tensor
 from torch.utils.data import _utils, get_worker_info
 from torch.utils.data._utils.collate import collate_tensor_fn
 
@@ -229,16 +229,19 @@ def stacked(batch: Any, *, collate_fn_map: dict[Any, Any] | None = None) -> Any:
 
 
 # The storages that `note_tensors` has seen, and that have not been sent yet.
-_alone: set[int] = set()
+# While a reference exists, its key is not the address of another storage.
+_alone: dict[int, StorageWeakRef] = {}
 
 
 def note_tensors(batch: Any) -> None:
     """In a worker, find the tensors of a batch that share memory with no other tensor of the batch.  Only
     these may be copied when they are sent: the others go on sharing their memory, as with torch."""
     if _writer is not None:
-        plain = filter(_is_plain, _tensors_in(batch))
-        counts = Counter(tensor.untyped_storage()._cdata for tensor in plain)
-        _alone.update(storage for storage, count in counts.items() if count == 1)
+        storages = [one.untyped_storage() for one in _tensors_in(batch) if _is_plain(one)]
+        counts = Counter(storage._cdata for storage in storages)
+        for storage in storages:
+            if counts[storage._cdata] == 1:
+                _alone[storage._cdata] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
 
 
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
@@ -297,8 +300,7 @@ def _reduce(tensor: torch.Tensor) -> Any:
     if _writer is None or not _is_plain(tensor):
         return reduce_tensor(tensor)  # type: ignore[no-untyped-call]
     storage = tensor.untyped_storage()
-    is_alone = storage._cdata in _alone
-    _alone.discard(storage._cdata)
+    is_alone = _alone.pop(storage._cdata, None) is not None
     segment = _writer.send(storage.data_ptr())
     layout = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
     if segment is not None:

@@ -37,6 +37,19 @@ def test_the_scripts_are_compared_and_measured(
     assert result["check"]["scripts"] == len(measured)
 
 
+def test_photos_may_have_any_ending_and_equal_names_in_a_class(
+    run: Command, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(swap, "_LEAST_PHOTOS", 1)
+    monkeypatch.setattr(swap.Bench, "quick_s", 0.001)
+    for number, photo in enumerate(sorted(tree.rglob("*.jpg"))[:4]):
+        place = tmp_path / "photos" / "cat" / str(number)
+        place.mkdir(parents=True)
+        (place / "1.JPEG").write_bytes(photo.read_bytes())
+    arguments = ["swap", "--quick", "--rounds", "1", "--only", "own_dataset", "--data", tmp_path / "photos"]
+    assert run(arguments, files=False).code == 0
+
+
 def test_a_script_whose_batches_differ_is_named(
     run: Command, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -693,6 +693,15 @@ def work_in_a_thread(loader: FastLoader[Any]) -> None:
     threading.Event().wait()
 
 
+def ended_with_parent(parent: int, meet: Meet) -> int:
+    """Kill a process, wait for its worker's end, and return the worker's number."""
+    pid = meet.pid()
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
+    wait_until_ended([pid])
+    return pid
+
+
 @pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("method", "run", "act"),
@@ -731,10 +740,7 @@ def test_workers_end_with_a_parent_that_is_killed_and_leave_no_names(
             meet.give_up()
 
     parent = forked(train_or_give_up)
-    pid = meet.pid()
-    os.kill(parent, signal.SIGKILL)
-    os.waitpid(parent, 0)
-    wait_until_ended([pid])
+    pid = ended_with_parent(parent, meet)
     assert not list(Path("/dev/shm").glob(f"torch_{pid}_*"))
 
 
@@ -753,7 +759,4 @@ def test_a_worker_that_is_stuck_while_it_collates_ends_with_its_parent(tmp_path:
             meet.give_up()
 
     parent = forked(train)
-    pid = meet.pid()
-    os.kill(parent, signal.SIGKILL)
-    os.waitpid(parent, 0)
-    wait_until_ended([pid])
+    ended_with_parent(parent, meet)
