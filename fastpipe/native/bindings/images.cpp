@@ -282,7 +282,11 @@ nb::object draw_image(const ImageSource& source, const std::vector<Step>& steps,
 
 nb::object draw_file(nb::handle file, const std::vector<Step>& steps, const In<double, 1>& parameters) {
   const Buffer buffer(file);
-  const JpegHeader header = read_jpeg_header(buffer.bytes());
+  JpegHeader header;
+  {
+    nb::gil_scoped_release free;
+    header = read_jpeg_header(buffer.bytes());
+  }
   if (!header.trusted) return nb::none();
   ImageSource source;
   source.size = {header.height, header.width};
