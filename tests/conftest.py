@@ -15,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import threading
 import time
@@ -218,6 +219,10 @@ def _make_files_of_documents() -> None:
     Path("photos").mkdir(exist_ok=True)
     Image.new("RGB", (64, 48), "teal").save("photos/1.jpg")
     Path("photos.csv").write_text("file,label,age\n" + "1.jpg,0,7\n" * 9)
+    Path("a.cls").write_text("7")
+    with tarfile.open("train-000.tar", "w") as shard:
+        shard.add("photos/1.jpg", "a.jpg")
+        shard.add("a.cls")
     with h5py.File("speech.h5", "w") as file:
         file.create_dataset("mels", data=np.ones((40, 8, 4)), chunks=(4, 8, 4), compression="gzip")
         file["words"] = np.arange(40)

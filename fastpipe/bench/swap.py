@@ -2,7 +2,8 @@
 
 The scripts are in ``examples/swapped/``.  A comment ``# becomes: LINE`` at the end of a line has the line
 that replaces it.  Each script has ``make_loader(folder)``.  Scripts that need data of their own also have
-``make_data(photos, folder)``, which writes it.
+``make_data(photos, folder)``, which writes it.  ``IN_ANY_ORDER = True`` says that the swap changes the order
+of the samples, which are then compared without it.
 """
 
 from __future__ import annotations
@@ -76,8 +77,9 @@ def module_of(path: Path, source: str, name: str) -> types.ModuleType:
 class ScriptRow(Contender):
     """Measures epochs of a script's loader (a `Contender`)."""
 
-    def __init__(self, key: str, loader: Any) -> None:
+    def __init__(self, key: str, loader: Any, in_any_order: bool) -> None:
         self.key, self.loader, self.workers = key, loader, loader.num_workers
+        self.in_any_order = in_any_order
         self.chunk = len(loader.dataset)
 
     def measure(self, count: int) -> float:
@@ -127,6 +129,15 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(map(same, a, b))
     return bool(np.array_equal(a, b))
+
+
+def _samples(epoch: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
+    """Return the samples of batches, which are sequences of tensors."""
+    return [sample for batch in epoch for sample in zip(*batch, strict=True)]
+
+
+def _bits(sample: tuple[Any, ...]) -> bytes:
+    return b"".join(part.numpy().tobytes() for part in sample)
 
 
 class Bench(Case):
@@ -197,7 +208,7 @@ class Bench(Case):
 
     @staticmethod
     def _row(key: str, module: Any, folder: Path) -> ScriptRow:
-        return ScriptRow(key, module.make_loader(folder))
+        return ScriptRow(key, module.make_loader(folder), getattr(module, "IN_ANY_ORDER", False))
 
     def compared(self, rows: Sequence[Any]) -> Outcome:
         torch, check = require("torch", extra="torch"), Equality()
@@ -206,6 +217,8 @@ class Bench(Case):
             for row in (before, after):
                 torch.manual_seed(0)
                 epochs.append(list(row.loader))
+            if before.in_any_order:
+                epochs = [[sorted(_samples(epoch), key=_bits)] for epoch in epochs]
             check.add(before.key.removesuffix("-replaced"), *epochs)
         return check
 

@@ -28,7 +28,7 @@ from fastpipe.options import BadSamples
 
 _log = logging.getLogger("fastpipe.bad_samples")
 
-_OF_MACHINE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS}
+_OF_MACHINE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS, errno.ESTALE}
 
 # Errors of reading and decoding that can mean that an image's file is damaged.  Pillow's plugins do not catch
 # the Python errors that a damaged file causes in them.

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe.core.members import check_version, find_member
+
 _NUMBERS = struct.Struct("<5Q")
 _HALVES = struct.Struct("<2Q")
 _MASK = (1 << 64) - 1
@@ -49,8 +51,7 @@ def identify(path: str, tag: bytes) -> FileIdentity:
     else that the cached data depend on, for example how the file is decoded.
     """
     now = time.time_ns()
-    status = os.stat(path)
-    state, changed = state_of(status), status.st_ctime_ns
+    state, changed = _state_at(path)
     step = _STEP_NS if changed % 1_000_000 else _COARSE_STEP_NS
     digest = hashlib.blake2b(state, digest_size=16, key=tag).digest()
     return FileIdentity(digest, state, path, now - changed > step)
@@ -77,9 +78,28 @@ def is_stale(note: bytes) -> bool:
     if note.startswith(_OF_OBJECT):
         return False
     try:
-        return state_of(os.stat(os.fsdecode(note[_NUMBERS.size :]))) != note[: _NUMBERS.size]
+        return _state_at(os.fsdecode(note[_NUMBERS.size :]))[0] != note[: _NUMBERS.size]
     except (OSError, ValueError):
         return True
+
+
+def _state_at(path: str) -> tuple[bytes, int]:
+    """Return the state of the file at a path, and its time of change in nanoseconds.
+
+    Each member of an archive has a state of its own, which changes with the archive."""
+    member = find_member(path)
+    status = os.stat(path if member is None else member.archive)
+    if member is None:
+        return state_of(status), status.st_ctime_ns
+    check_version(member, status, path)
+    numbers = list(_NUMBERS.unpack(state_of(status)))
+    numbers[1] ^= _turned(member.nbytes, 32)
+    numbers[2] ^= _turned(member.offset, 24)
+    return _NUMBERS.pack(*numbers), status.st_ctime_ns
+
+
+def _turned(value: int, bits: int) -> int:
+    return (value << bits | value >> (64 - bits)) & _MASK
 
 
 def state_of(status: os.stat_result) -> bytes:

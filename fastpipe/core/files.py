@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, ParamSpec, TypeVar
 
 from fastpipe.core.clock import ranged
+from fastpipe.core.members import find_member, read_member
 
 # Opening a file never hangs.  fastpipe's own files are not opened through links, and are written atomically.
 # If no descriptor is left, idle files are closed.  This module also detects URLs.
@@ -410,8 +411,12 @@ def regular_status(path: str) -> os.stat_result:
 
 @ranged("read")
 def read_file(path: str) -> bytes:
-    descriptor = open_file(path)
+    """Return the bytes of a regular file, or of a member of an archive (``core/members.py``)."""
+    member = find_member(path)
+    descriptor = open_file(path if member is None else member.archive)
     try:
+        if member is not None:
+            return read_member(descriptor, member, path)
         size = os.fstat(descriptor).st_size
         blocks = [os.read(descriptor, size + 1)]  # nearly always the whole file
         while len(blocks[0]) != size and blocks[-1]:

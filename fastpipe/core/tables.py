@@ -1,4 +1,4 @@
-"""Tables of samples: data frames of pandas and Polars, CSV and JSON files, and rows that are dicts.
+"""Tables of samples: data frames of pandas and Polars, CSV and JSON files, shards, and rows that are dicts.
 
 A table is read column by column, and only the columns that are used.  The packages pandas and Polars are not
 imported: a data frame is an object with ``columns`` and with ``table[column].to_list()``.
@@ -17,13 +17,18 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from fastpipe.core.arrow_tables import is_arrow, read_arrow
 from fastpipe.core.files import is_url
 from fastpipe.core.sample_tables import FrozenRecords, FrozenTargets, RowTable, SampleTable
+from fastpipe.core.shards import read_shards, shard_paths
 from fastpipe.errors import OptionError
 
-_KINDS = "a table is a pandas or Polars DataFrame, a .csv, .json or .jsonl file, or an iterable of dicts"
+_KINDS = (
+    "a table is a pandas or Polars DataFrame, a .csv, .json, .jsonl or .tar file, or an iterable of dicts"
+)
 _REMEDY = "Leave the row out"
 _SHOWN = 50  # an error lists at most so many columns
+_LONGEST = 80  # characters of a value in an error
 
 # Other texts that Python converts, such as "007", "1_000", "nan" and "inf", may be names.
 _INTEGER = re.compile(r"\s*[+-]?(0|[1-9]\d*)\s*", re.ASCII)
@@ -54,12 +59,13 @@ class _Columns(NamedTuple):
 
 def is_table(samples: Any) -> bool:
     """Return whether ``samples`` can only be a table, and not an iterable of pairs."""
-    return isinstance(samples, (str, os.PathLike)) or _is_frame(samples)
+    return isinstance(samples, (str, os.PathLike)) or is_arrow(samples) or _is_frame(samples)
 
 
 def read_table(
-    table: Any, image: Any, target: Any, root: str | os.PathLike[str] = "", classes: Sequence[str] = ()
-) -> SampleTable | RowTable:
+    table: Any, image: Any, target: Any, root: str | os.PathLike[str] = "", classes: Sequence[str] = (),
+    keeps: bool = True,
+) -> SampleTable | RowTable:  # fmt: skip
     """Return the samples (path, target) of a table.
 
     Integers of one target column are stored as an int64 array (N,), and floats as a float64 array (N,).  All
@@ -67,12 +73,13 @@ def read_table(
     or the object that the table has.
 
     Args:
-        table: a DataFrame, the path of a file, or an iterable of dicts.
+        table: a DataFrame, the path of a file, paths or a pattern of tar files, or an iterable of dicts.
         image: the column of the images' paths.
         target: a column, whose values are the targets; several columns, for targets that are tuples; or a
             dict whose values are columns, for targets that are dicts with the same keys.
         root: the base folder of relative paths.
         classes: names of classes.  Texts of the column ``target`` are replaced with their indices.
+        keeps: whether to keep the list of what is in tar files for the next time.
 
     Raises:
         OptionError: there is no such table or column, or a value is missing or does not fit.  The message
@@ -99,7 +106,13 @@ def read_table(
             f"classes= names the classes of one target column, got target={target!r}: name the column of the "
             "classes, or replace the texts in the table with indices"
         )
-    columns = _columns_of(table, list(dict.fromkeys([image, *names])))
+    others = list(dict.fromkeys(name for name in names if name != image))
+    if shards := _shards_of(table):
+        columns = _of_shards(shards, image, others, root, keeps)
+    elif is_arrow(table):
+        columns = _Columns(read_arrow(table, image, others, _place), _row)
+    else:
+        columns = _columns_of(table, [image, *others])
     if not columns.values[image]:
         raise OptionError("the table has no rows: is it empty, or filtered away?")
     paths = _paths(columns, image, root)
@@ -132,12 +145,38 @@ def _columns_of(table: Any, names: Sequence[Any]) -> _Columns:
             return _of_csv(table, names)
         if suffix in (".json", ".jsonl"):
             return _of_json(table, names)
-        raise OptionError(f"{os.fspath(table)!r}: {_KINDS}. Read other files with pandas or Polars")
+        raise OptionError(
+            f"{os.fspath(table)!r}: {_KINDS}. Read other files with pandas or Polars, and Parquet files that "
+            "contain images with load_dataset() of the package datasets"
+        )
     if _is_frame(table):
         return _of_frame(table, names)
     if isinstance(table, Mapping) or not isinstance(table, Iterable):
         raise OptionError(f"{_KINDS}; got {type(table).__name__}")
     return _of_rows(table, names, _row)
+
+
+def _shards_of(table: Any) -> list[str]:
+    """Return the paths of tar files, if a table consists of such files."""
+    given = [table] if isinstance(table, (str, os.PathLike)) else table
+    if not isinstance(given, (list, tuple)) or not all(isinstance(one, (str, os.PathLike)) for one in given):
+        return []
+    patterns = [os.fsdecode(one) for one in given]
+    if not all(pattern.lower().endswith(".tar") for pattern in patterns):
+        return []
+    return [path for pattern in patterns for path in shard_paths(pattern)]
+
+
+def _of_shards(
+    paths: Sequence[str], image: Any, names: Sequence[Any], root: str | os.PathLike[str], keeps: bool
+) -> _Columns:
+    if os.fspath(root) or not all(isinstance(name, str) for name in (image, *names)):
+        raise OptionError(
+            "tar files contain their images, so leave root= out, and name columns by extensions, such as "
+            f'image="jpg", target="cls"; got image={image!r}, root={root!r}'
+        )
+    shards = read_shards(paths, image, names, keeps)
+    return _Columns({**shards.columns, image: shards.images}, shards.where)
 
 
 def _is_frame(table: Any) -> bool:
@@ -248,7 +287,8 @@ def _paths(columns: _Columns, name: Any, root: str | os.PathLike[str]) -> list[s
     for number, value in enumerate(columns.values[name]):
         if not isinstance(value, (str, os.PathLike)) or not (text := os.fsdecode(value)):
             raise OptionError(
-                f"{columns.where(number)} has {value!r} in column {name!r} of the images. {_REMEDY}"
+                f"{columns.where(number)} has {repr(value)[:_LONGEST]} in column {name!r} of the images, "
+                f"which must be a path. {_REMEDY}"
             )
         if problem := why_not_local(text, root):
             raise OptionError(f"{columns.where(number)}, column {name!r}, {problem}")

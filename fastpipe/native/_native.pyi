@@ -477,6 +477,11 @@ def draw_pixels(pixels: NDArray[numpy.uint8], steps: Sequence[Step], parameters:
 def resample(pixels: Annotated[NDArray[numpy.uint8], dict(shape=(None, None, None), device='cpu', writable=False)], filter: int, x: tuple[int, int, int, int, int, int, bool, bool, int, int, int], y: tuple[int, int, int, int, int, int, bool, bool, int, int, int], vertical_first: bool, grey: int, conversion: Conversion, out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> None:
     """Resample and convert pixels into memory."""
 
+class OpenArchives:
+    """While there is one, archives stay open: see fastpipe/native/files.h."""
+
+    def __init__(self) -> None: ...
+
 def read_files(paths: list[bytes]) -> list[tuple[bytes, tuple[int, int, bool, int, int, bool]] | None]:
     """
     Of each file, by its encoded path, its content and what read_jpeg_header() gives; None where it is unreadable.

@@ -1,6 +1,7 @@
 #include "files.h"
 
 #include <fcntl.h>
+#include <libdeflate.h>
 #include <pthread.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -10,8 +11,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <memory>
 #include <mutex>
 #include <new>
+#include <string>
+#include <unordered_map>
 #include <vector>
 
 namespace fastpipe {
@@ -20,6 +24,9 @@ namespace {
 constexpr std::int64_t kLargestFile = std::int64_t{1} << 31;
 constexpr std::size_t kLargestRead = std::size_t{1} << 30;  // one call never gives more than 2 GiB
 constexpr std::size_t kPadding = 64;                        // zeros behind a file's bytes
+
+constexpr std::int64_t kMostInflated = 1032;  // bytes that deflate makes of one
+constexpr std::size_t kMostArchives = 4096;   // that are remembered
 
 constexpr std::size_t kMostKept = 1024;  // files that stay open between two reads
 constexpr int kMostWaits = 25;           // of 2 ms, for files that other threads have open
@@ -156,7 +163,167 @@ std::int64_t read_full(int descriptor, std::uint8_t* out, std::size_t size, std:
   return static_cast<std::int64_t>(got);
 }
 
+namespace {
+
+// Read decimal digits; null where there are none, or more than an int64 may have.
+const char* read_number(const char* at, std::int64_t* number) noexcept {
+  const char* const begin = at;
+  std::int64_t value = 0;
+  while (*at >= '0' && *at <= '9' && at - begin < 18) value = value * 10 + (*at++ - '0');
+  *number = value;
+  return at == begin || (*at >= '0' && *at <= '9') ? nullptr : at;
+}
+
+// Read what follows "/@"; false where it is another name.
+bool read_place(const char* at, Member* member) noexcept {
+  at = read_number(at, &member->offset);
+  if (at == nullptr || *at++ != '+') return false;
+  at = read_number(at, &member->nbytes);
+  member->size = -1;
+  if (at != nullptr && *at == ':') at = read_number(at + 1, &member->size);
+  if (at == nullptr || *at++ != '.') return false;
+  std::uint32_t version = 0;
+  for (int digit = 0; digit < 8; ++digit, ++at) {
+    const bool is_digit = *at >= '0' && *at <= '9', is_letter = *at >= 'a' && *at <= 'f';
+    if (!is_digit && !is_letter) return false;
+    version = version * 16 + static_cast<std::uint32_t>(is_digit ? *at - '0' : *at - 'a' + 10);
+  }
+  member->version = version;
+  return *at == '/';
+}
+
+// An archive in the state in which it was first seen.
+struct Archive {
+  Archive(const std::string& path, const DataFile::State& found) : state(found), file(path, found) {}
+  const DataFile::State state;
+  DataFile file;
+};
+
+// The archives of this process that members were read from, as long as somebody wants them to stay open.
+class Archives {
+ public:
+  // The archive at a path; null with errno where there is none (EISDIR: a folder).  is_new: forget what it was.
+  static std::shared_ptr<Archive> at(const std::string& path, bool is_new) {
+    const std::lock_guard<std::mutex> guard(lock());
+    auto& all = archives();
+    const auto found = all.find(path);
+    if (found != all.end() && !is_new) return found->second;
+    struct stat facts;
+    if (::stat(path.c_str(), &facts) != 0) return nullptr;
+    errno = S_ISDIR(facts.st_mode) ? EISDIR : 0;
+    if (!S_ISREG(facts.st_mode)) return nullptr;
+    if (all.size() >= kMostArchives) all.clear();
+    const DataFile::State state{static_cast<std::uint64_t>(facts.st_dev), static_cast<std::uint64_t>(facts.st_ino),
+                                facts.st_size, modified_at(facts)};
+    const auto archive = std::make_shared<Archive>(path, state);
+    if (users() > 0) all[path] = archive;
+    return archive;
+  }
+
+  static void count_user(int more) noexcept {
+    const std::lock_guard<std::mutex> guard(lock());
+    users() += more;
+    if (users() == 0) archives().clear();
+  }
+
+ private:
+  static int& users() noexcept {
+    static int count = 0;
+    return count;
+  }
+  // Never destroyed, and held across a fork, as OpenFiles are.
+  static std::mutex& lock() noexcept {
+    static std::mutex* const made = [] {
+      pthread_atfork([] { lock().lock(); }, [] { lock().unlock(); }, [] { lock().unlock(); });
+      return new std::mutex;
+    }();
+    return *made;
+  }
+  static std::unordered_map<std::string, std::shared_ptr<Archive>>& archives() {
+    static auto* const made = new std::unordered_map<std::string, std::shared_ptr<Archive>>;
+    return *made;
+  }
+};
+
+Status inflate(const Bytes& stored, std::int64_t size, Arena& arena, Bytes* file) noexcept {
+  struct Free {
+    void operator()(libdeflate_decompressor* one) const noexcept { libdeflate_free_decompressor(one); }
+  };
+  const auto bytes = static_cast<std::size_t>(size);
+  auto* data = arena.array<std::uint8_t>(bytes + kPadding);
+  const std::unique_ptr<libdeflate_decompressor, Free> inflater(libdeflate_alloc_decompressor());
+  if (data == nullptr || inflater == nullptr) return Status::declined(Reason::no_memory);
+  // Given no place for the number of bytes, libdeflate reports fewer bytes as an error, too.
+  if (libdeflate_deflate_decompress(inflater.get(), stored.data, stored.size, data, bytes, nullptr) !=
+      LIBDEFLATE_SUCCESS) {
+    return Status::declined(Reason::unreadable, 0);
+  }
+  std::memset(data + bytes, 0, kPadding);
+  *file = Bytes{data, bytes};
+  return Status::made();
+}
+
+Status read_member(Archive& archive, const Member& member, Arena& arena, Bytes* file) noexcept {
+  const auto& state = archive.state;
+  if (version_of(state.size, state.modified) != member.version) return Status::declined(Reason::unreadable, ESTALE);
+  if (member.nbytes > kLargestFile || member.size > kLargestFile) return Status::declined(Reason::unreadable, EFBIG);
+  if (member.offset > state.size - member.nbytes || member.size > member.nbytes * kMostInflated) {
+    return Status::declined(Reason::unreadable, 0);
+  }
+  const DataFile::Opened opened(archive.file);
+  if (opened.descriptor() < 0) return Status::declined(Reason::unreadable, errno);
+  const auto size = static_cast<std::size_t>(member.nbytes);
+  auto* data = arena.array<std::uint8_t>(size + kPadding);
+  if (data == nullptr) return Status::declined(Reason::no_memory);
+  if (!read_at(opened.descriptor(), data, member.nbytes, member.offset)) {
+    return Status::declined(Reason::unreadable, errno);
+  }
+  std::memset(data + size, 0, kPadding);
+  if (member.size >= 0) return inflate({data, size}, member.size, arena, file);
+  *file = Bytes{data, size};
+  return Status::made();
+}
+
+// Read a member; false where its archive is a folder, so that the path is an ordinary file's.
+bool read_from_archive(const char* path, const Member& member, Arena& arena, Bytes* file, Status* status) noexcept {
+  try {
+    const std::string name(path, member.archive);
+    for (const bool is_new : {false, true}) {
+      const std::shared_ptr<Archive> archive = Archives::at(name, is_new);
+      if (archive == nullptr && errno == EISDIR) return false;
+      *status =
+          archive == nullptr ? Status::declined(Reason::unreadable, errno) : read_member(*archive, member, arena, file);
+      if (archive == nullptr || status->detail != ESTALE) break;  // it may have been replaced
+    }
+  } catch (const std::bad_alloc&) {
+    *status = Status::declined(Reason::no_memory);
+  }
+  return true;
+}
+
+}  // namespace
+
+OpenArchives::OpenArchives() noexcept { Archives::count_user(1); }
+OpenArchives::~OpenArchives() { Archives::count_user(-1); }
+
+bool find_member(const char* path, Member* member) noexcept {
+  for (const char* at = path; (at = std::strstr(at, "/@")) != nullptr; ++at) {
+    if (at == path || !read_place(at + 2, member)) continue;
+    member->archive = static_cast<std::size_t>(at - path);
+    return true;
+  }
+  return false;
+}
+
+std::uint32_t version_of(std::int64_t size, std::int64_t modified) noexcept {
+  const std::uint64_t mixed = static_cast<std::uint64_t>(size) * 0x9E3779B97F4A7C15u;
+  return static_cast<std::uint32_t>(((mixed + static_cast<std::uint64_t>(modified)) * 0xBF58476D1CE4E5B9u) >> 32);
+}
+
 Status read_file(const char* path, Arena& arena, Bytes* file) noexcept {
+  Member member;
+  Status status;
+  if (find_member(path, &member) && read_from_archive(path, member, arena, file, &status)) return status;
   const Descriptor descriptor(open_for_reading(path));
   if (descriptor.number() < 0) return Status::declined(Reason::unreadable, errno);
   struct stat facts;

@@ -14,12 +14,37 @@
 
 namespace fastpipe {
 
-// Read a regular file into the arena.
+// Where the bytes of a file lie in an archive, such as a tar file.  The path of such a file says it:
+// ARCHIVE/@OFFSET+NBYTES.VERSION/NAME, or ARCHIVE/@OFFSET+NBYTES:SIZE.VERSION/NAME where they are compressed with
+// raw deflate.  No other file has such a path, as long as ARCHIVE is no folder.  core/archives.py makes the paths.
+struct Member {
+  std::size_t archive = 0;  // characters of the path
+  std::int64_t offset = 0, nbytes = 0;
+  std::int64_t size = -1;     // bytes after they are inflated; -1 where they are stored as they are
+  std::uint32_t version = 0;  // `version_of` the archive when it was listed
+};
+
+// Whether a path has the form of a member's.
+bool find_member(const char* path, Member* member) noexcept;
+
+// A number that nearly always changes when a file is written again.  modified: in nanoseconds.
+std::uint32_t version_of(std::int64_t size, std::int64_t modified) noexcept;
+
+// While there is one, archives stay open between two reads (as `DataFile`s).
+class OpenArchives {
+ public:
+  OpenArchives() noexcept;
+  ~OpenArchives();
+  OpenArchives(const OpenArchives&) = delete;
+  OpenArchives& operator=(const OpenArchives&) = delete;
+};
+
+// Read a regular file, or a member of an archive, into the arena.
 //
 // path: as the operating system takes it, with a zero at its end.
 // file: its bytes, which 64 zeros follow; untouched where the file was declined.
 // Returns made, or declined: unreadable with errno (0: no regular file, or it changed while it was read;
-// EISDIR: a folder; EFBIG: more than 2 GiB), no_memory.
+// EISDIR: a folder; EFBIG: more than 2 GiB; ESTALE: the archive has changed since it was listed), no_memory.
 Status read_file(const char* path, Arena& arena, Bytes* file) noexcept;
 
 // An open file, or none.

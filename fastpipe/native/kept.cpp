@@ -19,6 +19,10 @@ namespace {
 // the end.
 constexpr std::int64_t kStep = 20'000'000, kCoarseStep = 2'100'000'000;
 
+constexpr std::size_t kLongestPath = 4096;  // that Linux opens
+
+std::uint64_t turned(std::uint64_t value, int bits) noexcept { return value << bits | value >> (64 - bits); }
+
 std::int64_t nanoseconds_of(const timespec& time) { return std::int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec; }
 
 bool is_whole(const KeptStore& kept, const EntryRecord& record, std::int64_t number, Arena& arena) {
@@ -49,7 +53,14 @@ bool state_of_file(const char* path, FileState* state) noexcept {
   timespec now;
   struct stat facts;
   ::clock_gettime(CLOCK_REALTIME, &now);
-  if (::stat(path, &facts) != 0) return false;
+  Member member;
+  bool is_member = find_member(path, &member) && member.archive < kLongestPath;
+  if (is_member) {
+    char archive[kLongestPath] = {};
+    std::memcpy(archive, path, member.archive);
+    is_member = ::stat(archive, &facts) == 0 && !S_ISDIR(facts.st_mode);
+  }
+  if (!is_member && ::stat(path, &facts) != 0) return false;
 #ifdef __APPLE__
   const timespec modified_at = facts.st_mtimespec, changed_at = facts.st_ctimespec;
 #else
@@ -61,6 +72,11 @@ bool state_of_file(const char* path, FileState* state) noexcept {
   state->numbers[2] = static_cast<std::uint64_t>(facts.st_size);
   state->numbers[3] = static_cast<std::uint64_t>(modified);
   state->numbers[4] = static_cast<std::uint64_t>(changed);
+  if (is_member) {  // each has a state of its own; those of an archive that has changed have none
+    if (version_of(facts.st_size, modified) != member.version) return false;
+    state->numbers[1] ^= turned(static_cast<std::uint64_t>(member.nbytes), 32);
+    state->numbers[2] ^= turned(static_cast<std::uint64_t>(member.offset), 24);
+  }
   state->is_settled = nanoseconds_of(now) - changed > (changed % 1'000'000 != 0 ? kStep : kCoarseStep);
   return true;
 }

@@ -22,7 +22,7 @@ struct FileState {
   Bytes bytes() const { return {reinterpret_cast<const std::uint8_t*>(numbers), sizeof numbers}; }
 };
 
-// The present state of the file at a path; false where there is none.
+// The present state of the file at a path, or of a member of an archive (`Member`); false where there is none.
 bool state_of_file(const char* path, FileState* state) noexcept;
 
 // A store of decoded things.  Immutable but for what the table learns.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -12,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
 from torch.utils.data._utils.collate import default_collate, default_convert
 
+from fastpipe.core.extras import require
+from fastpipe.core.files import read_file
 from fastpipe.core.machine import default_threads
 from fastpipe.core.processes import why_no_processes
 from fastpipe.core.text import printable_lines
@@ -153,9 +157,16 @@ def stock_dataset(dataset: Any) -> Any:
     if dataset._remote is not None:
         folder.loader = dataset._remote.load
     folder.samples = list(dataset.samples)
+    if any("/@" in os.fspath(path) for path, _ in folder.samples):
+        folder.loader = _load  # torchvision's loader does not read members of archives
     folder.targets = [target for _, target in folder.samples]
     folder.imgs = folder.samples
     return folder
+
+
+def _load(path: str) -> Any:
+    image = require("PIL.Image", extra="image").open(io.BytesIO(read_file(path)))
+    return image.convert("RGB")
 
 
 class _Singles:

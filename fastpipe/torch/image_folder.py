@@ -18,6 +18,7 @@ from torchvision.datasets import DatasetFolder, ImageFolder, VisionDataset, fold
 from torchvision.datasets.folder import IMG_EXTENSIONS, default_loader, pil_loader
 
 from fastpipe.core import class_folders
+from fastpipe.core.archives import ArchiveFolder
 from fastpipe.core.progress import SlowWork
 from fastpipe.core.sample_tables import RowTable, SampleTable, TargetTable
 from fastpipe.core.tables import DataFrame, is_table, read_table, why_not_local
@@ -54,7 +55,8 @@ def _listed_samples(
     if isinstance(classes, str) or not all(isinstance(name, str) for name in classes):
         raise OptionError(f"classes must be names of classes, got {classes!r}")
     if image is not None and target is not None:
-        return list(classes), read_table(samples, image, target, root, classes)
+        keeps = Cache.of(options.get("cache", "auto")).where != "off"
+        return list(classes), read_table(samples, image, target, root, classes, keeps)
     if image is not None or target is not None or is_table(samples):
         raise OptionError(
             f"a table needs the names of two columns, got image={image!r}, target={target!r}, such as "
@@ -125,7 +127,8 @@ class FastImageFolder(BatchedDataset, _Folder):
 
     Args:
         root, transform, target_transform, loader, is_valid_file, allow_empty: as in
-            ``ImageFolder``.  A custom ``loader`` is called for each image.
+            ``ImageFolder``.  A custom ``loader`` is called for each image.  ``root`` may also be a zip or tar
+            file with class folders, or a folder in it, such as ``"data.tar/train"``, which is not unpacked.
         seed: with a seed, order and augmentation in a ``FastLoader`` depend only on the seed and the epoch.
             In any other loader, random numbers come from torch's global generator.
         stage: a folder on a local disk, a :class:`fastpipe.Stage` or its path.  Remote images are copied
@@ -201,6 +204,9 @@ class FastImageFolder(BatchedDataset, _Folder):
             from fastpipe.torch.staging import remote_images  # this also imports the stores
 
             self._remote = remote_images(root, storage_options, self.stage, refresh)
+        self._archive = None
+        if self._listed is None and self._remote is None:
+            self._archive = ArchiveFolder.at(root, self.cache.where != "off")
         # ImageFolder's constructor would build lists of Python objects, so call VisionDataset's.
         VisionDataset.__init__(self, root, transform=transform, target_transform=target_transform)
         self.classes, self.class_to_idx = self.find_classes(self.root)
@@ -235,8 +241,12 @@ class FastImageFolder(BatchedDataset, _Folder):
 
         Args:
             samples: a table: a DataFrame of pandas or Polars, the path of a ``.csv``, ``.json`` or ``.jsonl``
-                file, or an iterable of dicts.  Or, without ``image`` and ``target``, an iterable of pairs
-                (path, target), as in ``ImageFolder.samples``, with targets of any kind that can be collated.
+                file, or an iterable of dicts.  Tar files with WebDataset's names are a table, too: their
+                paths, or a pattern such as ``"train-{000..146}.tar"``; columns are the extensions, such as
+                ``image="jpg", target="cls"``.  So are tables with images in a column: a ``Dataset`` of
+                Hugging Face's package ``datasets``, or an ``.arrow`` file.  Or, without ``image`` and
+                ``target``, an iterable of pairs (path, target), as in ``ImageFolder.samples``, with targets
+                of any kind that can be collated.
             transform, target_transform: as in ``ImageFolder``.
             image: the table's column of paths.
             target: the table's column of targets.  With a list of columns, a sample's target is the tuple of
@@ -287,6 +297,8 @@ class FastImageFolder(BatchedDataset, _Folder):
             return classes, {name: index for index, name in enumerate(classes)}
         if self._remote is not None and os.fspath(directory) == os.fspath(self.root):
             return self._remote.find_classes(self._only_classes, self._index_cache())
+        if self._archive is not None and os.fspath(directory) == os.fspath(self.root):
+            return self._archive.find_classes(self._only_classes)
         return class_folders.find_classes(directory, self._only_classes)
 
     @property
@@ -419,6 +431,8 @@ class FastImageFolder(BatchedDataset, _Folder):
         # A subclass may find its files in another way.
         if type(self).make_dataset is not ImageFolder.make_dataset:
             return self.make_dataset(self.root, class_to_idx=self.class_to_idx, **options)
+        if self._archive is not None:
+            return self._archive.scan(self.class_to_idx, **options)
         with SlowWork(f"Scanning {os.fspath(self.root)}") as progress:
 
             def on_progress(folders: int, files: int) -> None:
@@ -432,7 +446,7 @@ class FastImageFolder(BatchedDataset, _Folder):
     def _check_loader(self) -> None:
         if self.loader is default_loader:
             return
-        if self._remote is not None:
+        if self._remote is not None or self._archive is not None:
             raise OptionError(
                 f"a custom loader, here {self.loader!r}, opens files, and {self.root!r} has "
                 "none. Leave it out, or copy the images to a folder of your own"

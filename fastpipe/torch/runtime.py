@@ -210,6 +210,7 @@ class Runtime(ProcessRuntime[Options]):
             self.cache = open_cache(options.cache, reader.settings(), count)
         self._threads = self.pool.threads if self.pool else 1
         self._channel = native.Channel(self._threads)
+        self._archives = native.OpenArchives()
         if (noted_in := native_lines()) is not None:
             native.note_in(noted_in)
         self._makers_on: dict[Any, DeviceMaker | None] = {}

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import itertools
+import json
+import tarfile
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,6 +138,57 @@ def _other_formats(folder: Path) -> None:
             other = image.convert("L") if number == 6 else image.copy()
         path.unlink()
         other.save(path.with_suffix(f".{_ENDS[number % 5]}"))
+
+
+def _zipped(folder: Path) -> None:
+    _photos(folder)
+    paths = sorted((folder / "tree").rglob("*.jpg"))
+    with zipfile.ZipFile(folder / "tree.zip", "w") as archive:
+        for number, path in enumerate(paths):
+            kind = zipfile.ZIP_DEFLATED if number % 2 else zipfile.ZIP_STORED
+            archive.write(path, path.relative_to(folder), kind)
+
+
+def _shards(folder: Path) -> None:
+    _photos(folder)
+    samples = ImageFolder(folder / "tree").samples
+    for number in range(3):
+        with tarfile.open(folder / f"shard-{number}.tar", "w") as archive:
+            for place in range(number * 5, number * 5 + 5):
+                path, target = samples[place]
+                _add(archive, f"{place:03}.JPG", Path(path).read_bytes())
+                _add(archive, f"{place:03}.cls", str(target).encode())
+                _add(archive, f"{place:03}.json", json.dumps({"name": f"é{place}"}).encode())
+
+
+def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    archive.addfile(member, io.BytesIO(content))
+
+
+def _of_shards(folder: Path, **options: Any) -> FastImageFolder:
+    return FastImageFolder.from_samples(
+        f"{folder}/shard-{{0..2}}.tar",
+        **{"transform": STEADY, "image": "jpg", "target": ["cls", "json"], **options},
+    )
+
+
+def _as_in_shards(folder: Path) -> OwnImages:
+    samples = ImageFolder(folder / "tree").samples
+    table = [(path, (target, {"name": f"é{n}"})) for n, (path, target) in enumerate(samples)]
+    return OwnImages(table, STEADY)
+
+
+def _no_members(folder: Path) -> list[int]:
+    for path in folder.glob("*.tar"):
+        with tarfile.open(path) as archive:
+            offsets = [member.offset_data for member in archive if member.name in ("002.JPG", "009.JPG")]
+        with open(path, "r+b") as file:
+            for offset in offsets:
+                file.seek(offset)
+                file.write(b"no image")
+    return [2, 9]
 
 
 def _upload(folder: Path) -> None:
@@ -284,6 +339,14 @@ KINDS: dict[str, Kind] = {
         ),
         lambda folder: OwnImages([(row.file, (row.age, row.name)) for row in _frame(folder).itertuples()], STEADY),
         {"transform": RANDOM}, _no_images,
+    ),
+    "images in a zip file": Kind(
+        _zipped, lambda folder, **options: _images(folder, folder / "tree.zip" / "tree", **options), _stock_images,
+        {"transform": RANDOM},
+    ),
+    "images in shards": Kind(_shards, _of_shards, _as_in_shards, {"transform": RANDOM}, _no_members),
+    "images in shards, kept": Kind(
+        _shards, _with(_of_shards, cache="ram"), _as_in_shards, {"transform": RANDOM}, _no_members
     ),
     "images, staged": Kind(_photos, _staged(_images), _stock_images, {"transform": RANDOM}),
     "images, remote": Kind(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dataset_kinds import STEADY, OwnImages
+from dataset_kinds import KINDS, STEADY, OwnImages
 from same import same
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
@@ -119,3 +119,48 @@ def test_relative_paths_begin_in_root(photo_tree: Path, monkeypatch: pytest.Monk
 def test_samples_that_cannot_be_are_named(arguments: Any, options: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         FastImageFolder.from_samples(arguments, **options)
+
+
+def test_shards_are_named_by_a_list_or_a_pattern_and_have_no_root(tmp_path: Path) -> None:
+    KINDS["images in shards"].write(tmp_path)
+    paths = [str(tmp_path / f"shard-{number}.tar") for number in range(3)]
+    given = {"image": "jpg", "target": "__key__"}
+    for shards in (
+        paths,
+        tuple(map(Path, paths)),
+        f"{tmp_path}/shard-*.tar",
+        f"{tmp_path}/shard-{{0..2}}.tar",
+    ):
+        dataset = FastImageFolder.from_samples(shards, **given)  # type: ignore[arg-type]
+        assert dataset.targets == [f"{number:03}" for number in range(15)]
+    assert len(FastImageFolder.from_samples(paths[1], **given)) == 5
+    with pytest.raises(OptionError, match="tar files contain their images, so leave root= out"):
+        FastImageFolder.from_samples(paths, root=tmp_path, **given)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="a table needs the names of two columns"):
+        FastImageFolder.from_samples(paths[0])
+    with pytest.raises(OptionError, match="must be a file of this machine"):
+        FastImageFolder.from_samples("s3://bucket/x.tar", **given)
+
+
+@pytest.mark.parametrize("policy", ["raise", "skip", "replace"])
+def test_an_archive_that_changes_is_an_error_with_every_policy(tmp_path: Path, policy: Any) -> None:
+    kind = KINDS["images in shards"]
+    kind.write(tmp_path)
+    dataset = kind.fast(tmp_path, bad_samples=policy)
+    loader = FastLoader(dataset, 5)
+    assert len(list(loader)) == 3
+    data = (tmp_path / "shard-1.tar").read_bytes()
+    (tmp_path / "shard-1.tar").write_bytes(data + bytes(10240))
+    with pytest.raises(OSError, match="the archive has changed since it was listed: make the dataset anew"):
+        list(loader)
+    assert len(list(FastLoader(kind.fast(tmp_path), 5))) == 3
+
+
+def test_a_zip_file_needs_torchvisions_loader(tmp_path: Path) -> None:
+    KINDS["images in a zip file"].write(tmp_path)
+    with pytest.raises(OptionError, match=r"a custom loader.*opens files, and .* has none"):
+        FastImageFolder(tmp_path / "tree.zip" / "tree", loader=lambda path: None)
+    with pytest.raises(FileNotFoundError, match="Couldn't find any class folder"):
+        FastImageFolder(tmp_path / "tree.zip" / "other")
+    chosen = FastImageFolder(tmp_path / "tree.zip" / "tree", classes=["class_002", "class_000"])
+    assert chosen.classes == ["class_002", "class_000"] and chosen.targets[0] == 1 and len(chosen) == 10

@@ -636,6 +636,8 @@ void register_images(nb::module_& m) {
   m.def("resample", &resample_array, nb::arg("pixels").noconvert(), nb::arg("filter"), nb::arg("x"), nb::arg("y"),
         nb::arg("vertical_first"), nb::arg("grey"), nb::arg("conversion"), nb::arg("out").noconvert(),
         "Resample and convert pixels into memory.");
+  nb::class_<OpenArchives>(m, "OpenArchives", "While there is one, archives stay open: see fastpipe/native/files.h.")
+      .def(nb::init<>());
   m.def(
       "read_files", &read_files,
       nb::sig("def read_files(paths: list[bytes]) -> list[tuple[bytes, tuple[int, int, bool, int, int, bool]] | None]"),

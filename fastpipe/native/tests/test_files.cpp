@@ -1,5 +1,6 @@
 #include <dirent.h>
 #include <fcntl.h>
+#include <libdeflate.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -26,11 +27,14 @@ namespace {
 
 using fastpipe::Arena;
 using fastpipe::Bytes;
+using fastpipe::find_member;
+using fastpipe::Member;
 using fastpipe::Outcome;
 using fastpipe::read_file;
 using fastpipe::read_full;
 using fastpipe::Reason;
 using fastpipe::Status;
+using fastpipe::version_of;
 using fastpipe::tests::Folder;
 
 std::vector<std::uint8_t> some_bytes(std::size_t count) {
@@ -56,6 +60,16 @@ bool is_unreadable(const std::string& path, int detail) {
   const Status status = read_file(path.c_str(), arena, &file);
   return status.outcome == Outcome::declined && status.reason == Reason::unreadable && status.detail == detail &&
          file.data == nullptr && file.size == 0;
+}
+
+// The path of a member of an archive in its present state.  size: as in a path, after a colon, or nothing.
+std::string member_path(const std::string& archive, std::size_t offset, std::size_t nbytes, const std::string& size) {
+  struct stat facts;
+  if (::stat(archive.c_str(), &facts) != 0) std::abort();
+  const std::int64_t modified = std::int64_t{facts.st_mtim.tv_sec} * 1'000'000'000 + facts.st_mtim.tv_nsec;
+  char version[9];
+  std::snprintf(version, sizeof version, "%08x", version_of(facts.st_size, modified));
+  return archive + "/@" + std::to_string(offset) + "+" + std::to_string(nbytes) + size + "." + version + "/a/1.jpg";
 }
 
 int count_descriptors() {
@@ -411,4 +425,86 @@ TEST("data files: a fifo does not block, and a folder is no file") {
   CHECK(::mkfifo(path.c_str(), 0600) == 0);
   DataFile fifo(path, state_of(path)), directory("/", state_of("/"));
   CHECK(first_byte(fifo) == -2 && first_byte(directory) == -2);
+}
+
+TEST("files: the path of a member of an archive") {
+  Member member;
+  for (const char* path :
+       {"a.tar/@5+7.0123abcd/x", "a.tar/@5+7.0123abcd/", "a.tar/@1/@x/@5+7.0123abcd/@8+9.01234567/x"}) {
+    CHECK(find_member(path, &member) && member.offset == 5 && member.nbytes == 7 && member.size == -1);
+    CHECK(member.version == 0x0123abcd && std::string(path).substr(member.archive, 4) == "/@5+");
+  }
+  CHECK(find_member("a/@5+7:90.0123abcd/x", &member) && member.size == 90 && member.archive == 1);
+  CHECK(find_member("a/@999999999999999999+0.0123abcd/x", &member) && member.offset == 999999999999999999);
+  for (const char* path :
+       {"", "a", "/@", "a/@", "a/@5", "a/@5+", "a/@5+7", "a/@5+7.", "a/@5+7.0123abc/x", "a/@5+7.0123abcd",
+        "a/@+7.0123abcd/x", "a/@5+.0123abcd/x", "a/@-5+7.0123abcd/x", "a/@5+7.0123ABCD/x", "a/@5+7.0123abcde/x",
+        "a/@5+7:.0123abcd/x", "a@5+7.0123abcd/x", "/@5+7.0123abcd/x", "a/@1000000000000000000+7.0123abcd/x"}) {
+    CHECK(!find_member(path, &member));
+  }
+}
+
+TEST("files: the bytes of an archive's members, stored and deflated") {
+  Folder folder;
+  Arena arena;
+  std::vector<std::uint8_t> bytes = some_bytes(10'000);
+  libdeflate_compressor* const compressor = libdeflate_alloc_compressor(6);
+  std::vector<std::uint8_t> packed(20'000);
+  packed.resize(libdeflate_deflate_compress(compressor, bytes.data(), bytes.size(), packed.data(), packed.size()));
+  libdeflate_free_compressor(compressor);
+  std::vector<std::uint8_t> all = bytes;
+  all.insert(all.end(), packed.begin(), packed.end());
+  const std::string archive = folder.write("archive", all);
+  const int before = count_descriptors();
+  for (const std::size_t offset : {0, 1, 4'000, 10'000}) {
+    const std::unique_ptr<fastpipe::OpenArchives> stays(offset == 0 ? nullptr : new fastpipe::OpenArchives);
+    Bytes file;
+    const std::vector<std::uint8_t> part(bytes.begin() + static_cast<std::ptrdiff_t>(offset), bytes.end());
+    CHECK(read_file(member_path(archive, offset, part.size(), "").c_str(), arena, &file).is_made());
+    CHECK(holds(file, part) && count_descriptors() == before + (offset != 0));
+  }
+  CHECK(count_descriptors() == before);
+  Bytes file;
+  CHECK(read_file(member_path(archive, bytes.size(), packed.size(), ":10000").c_str(), arena, &file).is_made());
+  CHECK(holds(file, bytes));
+  for (const char* size : {":9999", ":10001", ":0", ":99999999"}) {  // not what it is inflated to
+    CHECK(is_unreadable(member_path(archive, bytes.size(), packed.size(), size), 0));
+  }
+  CHECK(is_unreadable(member_path(archive, 0, packed.size(), ":10000"), 0));
+  CHECK(is_unreadable(member_path(archive, 1, all.size(), ""), 0));  // beyond the archive's end
+  CHECK(is_unreadable(member_path(archive, 0, std::size_t{1} << 40, ""), EFBIG));
+  const std::string path = member_path(archive, 0, 4, "");
+  CHECK(is_unreadable(folder.path("none") + path.substr(archive.size()), ENOENT));
+}
+
+TEST("files: an archive that has changed has no members of what it was; one that was replaced may be open still") {
+  Folder folder;
+  Arena arena;
+  const std::vector<std::uint8_t> bytes = some_bytes(100);
+  const std::string archive = folder.write("archive", bytes);
+  const fastpipe::OpenArchives stays;
+  const std::string path = member_path(archive, 0, 100, "");
+  Bytes file;
+  CHECK(read_file(path.c_str(), arena, &file).is_made() && holds(file, bytes));
+  const std::string other = folder.write("other", some_bytes(200));
+  CHECK(::rename(other.c_str(), archive.c_str()) == 0);
+  CHECK(read_file(path.c_str(), arena, &file).is_made() && holds(file, bytes));
+  CHECK(read_file(member_path(archive, 10, 20, "").c_str(), arena, &file).is_made() && file.size == 20);
+  CHECK(is_unreadable(path, ESTALE));
+  folder.write("archive", some_bytes(300));
+  CHECK(is_unreadable(path, ESTALE));
+  CHECK(read_file(member_path(archive, 0, 300, "").c_str(), arena, &file).is_made() && file.size == 300);
+}
+
+TEST("files: a path through a folder is an ordinary file's, whatever its form") {
+  Folder folder;
+  Arena arena;
+  Bytes file;
+  const std::string inner = folder.path("@1+2.01234567");
+  CHECK(::mkdir(inner.c_str(), 0700) == 0);
+  const std::vector<std::uint8_t> bytes = some_bytes(50);
+  const std::string path = folder.write("@1+2.01234567/file", bytes);
+  CHECK(read_file(path.c_str(), arena, &file).is_made() && holds(file, bytes));
+  ::unlink(path.c_str());
+  CHECK(is_unreadable(path, ENOENT));
 }

@@ -1,15 +1,19 @@
 // Kept images: found by the state of their file, and never taken from outside the data file.
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cstdio>
 #include <limits>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
+#include "../files.h"
 #include "../kept.h"
 #include "check.h"
 #include "folder.h"
@@ -166,6 +170,30 @@ TEST("kept: a state tells versions of a file apart, and there is none without a 
   CHECK(std::equal(one.numbers, one.numbers + 5, other.numbers) && one.numbers[2] == 3);
   folder.write("a", {1, 2, 3, 4});
   CHECK(state_of_file(path.c_str(), &other) && other.numbers[2] == 4);
+}
+
+TEST("kept: each member of an archive has a state, and a path through a folder is a file's") {
+  Folder folder;
+  FileState archive, one, other;
+  const std::string path = folder.write("a", {1, 2, 3});
+  CHECK(state_of_file(path.c_str(), &archive));
+  char version[12];
+  std::snprintf(version, sizeof version, ".%08x/", version_of(3, static_cast<std::int64_t>(archive.numbers[3])));
+  const std::string end = version + std::string("x");
+  CHECK(state_of_file((path + "/@0+1" + end).c_str(), &one));
+  for (const char* member : {"/@1+1", "/@0+2", "/@1+0"}) {
+    CHECK(state_of_file((path + member + end).c_str(), &other));
+    CHECK(!std::equal(one.numbers, one.numbers + 5, other.numbers));
+    CHECK(!std::equal(archive.numbers, archive.numbers + 5, other.numbers));
+  }
+  CHECK(state_of_file((path + "/@0+1" + version + "y").c_str(), &other));
+  CHECK(std::equal(one.numbers, one.numbers + 5, other.numbers));
+  CHECK(!state_of_file((path + "/@0+1.01234567/x").c_str(), &other));  // of another version
+  const std::string inner = folder.path("@1+2.01234567");
+  CHECK(::mkdir(inner.c_str(), 0700) == 0);
+  const std::string file = folder.write("@1+2.01234567/x", {1, 2, 3, 4, 5});
+  CHECK(state_of_file(file.c_str(), &one) && one.numbers[2] == 5);
+  CHECK(!state_of_file((folder.path("none") + "/@0+1.01234567/x").c_str(), &one));
 }
 
 TEST("kept: the second time a digest comes it is marked") {

@@ -1,0 +1,163 @@
+"""Shards: tar files of samples, as WebDataset writes and reads them."""
+
+from __future__ import annotations
+
+import glob
+import itertools
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from fastpipe.core.archives import listed, members_of
+from fastpipe.core.files import is_url, open_file
+from fastpipe.core.members import Member, place_of, read_member
+from fastpipe.errors import OptionError
+
+# The files of a sample lie one after the other, and have one name up to the first dot.
+_NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
+_OF_SHARD = re.compile(r"__[^/]*__($|/)")  # files that are about the shard, not of a sample
+_BRACES = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}")
+_KEY = "__key__"
+_READ: dict[str, Callable[[str], Any]] = {
+    **dict.fromkeys(("txt", "text", "transcript"), str),
+    **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), int),
+    **dict.fromkeys(("json", "jsn"), json.loads),
+}
+_MOST_BYTES = 1 << 20  # of a value
+
+
+class Shards(NamedTuple):
+    """The samples of tar files.
+
+    Attributes:
+        images: the path of each sample's image.
+        columns: the values of each column that was asked for.
+        where: a function that names a sample, for errors.
+    """
+
+    images: list[str]
+    columns: dict[str, list[Any]]
+    where: Callable[[int], str]
+
+
+def shard_paths(pattern: str) -> list[str]:
+    """Return the files that a pattern names: with ``*`` and ``?``, and with braces as WebDataset has them.
+
+    >>> shard_paths("train-{008..011}.tar")
+    ['train-008.tar', 'train-009.tar', 'train-010.tar', 'train-011.tar']
+    """
+    if is_url(pattern):
+        raise OptionError(
+            f"{pattern!r} must be a file of this machine: copy the shards to a local disk first"
+        )
+    if os.path.exists(pattern):
+        return [pattern]
+    found = _BRACES.search(pattern)
+    if found is not None:
+        first, last, names = found.groups()
+        if names is None:
+            numbers = range(int(first), int(last) + 1)
+            names = ",".join(str(number).zfill(len(first)) for number in numbers)
+        before, after = pattern[: found.start()], pattern[found.end() :]
+        return [path for name in names.split(",") for path in shard_paths(before + name + after)]
+    if glob.has_magic(pattern):
+        paths = sorted(glob.glob(pattern))
+        if not paths:
+            raise FileNotFoundError(f"no file matches {pattern!r}")
+        return paths
+    return [pattern]
+
+
+def read_shards(paths: Sequence[str], image: str, names: Sequence[str], keeps: bool) -> Shards:
+    """Return the samples of tar files: the places of their images, and the values of their other files.
+
+    Args:
+        paths: the tar files.
+        image: the extension of the images, such as ``"jpg"``, or several, ``"jpg;jpeg;png"``.
+        names: the extensions of other files.  ``txt`` and ``text`` are texts, ``cls``, ``index`` and ``id``
+            are integers, and ``json`` is any value; with ``left.cls``, what follows the last dot counts.
+            ``__key__`` is the name of the sample.
+        keeps: whether to keep what was read for the next time.
+
+    Raises:
+        OptionError: a sample lacks a file, or a file is not as its extension says.  The message names it.
+    """
+    for name in names:
+        if name != _KEY and _kind(name) not in _READ:
+            raise OptionError(
+                f"values of {name!r} are not known. The extensions of values are {', '.join(sorted(_READ))}"
+            )
+    kinds = image.lower().split(";")
+    wanted = [name for name in names if name != _KEY]
+
+    def columns(path: str, version: int) -> list[list[str]]:
+        return list(map(list, zip(*_samples_of(path, version, kinds, wanted), strict=True)))
+
+    archives: list[str] = []
+    insides: list[str] = []
+    texts: list[list[str]] = [[] for _ in wanted]
+    for path, found in zip(paths, listed(paths, ["shards", kinds, wanted], keeps, columns), strict=True):
+        if found:  # else the shard has no samples
+            archives += [path] * len(found[0])
+            insides += found[0]
+            for text, more in zip(texts, found[1:], strict=True):
+                text += more
+
+    def where(number: int) -> str:
+        return f"sample {_key_of(insides[number])!r} of {archives[number]}"
+
+    values: dict[str, list[Any]] = {_KEY: list(map(_key_of, insides))} if _KEY in names else {}
+    for name, column in zip(wanted, texts, strict=True):
+        values[name] = [_value(text, name, number, where) for number, text in enumerate(column)]
+    images = [f"{path}/@{inside}" for path, inside in zip(archives, insides, strict=True)]
+    return Shards(images, values, where)
+
+
+def _kind(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _key_of(inside: str) -> str:
+    """Return the name of a sample whose image is ``inside``: its place, a slash and its name."""
+    found = _NAME.fullmatch(inside.split("/", 1)[1])
+    assert found is not None
+    return found[1]
+
+
+def _value(text: str, name: str, number: int, where: Callable[[int], str]) -> Any:
+    try:
+        return _READ[_kind(name)](text)
+    except ValueError as error:
+        raise OptionError(f"{where(number)} has {text[:80]!r} in its file {name!r}: {error}") from error
+
+
+def _samples_of(
+    path: str, version: int, kinds: Sequence[str], names: Sequence[str]
+) -> Iterator[tuple[str, ...]]:  # fmt: skip
+    """Yield for each sample of a shard: the place and the name of its image, and the texts of its values."""
+    files = []
+    for name, place in members_of(path).items():
+        found = _NAME.fullmatch(name)
+        if found is not None and _OF_SHARD.match(name) is None:
+            files.append((found[1], found[2].lower(), name, place))
+    with open(path, "rb", opener=open_file) as shard:
+        for key, group in itertools.groupby(files, lambda file: file[0]):
+            of_sample = {kind: (name, place) for _, kind, name, place in group}
+            image = next((of_sample[kind] for kind in kinds if kind in of_sample), None)
+            missing = [name for name in names if name not in of_sample]
+            if image is None or missing:
+                lacks = ";".join(kinds) if image is None else missing[0]
+                raise OptionError(
+                    f"sample {key!r} of {path!r} has no file {lacks!r}; it has {', '.join(of_sample)}"
+                )
+            texts = []
+            for name, place in (of_sample[name] for name in names):
+                if place.nbytes > _MOST_BYTES:
+                    raise OptionError(f"{name!r} in {path!r} has {place.nbytes} bytes, too many for a value")
+                try:
+                    texts.append(read_member(shard.fileno(), Member(path, *place, version), name).decode())
+                except UnicodeDecodeError as error:
+                    raise OptionError(f"{name!r} in {path!r} is not a text in UTF-8: {error}") from error
+            yield f"{place_of(*image[1], version)}/{image[0]}", *texts
