@@ -81,6 +81,11 @@ def unregister() -> None:
         _replaced = None
 
 
+def is_registered() -> bool:
+    """Return whether this process decodes JPEGs lazily."""
+    return _replaced is not None
+
+
 def why_not() -> str:
     """Return the reason why :func:`register` would raise an error; "" if it would not."""
     if tuple(map(int, re.findall(r"\d+", __version__)[:2])) < _OLDEST:

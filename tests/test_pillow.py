@@ -418,3 +418,34 @@ def test_a_dataset_without_pillow_loads_no_pillow() -> None:
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     name, pillow = found.split()
     assert name == "False" or pillow == "True"
+
+
+class _Kind:
+    """A transform of the script's own."""
+
+    def __init__(self, transform: Callable[[Any], Any]) -> None:
+        self.transform = transform
+
+    def __call__(self, image: Any) -> tuple[Any, str]:
+        return self.transform(image), type(image).__module__
+
+
+@pytest.mark.parametrize("seed", [None, 4])
+@pytest.mark.parametrize("cache", ["off", "ram"])
+def test_own_transforms_of_our_folder_get_lazy_images_unless_a_cache_has_them(
+    tree: Path, cache: Any, seed: int | None
+) -> None:
+    view = _Kind(v2.Compose([v2.RandomResizedCrop(32), v2.RandomHorizontalFlip(), v2.ToImage()]))
+    dataset = fastpipe.FastImageFolder(tree, view, cache=cache, seed=seed)
+
+    def batches(**options: Any) -> list[Any]:
+        torch.manual_seed(3)
+        return list(FastLoader(dataset, 2, num_workers=2, **options))
+
+    lazy, decoded = batches(), batches(worker_init_fn=_switch_off)
+    assert {kind for (_, kinds), _ in lazy for kind in kinds} == {
+        "fastpipe.pillow" if cache == "off" else "PIL.Image"
+    }
+    assert {kind for (_, kinds), _ in decoded for kind in kinds} == {"PIL.Image"}
+    assert same([views[0] for views, _ in lazy], [views[0] for views, _ in decoded])
+    assert same([labels for _, labels in lazy], [labels for _, labels in decoded])

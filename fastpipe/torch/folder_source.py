@@ -128,7 +128,11 @@ class FolderSource(Source):
 
     @property
     def leaves_images(self) -> bool:
-        return all(isinstance(base, AdaptedImageFolder) and base.plan.leaves_images for base in self.bases)
+        return all(base.plan.leaves_images for base in self.bases)
+
+    @property
+    def is_torchvisions(self) -> bool:
+        return all(isinstance(base, AdaptedImageFolder) for base in self.bases)
 
     @property
     def runs_torchvision(self) -> bool:

@@ -491,7 +491,8 @@ class FastLoader(DataLoader[_T_co]):
 
     def _source(self) -> Source | None:
         source = self._source_of(self.dataset)
-        if source is None or not source.leaves_images or self._cache != Cache():
+        is_adapted = source is not None and source.leaves_images and source.is_torchvisions
+        if not is_adapted or self._cache != Cache():
             return source
         # In a worker, torchvision's own dataset is faster, as its images are decoded lazily.  With a seed,
         # samples must not depend on who makes them.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -186,6 +187,11 @@ def _decoded_once(
 # ---- runtime -----------------------------------------------------------------------------------------
 
 
+def _opens_lazily() -> bool:
+    pillow = sys.modules.get("fastpipe.pillow")
+    return pillow is not None and pillow.is_registered()
+
+
 class Options(NamedTuple):
     decode: Decode
     bad_samples: BadSamples
@@ -253,10 +259,14 @@ class Runtime(ProcessRuntime[Options]):
         """Begin to make a batch.  If the images are in a store, ``rows`` contains the numbers of their
         objects in the store's listing.  For local files, ``rows`` is empty."""
         pool, maker, decode = self.pool if threaded else None, self.maker, self.options.decode
-        described = None
+        described = kept = None
         if turn is None and self.is_native:
-            most = self._reader.most_pixels
-            described = plan.native(most, decode.exif, decode.scaled, decode.short_side)
+            kept = self._source.begin_batch()
+            # The script's own transform gets images of Pillow.  If ``fastpipe.pillow`` opens them, only the
+            # needed part is decoded later.  Images of the cache need no decoding.
+            if kept is not None or not (plan.leaves_images and _opens_lazily()):
+                most = self._reader.most_pixels
+                described = plan.native(most, decode.exif, decode.scaled, decode.short_side)
         if described is None:
             return maker.start(
                 pool, items, plan, parameters, place.memory, place.finish, substitute, is_batch=threaded,
@@ -267,7 +277,6 @@ class Runtime(ProcessRuntime[Options]):
             batch.when_seen = self.cache.saw
         if get_worker_info():
             batch.note = note
-        kept = self._source.begin_batch()
         if self._remote is None:
             paths, arriving = items.packed_paths(), None
         else:

@@ -190,7 +190,12 @@ class Source(ABC):
 
     @property
     def leaves_images(self) -> bool:
-        """True if the script's own transforms receive the PIL images that torchvision's own dataset opens."""
+        """True if the script's own transforms receive the images, as PIL images."""
+        return False
+
+    @property
+    def is_torchvisions(self) -> bool:
+        """True if all datasets are torchvision's own."""
         return False
 
     @property

@@ -54,9 +54,10 @@ _STACK_S = 1.0  # longest time to wait for the stack that a worker writes
 
 
 def opens_lazily(source: Source | None, workers: int) -> bool:
-    """Return whether workers open JPEGs through ``fastpipe.pillow``: those of a dataset with code of its own,
-    in a script that has imported Pillow."""
-    if source is not None or not workers or "PIL.Image" not in sys.modules:
+    """Return whether workers open JPEGs through ``fastpipe.pillow``: those of a dataset or a transform with
+    code of its own, in a script that has imported Pillow."""
+    is_own = source is None or source.leaves_images
+    if not is_own or not workers or "PIL.Image" not in sys.modules:
         return False
     from fastpipe import pillow
 
