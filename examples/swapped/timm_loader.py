@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader  # becomes: from fastpipe import FastLoa
 
 
 def make_loader(folder):
-    transform = create_transform(224, is_training=True, use_prefetcher=True, auto_augment=None)
+    transform = create_transform(224, is_training=True, use_prefetcher=True, color_jitter=None, auto_augment=None)
     dataset = create_dataset("", root=folder, transform=transform)
     return DataLoader(
         dataset, batch_size=64, shuffle=True, num_workers=2, collate_fn=fast_collate, persistent_workers=True
