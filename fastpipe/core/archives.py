@@ -33,7 +33,6 @@ _KEEP_FROM_S = 0.25
 _FORMAT = 1
 _NOT_KEPT = "The list of what is in the archives is not kept, so they are read each time"
 _THREADS = 8  # reading lists mostly waits for the disk
-_MOST_BYTES = 1 << 20  # of a text in a shard
 
 
 class Place(NamedTuple):
@@ -44,6 +43,9 @@ class Place(NamedTuple):
     size: int | None = None
 
 
+_OF_FOLDER = Place(0, 0)
+
+
 # ---- the members of an archive ---------------------------------------------------------------------
 
 
@@ -52,10 +54,10 @@ def is_archive(path: str | os.PathLike[str]) -> bool:
 
 
 def members_of(path: str) -> dict[str, Place]:
-    """Return the regular files in a tar or zip archive, in the archive's order.
+    """Return the regular files and the folders in a tar or zip archive, in the archive's order.
 
-    A name has no ``./`` at its beginning.  If a name occurs several times, the last one counts, as after
-    unpacking.
+    The name of a folder ends in ``/``.  A name has no ``./`` at its beginning.  If a name occurs several
+    times, the last one counts, as after unpacking.
 
     Raises:
         OSError: as ``open`` raises it.
@@ -90,6 +92,8 @@ def _of_tar(file: Any) -> Iterator[tuple[str, Place]]:
                         f"{member.name!r} is a link to {member.linkname!r}, which is not before it in the "
                         "archive. Make the archive with 'tar --dereference'"
                     )
+            elif member.isdir():
+                name, place = f"{name}/", _OF_FOLDER
             elif not member.isreg():
                 continue
             elif member.issparse():
@@ -110,6 +114,7 @@ def _of_zip(file: Any) -> Iterator[tuple[str, Place]]:
     with zipfile.ZipFile(file) as members:
         for member in members.infolist():
             if member.is_dir():
+                yield _bare(member.filename), _OF_FOLDER
                 continue
             if member.flag_bits & 1 or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 raise OptionError(
@@ -149,6 +154,7 @@ class ArchiveFolder:
 
     def __init__(self, archive: str, inside: str, keeps: bool) -> None:
         self._archive, self._inside, self._keeps = archive, inside, keeps
+        self._found: list[list[str]] | None = None  # names and places, between ``find_classes`` and ``scan``
 
     @classmethod
     def at(cls, root: str | os.PathLike[str], keeps: bool) -> ArchiveFolder | None:
@@ -186,7 +192,7 @@ class ArchiveFolder:
         files: dict[str, list[tuple[str, str, str]]] = {name: [] for name in class_to_idx}
         for path, place in self._files():
             name = path.split("/", 1)[0]
-            if name != path and name in files:
+            if name != path and name in files and not path.endswith("/"):
                 files[name].append((*os.path.split(self._inside + path), place))
         builder, empty = SampleTableBuilder(prefix), []
         for name, found in sorted(files.items()):
@@ -198,14 +204,16 @@ class ArchiveFolder:
             builder.add("", paths, class_to_idx[name])
             if not paths:
                 empty.append(name)
+        self._found = None
         if empty and not allow_empty:
             raise FileNotFoundError(empty_message(empty, extensions))
         return builder.build()
 
     def _files(self) -> Iterator[tuple[str, str]]:
-        """Yield the files below the folder: their paths from there, and their places."""
-        (found,) = listed([self._archive], ["members"], self._keeps, _names_and_places)
-        for name, place in zip(*found, strict=True):
+        """Yield what is below the folder: paths from there, and places."""
+        if self._found is None:
+            (self._found,) = listed([self._archive], ["members"], self._keeps, _names_and_places)
+        for name, place in zip(*self._found, strict=True):
             if name.startswith(self._inside):
                 yield name[len(self._inside) :], place
 

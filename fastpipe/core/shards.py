@@ -22,7 +22,7 @@ _BRACES = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}")
 _KEY = "__key__"
 _READ: dict[str, Callable[[str], Any]] = {
     **dict.fromkeys(("txt", "text", "transcript"), str),
-    **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), int),
+    **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), int),
     **dict.fromkeys(("json", "jsn"), json.loads),
 }
 _MOST_BYTES = 1 << 20  # of a value

@@ -204,9 +204,12 @@ class FastImageFolder(BatchedDataset, _Folder):
             from fastpipe.torch.staging import remote_images  # this also imports the stores
 
             self._remote = remote_images(root, storage_options, self.stage, refresh)
-        self._archive = None
-        if self._listed is None and self._remote is None:
-            self._archive = ArchiveFolder.at(root, self.cache.where != "off")
+        self._archive = None if self._listed else ArchiveFolder.at(root, self.cache.where != "off")
+        if self._archive is not None and self._remote is not None:
+            raise OptionError(
+                f"stage= copies single files, and {os.fspath(root)!r} is in an archive: copy the archive to "
+                "the local disk, and leave stage= out"
+            )
         # ImageFolder's constructor would build lists of Python objects, so call VisionDataset's.
         VisionDataset.__init__(self, root, transform=transform, target_transform=target_transform)
         self.classes, self.class_to_idx = self.find_classes(self.root)

@@ -31,7 +31,7 @@ from fastpipe.core.shards import read_shards, shard_paths
 from fastpipe.errors import OptionError
 
 FOLDERS = ["cat", "dog", "cat/more", "cat-", "cat/é", "train/cat", "train/dog/x", "train"]
-NAMES = ["1.jpg", "10.jpg", "2.JPG", "a.png", "notes.txt", "x" * 120 + ".jpg", "日本.webp", ".hidden.jpg"]
+NAMES = ["", "1.jpg", "10.jpg", "2.JPG", "a.png", "notes.txt", "x" * 120 + ".jpg", "日本.webp", ".hidden.jpg"]
 contents = st.binary(max_size=300) | st.integers(0, 9).map(lambda n: bytes([n]) * 5000)
 trees = st.dictionaries(
     st.builds("{}/{}".format, st.sampled_from(FOLDERS), st.sampled_from(NAMES)), contents, max_size=12
@@ -44,9 +44,14 @@ FORMATS: dict[str, Any] = {
 
 
 def _tar(path: Path, files: Mapping[str, bytes], kind: str = "pax", prefix: str = "") -> Path:
+    """Write an archive.  A name that ends in a slash is a folder's."""
     with tarfile.open(path, "w", format=FORMATS[kind]) as archive:
         for name, content in files.items():
             member = tarfile.TarInfo(prefix + name)
+            if name.endswith("/"):
+                member.type = tarfile.DIRTYPE
+                archive.addfile(member)
+                continue
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
     return path
@@ -55,6 +60,7 @@ def _tar(path: Path, files: Mapping[str, bytes], kind: str = "pax", prefix: str 
 def _zip(path: Path, files: Mapping[str, bytes]) -> Path:
     with zipfile.ZipFile(path, "w") as archive:
         for number, (name, content) in enumerate(files.items()):
+            content = b"" if name.endswith("/") else content
             archive.writestr(name, content, [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED][number % 2])
     return path
 
@@ -87,6 +93,7 @@ def test_members_have_the_bytes_of_unpacked_files(kind: str, tree: dict[str, byt
         archive = MAKE[kind](Path(folder, kind), tree)
         paths = _paths(archive)
         assert list(paths) == list(tree)
+        paths = {name: path for name, path in paths.items() if not name.endswith("/")}
         for name, path in paths.items():
             assert read_file(path) == _native(path) == tree[name]
         identities = [identify(path, b"") for path in paths.values() if find_member(path)]
@@ -107,8 +114,9 @@ def test_a_folder_in_an_archive_has_the_samples_of_the_unpacked_folder(
         archive, unpacked = MAKE[kind](Path(place, kind), tree), Path(place, "unpacked")
         unpacked.mkdir()
         for name, content in tree.items():
-            (unpacked / name).parent.mkdir(parents=True, exist_ok=True)
-            (unpacked / name).write_bytes(content)
+            os.makedirs(os.path.dirname(unpacked / f"{name}x"), exist_ok=True)
+            if not name.endswith("/"):
+                (unpacked / name).write_bytes(content)
         (unpacked / inside).mkdir(parents=True, exist_ok=True)
         options: dict[str, Any] = {"extensions": reference.IMG_EXTENSIONS}
         if by_function:

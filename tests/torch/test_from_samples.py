@@ -162,5 +162,7 @@ def test_a_zip_file_needs_torchvisions_loader(tmp_path: Path) -> None:
         FastImageFolder(tmp_path / "tree.zip" / "tree", loader=lambda path: None)
     with pytest.raises(FileNotFoundError, match="Couldn't find any class folder"):
         FastImageFolder(tmp_path / "tree.zip" / "other")
+    with pytest.raises(OptionError, match="stage= copies single files"):
+        FastImageFolder(tmp_path / "tree.zip", stage=tmp_path / "stage")
     chosen = FastImageFolder(tmp_path / "tree.zip" / "tree", classes=["class_002", "class_000"])
     assert chosen.classes == ["class_002", "class_000"] and chosen.targets[0] == 1 and len(chosen) == 10
