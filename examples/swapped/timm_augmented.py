@@ -2,13 +2,12 @@
 
 import sys
 
-import timm.data
+from timm.data import create_dataset, create_loader  # becomes: from timm.data import create_dataset, create_loader; from fastpipe import accelerate
 
 
-def make_loader(folder):
-    dataset = timm.data.create_dataset("", root=folder)
-    loader = timm.data.create_loader(
-        dataset,
+def timms_loader(folder):
+    return create_loader(
+        create_dataset("", root=folder),
         input_size=(3, 224, 224),
         batch_size=64,
         is_training=True,
@@ -18,7 +17,10 @@ def make_loader(folder):
         num_workers=2,
         use_prefetcher=False,
     )
-    return loader  # becomes:     import fastpipe; return fastpipe.accelerate(loader)
+
+
+def make_loader(folder):
+    return timms_loader(folder)  # becomes:     return accelerate(timms_loader(folder))
 
 
 if __name__ == "__main__":

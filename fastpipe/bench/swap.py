@@ -30,7 +30,7 @@ from fastpipe.bench.runner import Contender, ContenderError, Session
 from fastpipe.console import Progress
 from fastpipe.core.extras import require
 from fastpipe.core.text import counted
-from fastpipe.errors import OptionError
+from fastpipe.errors import FastpipeError, OptionError
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "examples" / "swapped"
 _MARK = "  # becomes: "
@@ -169,7 +169,10 @@ class Bench(Case):
                 link.symlink_to(file.resolve())
 
     def rows(self) -> Sequence[Contender]:
-        return [row for path in self._chosen() for row in self._rows_of(path)]
+        rows = [row for path in self._chosen() for row in self._rows_of(path)]
+        if not rows:
+            raise FastpipeError("; ".join(f"{miss['label']}: {miss['why']}" for miss in self.missing))
+        return rows
 
     def _chosen(self) -> Iterator[Path]:
         wanted = set(self.args.only.split(",")) if self.args.only else None

@@ -85,3 +85,30 @@ def test_batches_are_compared_to_the_last_bit(other: object, is_same: bool) -> N
 def test_workers_find_the_classes_of_a_script(tmp_path: Path) -> None:
     module = module_of(tmp_path / "x.py", "class Own:\n    pass\n", "fastpipe_swapped_x")
     assert module.Own.__module__ == "fastpipe_swapped_x"
+
+
+def test_scripts_that_need_other_packages_are_named(
+    run: Command, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = '"""A script."""\nimport no_such_package  # becomes: import no_such_package\n'
+    (tmp_path / "odd.py").write_text(text)
+    monkeypatch.setattr(swap, "SCRIPTS", tmp_path)
+    done = run(["swap", "--quick", "--data", str(tree)])
+    assert done.code == 2 and "A script: no_such_package is not installed: pip install" in done.said
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_samples_may_be_compared_in_any_order(
+    run: Command, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turned: bool
+) -> None:
+    text = (
+        '"""A script."""\nimport torch\nfrom torch.utils.data import DataLoader, TensorDataset\n\n'
+        f"IN_ANY_ORDER = {turned}\n\n\ndef make_loader(folder):\n    values = torch.arange(4.0)\n"
+        "    values = values.clone()  # becomes:     values = values.flip(0)\n"
+        "    return DataLoader(TensorDataset(values, -values), batch_size=2)\n"
+    )
+    (tmp_path / "odd.py").write_text(text)
+    monkeypatch.setattr(swap, "SCRIPTS", tmp_path)
+    monkeypatch.setattr(swap.Bench, "quick_s", 0.001)
+    done = run(["swap", "--quick", "--rounds", "1", "--data", str(tree)])
+    assert (done.code == 0) == turned
