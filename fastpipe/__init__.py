@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastpipe import errors, sampling
 from fastpipe.core.extras import load_part
-from fastpipe.options import BadSamples, Cache, Decode, Shard, Shuffle, Stage, Subset
+from fastpipe.options import BadSamples, Cache, Decode, Rescale, Shard, Shuffle, Stage, Subset, ZScore
 
 if TYPE_CHECKING:
     # ``as`` exports a name to type checkers.
@@ -42,9 +42,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BadSamples", "Cache", "Decode", "FastHDF5Dataset", "FastImageFolder", "FastLoader",
-    "FastPatchDataset", "Shard", "Shuffle", "Stage", "Subset", "accelerate", "autotune",
-    "autotune_batch_size", "errors", "generate", "group_batches", "memoize", "profile", "sampling",
-    "segment_reduce", "stitch", "watch",
+    "FastPatchDataset", "Rescale", "Shard", "Shuffle", "Stage", "Subset", "ZScore", "accelerate",
+    "autotune", "autotune_batch_size", "errors", "generate", "group_batches", "memoize", "profile",
+    "sampling", "segment_reduce", "stitch", "watch",
 ]  # fmt: skip
 
 _LAZY = {

@@ -13,7 +13,7 @@ import numpy as np
 
 from fastpipe.errors import OptionError
 
-__all__ = ["BadSamples", "Cache", "Decode", "Shard", "Shuffle", "Stage", "Subset"]
+__all__ = ["BadSamples", "Cache", "Decode", "Rescale", "Shard", "Shuffle", "Stage", "Subset", "ZScore"]
 
 
 @dataclass(frozen=True)
@@ -351,6 +351,78 @@ class Subset:
         found = sorted(names)
         order = np.random.RandomState(self.seed).permutation(len(found))
         return sorted(found[number] for number in order[: self.num].tolist())
+
+
+@dataclass(frozen=True)
+class ZScore:
+    """A normalisation of volumes: subtract the volume's mean, then divide by its standard deviation.
+
+    This is MONAI's ``NormalizeIntensity(nonzero=…, channel_wise=…)``, nnU-Net's ``ZScoreNormalization``, and
+    TorchIO's ``ZNormalization``.  The mean and the standard deviation are computed once from the whole
+    volume, in float64.  Patches are float32, and are computed in float32.  If the standard deviation is 0,
+    the volume is divided by 1.
+
+    Args:
+        nonzero: only voxels that are not 0 are counted and changed.
+        channel_wise: each channel has its own mean and standard deviation.  The channels are the volume's
+            leading dimensions.
+
+    >>> ZScore(nonzero=True)
+    ZScore(nonzero=True)
+    """
+
+    nonzero: bool = False
+    channel_wise: bool = False
+
+    def __repr__(self) -> str:
+        return _short_repr(self)
+
+
+@dataclass(frozen=True)
+class Rescale:
+    """A normalisation of volumes: map two percentiles of a volume linearly to the ends of a range.
+
+    This is MONAI's ``ScaleIntensity`` and ``ScaleIntensityRangePercentiles``, and TorchIO's
+    ``RescaleIntensity``.  The percentiles are computed once from the whole volume, exactly as
+    ``numpy.percentile`` computes them for float64.  Patches are float32, and are computed in float32.  A
+    volume whose two percentiles are equal is only shifted.
+
+    Args:
+        to: the two ends of the range.
+        percentiles: the percentiles, from 0 to 100, that become the ends of the range.  0 is the volume's
+            minimum, and 100 is its maximum.
+        clip: values beyond the percentiles become the ends of the range.
+        channel_wise: each channel has its own percentiles.  The channels are the volume's leading dimensions.
+
+    Raises:
+        OptionError: an argument has a value that cannot work.
+
+    >>> Rescale((-1, 1), percentiles=(0.5, 99.5))
+    Rescale(to=(-1.0, 1.0), percentiles=(0.5, 99.5))
+    """
+
+    to: tuple[float, float] = (0.0, 1.0)
+    percentiles: tuple[float, float] = (0.0, 100.0)
+    clip: bool = True
+    channel_wise: bool = False
+
+    def __post_init__(self) -> None:
+        limits = {"to": (-float(np.finfo(np.float32).max), float(np.finfo(np.float32).max)),
+                  "percentiles": (0.0, 100.0)}  # fmt: skip
+        for name, (least, most) in limits.items():
+            try:
+                low, high = map(float, getattr(self, name))
+            except (TypeError, ValueError):
+                low, high = 0.0, 0.0
+            if not least <= low < high <= most:
+                within = " from 0 to 100" if name == "percentiles" else ""
+                raise OptionError(
+                    f"Rescale({name}=…) must be two increasing numbers{within}, got {getattr(self, name)!r}"
+                )
+            object.__setattr__(self, name, (low, high))
+
+    def __repr__(self) -> str:
+        return _short_repr(self)
 
 
 def _as_integer(option: Any, name: str, kind: str = "an integer") -> int:

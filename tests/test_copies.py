@@ -113,6 +113,7 @@ OTHERS: dict[str, Callable[[Files], Any]] = {
     "Decode": lambda f: fastpipe.Decode(exif=True), "Shard": lambda f: fastpipe.Shard(0, 2),
     "Subset": lambda f: fastpipe.Subset(2), "Stage": lambda f: fastpipe.Stage(f.folder / "other"),
     "Shuffle": lambda f: fastpipe.Shuffle(window=3, unit="group"),
+    "ZScore": lambda f: fastpipe.ZScore(nonzero=True), "Rescale": lambda f: fastpipe.Rescale((-1, 1), (1, 99)),
     "Uniform": lambda f: fastpipe.sampling.Uniform(5), "Foreground": lambda f: fastpipe.sampling.Foreground(5),
     "Grid": lambda f: fastpipe.sampling.Grid(2), "Positions": lambda f: fastpipe.sampling.Positions([(1, 2, 3)]),
     "EpochTimer": lambda f: fastpipe.torch.EpochTimer(),

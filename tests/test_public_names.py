@@ -15,9 +15,9 @@ from fastpipe import BadSamples, Decode, errors, generation
 def test_the_public_names_are_these() -> None:
     assert fastpipe.__all__ == [
         "BadSamples", "Cache", "Decode", "FastHDF5Dataset", "FastImageFolder", "FastLoader",
-        "FastPatchDataset", "Shard", "Shuffle", "Stage", "Subset", "accelerate", "autotune",
-        "autotune_batch_size", "errors", "generate", "group_batches", "memoize", "profile", "sampling",
-        "segment_reduce", "stitch", "watch",
+        "FastPatchDataset", "Rescale", "Shard", "Shuffle", "Stage", "Subset", "ZScore", "accelerate",
+        "autotune", "autotune_batch_size", "errors", "generate", "group_batches", "memoize", "profile",
+        "sampling", "segment_reduce", "stitch", "watch",
     ]  # fmt: skip
     assert set(fastpipe.__all__) <= set(dir(fastpipe))
 

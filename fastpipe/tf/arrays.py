@@ -23,7 +23,7 @@ from fastpipe.core.reads import PendingRead
 from fastpipe.core.text import printable
 from fastpipe.core.types import Key
 from fastpipe.errors import OptionError
-from fastpipe.options import BadSamples, Cache, Shard, Shuffle, Stage
+from fastpipe.options import BadSamples, Cache, Rescale, Shard, Shuffle, Stage, ZScore
 from fastpipe.sampling import Sampling
 from fastpipe.tf.augment import Augment
 from fastpipe.tf.dataset import About, Dataset, stream_dataset
@@ -171,6 +171,7 @@ def patch_dataset(
     sampling: Sampling | None = None,
     padding: Any = "error",
     channels: Literal["as_stored", "last"] = "as_stored",
+    normalize: ZScore | Rescale | None = None,
     nan: Literal["keep", "error"] | float = "keep",
     drop_remainder: bool = False,
     augment: Callable[..., Any] | None = None,
@@ -187,8 +188,8 @@ def patch_dataset(
     patch are kept for later patches, within a memory budget.
 
     Args:
-        volume, patch_size, labels, mask, sampling, padding, nan, cache, stage, storage_options: see
-            :class:`fastpipe.FastPatchDataset`.
+        volume, patch_size, labels, mask, sampling, padding, normalize, nan, cache, stage, storage_options:
+            see :class:`fastpipe.FastPatchDataset`.
         batch_size: the number of patches per batch; None for single patches.
         shuffle: whether to draw a new order for each epoch.  With ``Shuffle(unit="group")``, few chunks are
             decoded more than once.
@@ -207,8 +208,9 @@ def patch_dataset(
         threads: the number of reading threads; ``"auto"`` is the number of cores.
 
     Returns:
-        A :class:`fastpipe.tf.Dataset` of tensors (n, \\*channels, \\*patch_size) of the volume's dtype. If
-        labels or a mask are given, elements are tuples (volume, labels[, mask]).
+        A :class:`fastpipe.tf.Dataset` of tensors (n, \\*channels, \\*patch_size) of the volume's dtype, or
+        float32 with ``normalize``. If labels or a mask are given, elements are tuples (volume, labels[,
+        mask]).
 
     Raises:
         FileNotFoundError, PermissionError: as ``open`` raises them.
@@ -230,7 +232,8 @@ def patch_dataset(
     check_choice("channels", channels, ("as_stored", "last"))
     samples = PatchSamples(
         _this_process, Given(volume, labels, mask, stage, storage_options), patch_size, sampling=sampling,
-        padding=padding, margin=0, cache=cache, nan=nan, bad_samples=bad_samples, threads=threads,
+        padding=padding, margin=0, normalize=normalize, cache=cache, nan=nan, bad_samples=bad_samples,
+        threads=threads,
     )  # fmt: skip
     draws = samples._places.is_random or isinstance(augment, Augment)
     batching = batching_of(batch_size, drop_remainder, shuffle, seed, shard, bad_samples, draws=draws)

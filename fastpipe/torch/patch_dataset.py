@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.options import BadSamples, Cache, Stage
+from fastpipe.options import BadSamples, Cache, Rescale, Stage, ZScore
 from fastpipe.sampling import Sampling
 from fastpipe.torch.array_dataset import RowsDataset, StockSamples, UserCode
 from fastpipe.torch.randomness import take_key
@@ -145,6 +145,11 @@ class FastPatchDataset(PatchSamples, RowsDataset):
             for each dimension.  The margin does not move the patches.  Without ``padding``, the margin is 0
             outside a volume.  An augmentation of :mod:`fastpipe.augment` defines the margin that it needs,
             and cuts the margin off again: ``margin=augment.nnunet_default(patch_size)``.
+        normalize: how to normalise ``volume`` before patches are cut, by statistics of each whole volume:
+            :class:`fastpipe.ZScore` or :class:`fastpipe.Rescale`.  Patches of ``volume`` are then float32.
+            Padding follows, so its constant is a normalised value, as with MONAI's transforms.  The
+            statistics are computed when the dataset is created, from all voxels.  They are kept in the user's
+            cache folder until the volume's file changes, unless ``cache="off"``.
         transform: a function of the sample's values, ``transform(volume[, labels][, mask])``, that returns
             the new sample.
         seed: with a seed, positions, order and augmentation in a ``FastLoader`` depend only on the seed and
@@ -159,7 +164,8 @@ class FastPatchDataset(PatchSamples, RowsDataset):
         storage_options: for volumes that are URLs, such as ``"s3://bucket/scan.zarr"``: credentials and
             settings for their fsspec file system (``key``, ``secret``, ``endpoint_url`` …).
         nan: handling of NaN in ``volume``: ``"keep"``, ``"error"`` (a patch with NaN is a bad sample), or a
-            number that replaces NaN.
+            number that replaces NaN, before ``normalize``.  A volume with NaN cannot be normalised without
+            such a number.
         bad_samples: how to handle patches that cannot be read, a :class:`fastpipe.BadSamples` or its
             policy's name.  ``"replace"`` uses another patch instead.
         threads: number of reading threads.  ``"auto"`` is cores ÷ (ranks on this machine × workers), minus
@@ -167,13 +173,13 @@ class FastPatchDataset(PatchSamples, RowsDataset):
         thread_safe: promise that ``transform`` may be called from several threads at once.
 
     Attributes:
-        volume, labels, mask, patch_size, sampling, padding, transform, seed, stage, nan: as given.
+        volume, labels, mask, patch_size, sampling, padding, normalize, transform, seed, stage, nan: as given.
         margin: number of voxels for each dimension.
 
-    ``dataset[i]`` is an array (\\*channels, \\*patch_size) of the volume's dtype, including the margin.  With
-    labels or a mask, it is a tuple of such arrays.  Batches are collated to tensors.  With random sampling,
-    the i-th patch of an epoch depends only on (seed, epoch, i).  ``print(dataset)`` shows how each volume is
-    read.
+    ``dataset[i]`` is an array (\\*channels, \\*patch_size), including the margin, of the volume's dtype, or
+    float32 with ``normalize``.  With labels or a mask, it is a tuple of such arrays.  Batches are collated to
+    tensors.  With random sampling, the i-th patch of an epoch depends only on (seed, epoch, i).
+    ``print(dataset)`` shows how each volume is read.
 
     Raises:
         FileNotFoundError, PermissionError: as ``open`` raises them.
@@ -201,6 +207,7 @@ class FastPatchDataset(PatchSamples, RowsDataset):
         sampling: Sampling | None = None,
         padding: Any = "error",
         margin: Any = 0,
+        normalize: ZScore | Rescale | None = None,
         transform: Callable[..., Any] | None = None,
         seed: int | None = None,
         cache: Cache | Literal["auto", "ram", "off"] = "auto",
@@ -213,7 +220,8 @@ class FastPatchDataset(PatchSamples, RowsDataset):
     ) -> None:
         super().__init__(
             process_of, Given(volume, labels, mask, stage, storage_options), patch_size, sampling=sampling,
-            padding=padding, margin=margin, cache=cache, nan=nan, bad_samples=bad_samples, threads=threads,
+            padding=padding, margin=margin, normalize=normalize, cache=cache, nan=nan,
+            bad_samples=bad_samples, threads=threads,
         )  # fmt: skip
         self.transform, self.thread_safe = transform, thread_safe
         self.seed = seed if seed is None else operator.index(seed)

@@ -10,6 +10,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
+from time import perf_counter_ns
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -29,11 +30,12 @@ from fastpipe.core.slots import KEPT_SLOTS, SlotPool
 from fastpipe.core.types import Key
 from fastpipe.errors import BadSampleError
 from fastpipe.hdf5.opening import open_library, raw_name
-from fastpipe.options import BadSamples, Cache, Stage
+from fastpipe.options import BadSamples, Cache, Rescale, Stage, ZScore
 from fastpipe.sampling import Sampling, Uniform
 from fastpipe.volumes.blosc2 import Blosc2Volume
 from fastpipe.volumes.hdf5 import HDF5Volume
 from fastpipe.volumes.nifti import ScaledVolume
+from fastpipe.volumes.normalization import Normalizer, normalizers
 from fastpipe.volumes.places import PatchPlaces, PatchSpace, Places, keys_of
 from fastpipe.volumes.raw import RawVolume
 from fastpipe.volumes.reader import (
@@ -119,9 +121,10 @@ class SlicedPatches:
         padding: Padding,
         nan: str | float,
         patch_size: Sequence[int],
+        normalizers: Sequence[Normalizer] | None,
     ) -> None:
         self._roles, self._places, self._padding, self._nan = roles, places, padding, nan
-        self._size = tuple(patch_size)
+        self._size, self._normalizers = tuple(patch_size), normalizers
         self._open: tuple[int, dict[tuple[int, int], Any]] = os.getpid(), {}
 
     def __len__(self) -> int:
@@ -143,10 +146,14 @@ class SlicedPatches:
         role, array = self._roles[number], self._array(number, volume)
         sides = list(zip(start, self._size, role.spatial(volume), strict=True))
         ends = [(max(0, -at), max(0, at + size - most)) for at, size, most in sides]
+        box = (..., *(slice(max(0, at), max(0, at) + size) for at, size, _ in sides))
+        if number == 0 and self._normalizers is not None:
+            normalizer, pads = self._normalizers[volume], any(map(any, ends))
+            patch = self._normal(normalizer, array[...] if pads else array[box])
+            return self._padded(role, patch, ends)[box] if pads else patch
         if any(map(any, ends)):  # ``numpy.pad`` needs the whole array
             array = self._padded(role, array[...], ends)
-        box = [slice(max(0, at), max(0, at) + size) for at, size, _ in sides]
-        patch = np.array(array[(*[slice(None)] * len(role.lead), *box)], role.dtype)
+        patch = np.array(array[box], role.dtype)
         if number == 0 and self._nan != "keep" and patch.dtype.kind in "fc" and np.isnan(patch).any():
             if self._nan == "error":
                 raise BadSampleError(f"{role.volumes[volume].name} has a NaN in the patch at {tuple(start)}")
@@ -156,10 +163,17 @@ class SlicedPatches:
     def _padded(self, role: Role, whole: Any, ends: Sequence[tuple[int, int]]) -> npt.NDArray[Any]:
         options = {}
         if self._padding.mode == "constant":
-            options["constant_values"] = np.array(self._padding.constant(role.name)).astype(role.dtype)
+            options["constant_values"] = np.array(self._padding.constant(role.name)).astype(whole.dtype)
         mode: Any = self._padding.mode
         padded: npt.NDArray[Any] = np.pad(whole, [(0, 0)] * len(role.lead) + list(ends), mode, **options)
         return padded
+
+    def _normal(self, normalizer: Normalizer, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        if array.dtype.kind == "f" and not isinstance(self._nan, str):
+            array = np.where(np.isnan(array), self._nan, array)
+        out = np.empty(array.shape, np.float32)
+        normalizer.normalize(array, out)
+        return out
 
     def _array(self, number: int, volume: int) -> Any:
         if self._open[0] != os.getpid():
@@ -225,7 +239,8 @@ class Runtime(ProcessRuntime[Options]):
         size: Sequence[int],
         remembered: Remembered,
         process: Process,
-        chunks: PatchChunks | None = None,
+        chunks: PatchChunks | None,
+        normalizers: Sequence[Normalizer] | None,
     ) -> None:
         super().__init__(options, process.pool)
         self.threads = ReadThreads.of(process.pool)
@@ -233,12 +248,15 @@ class Runtime(ProcessRuntime[Options]):
         self.slots = [SlotPool(KEPT_SLOTS) for _ in roles]
         self.log = BadSampleLog(options.bad_samples)
         self._roles, self._padding, self._nan = roles, options.padding, options.nan
+        self._normalizers, self._constant = normalizers, options.padding.value
+        if normalizers is not None:  # the constant is written after normalising
+            self._padding = options.padding._replace(value=0)
         self._units, self._chunks = remembered.slots(process.workers), chunks
         self.counts = Counts(next((units for units, _ in self._units if units is not None), None))
         self._expected: dict[Any, set[int]] = {units: set() for units, _ in self._units if units is not None}
         self._firsts = np.cumsum([0, *(len(role.volumes) for role in roles)]).tolist()
         self._kinds = [
-            _kind(role, size, options.padding, "keep" if number else options.nan)
+            _kind(role, size, self._padding, "keep" if number else options.nan)
             for number, role in enumerate(roles)
         ]
         self._volumes: dict[tuple[int, int], Any] = {}  # the core's volumes, by (role, volume)
@@ -274,6 +292,8 @@ class Runtime(ProcessRuntime[Options]):
         statuses = np.zeros((len(arrays[0]), 8), np.uint8)
         if not len(rows):
             return Started(None, statuses, ())
+        if self._normalizers is not None:
+            return Started(None, statuses, self._normalized(places, rows, arrays))
         batch, left = self._batch(places, rows, arrays, statuses)
         return Started(batch, statuses, self._tasks(places, rows, arrays, left) if left else ())
 
@@ -324,16 +344,59 @@ class Runtime(ProcessRuntime[Options]):
 
     def read_alone(self, places: Places, row: int, arrays: Sequence[npt.NDArray[Any]]) -> None:
         """Read one patch in Python; raise an error if the patch cannot be read."""
-        every = [(0, role) for role in range(len(self._roles))]
-        for task in self._tasks(places, np.array([row]), arrays, every):
-            task.run()
+        self._read_one(places, row, arrays, self._need(places), by_core=False)
+
+    def _read_one(
+        self, places: Places, row: int, arrays: Sequence[npt.NDArray[Any]], needed: Needed | None, *,
+        by_core: bool,
+    ) -> None:  # fmt: skip
+        """Read one patch in this thread, and normalise it.
+
+        With ``by_core``, the native core reads what it can, without Python's lock.
+        """
+        outs = [array[row] for array in arrays]
+        raw, left = list(outs), list(range(len(outs)))
+        if self._normalizers is not None:
+            raw[0] = np.empty(outs[0].shape, self._roles[0].dtype)
+        if by_core:
+            first, statuses = np.zeros(1, np.int64), np.zeros((1, 8), np.uint8)
+            batch, others = self._batch(places, first, [one[None] for one in raw], statuses)
+            if batch is not None:
+                native.run_here(batch)
+                self.heard(places, first, Started(batch, statuses, ()))
+                left = left if statuses[0, 0] == DECLINED else [role for _, role in others]
+        volume, start = int(places.volumes[0]), places.starts[0].tolist()
+        for role in left:
+            self._read(role, volume, start, raw[role], needed)
+        if self._normalizers is not None:
+            self._normalize(self._normalizers[volume], volume, start, raw[0], outs[0])
+
+    def _normalize(
+        self, normalizer: Normalizer, volume: int, start: Sequence[int], raw: npt.NDArray[Any],
+        out: npt.NDArray[Any],
+    ) -> None:  # fmt: skip
+        """Normalise a patch; if it is padded with a constant, write the constant beyond the volume."""
+        begun, inside = perf_counter_ns(), [slice(None)] * len(start)
+        if self._padding.mode == "constant":
+            most, sizes = self._roles[0].spatial(volume), out.shape[out.ndim - len(start) :]
+            inside = [
+                slice(max(0, -at), max(0, min(size, end - at)))
+                for at, size, end in zip(start, sizes, most, strict=True)
+            ]
+            if out[(..., *inside)].size < out.size:
+                out[...] = self._constant
+        normalizer.normalize(raw[(..., *inside)], out[(..., *inside)])
+        self.clock.add("copy", perf_counter_ns() - begun)
+
+    def _need(self, places: Places) -> Needed | None:
+        return None if self._chunks is None else self._chunks.need(places, self._units)
 
     def _tasks(
         self, places: Places, rows: Int64Array, arrays: Sequence[npt.NDArray[Any]],
         left: Sequence[tuple[int, int]],
     ) -> list[Task]:  # fmt: skip
         """Return the tasks with which Python reads the pairs (patch, role) in ``left``."""
-        needed = None if self._chunks is None else self._chunks.need(places, self._units)
+        needed = self._need(places)
 
         def task(patch: int, role: int) -> Task:
             volume, start = int(places.volumes[patch]), places.starts[patch].tolist()
@@ -357,6 +420,19 @@ class Runtime(ProcessRuntime[Options]):
                 "nan='error' was asked for"
             )
         out[is_nan] = self._nan
+
+    def _normalized(self, places: Places, rows: Int64Array, arrays: Sequence[npt.NDArray[Any]]) -> list[Task]:
+        """Return the tasks that read patches and normalise them, one for each patch."""
+        needed = self._need(places)
+
+        def task(patch: int) -> Task:
+            one = Places(*(part[patch : patch + 1] for part in places))
+            row = int(rows[patch])
+            return Task(
+                rows[patch : patch + 1], lambda: self._read_one(one, row, arrays, needed, by_core=True)
+            )
+
+        return [task(patch) for patch in range(len(rows))]
 
     def _reader(self, role: int, volume: int) -> PatchReader:
         with self._lock:
@@ -391,6 +467,7 @@ class PatchSamples(TouredSamples):
         sampling: Sampling | None,
         padding: Any,
         margin: Any,
+        normalize: ZScore | Rescale | None,
         cache: Cache | Literal["auto", "ram", "off"],
         nan: Literal["keep", "error"] | float,
         bad_samples: BadSamples | Literal["raise", "replace", "skip"],
@@ -414,14 +491,15 @@ class PatchSamples(TouredSamples):
         )
         self._chunks = PatchChunks.of(self._roles, self._cut)
         self.nan = checked_nan(nan, self._roles[0].dtype)
-        for role in self._roles:
-            self._padding.check(role.name, role.dtype)
         first = self._roles[0]
+        kept = None if self.cache.where == "off" else default_file_arrays()
+        self.normalize, self._normalizers = normalize, normalizers(normalize, first, self.nan, kept)
+        for role, (dtype, _) in zip(self._roles, self.kinds, strict=True):
+            self._padding.check(role.name, dtype)
         titles = [one.name for one in first.volumes]
         shapes = [first.spatial(number) for number in range(len(titles))]
         self._space = PatchSpace(shapes, self.patch_size, titles, self._padding.pads)
         self.sampling = sampling or Uniform(filling(self._space))
-        kept = None if self.cache.where == "off" else default_file_arrays()
         self._own_places = places_of(self.sampling, self._space, self._roles, self._padding.pads, kept)
         self._places: PatchPlaces = self._own_places
         cut_space = self._space
@@ -446,7 +524,10 @@ class PatchSamples(TouredSamples):
     @property
     def kinds(self) -> list[tuple[np.dtype[Any], tuple[int, ...]]]:
         """Return the dtype and the shape of each value of a sample."""
-        return [(role.dtype, (*role.lead, *self._cut)) for role in self._roles]
+        dtypes = [role.dtype for role in self._roles]
+        if self.normalize is not None:
+            dtypes[0] = np.dtype(np.float32)
+        return [(dtype, (*role.lead, *self._cut)) for dtype, role in zip(dtypes, self._roles, strict=True)]
 
     def places(self, epoch: int = 0) -> tuple[Int64Array, Int64Array]:
         """Return the places of an epoch's patches.
@@ -489,7 +570,8 @@ class PatchSamples(TouredSamples):
     def plan(self) -> PatchPlan:
         """Return a description of how each array is read, for ``print``."""
         decoded, used = self._running().counts.nbytes
-        return PatchPlan(self._roles, self._cut, self._remembered.note, decoded / used if used else None)
+        amplification = decoded / used if used else None
+        return PatchPlan(self._roles, self._cut, self._remembered.note, amplification, self.normalize)
 
     @property
     def _beyond(self) -> Padding:
@@ -498,7 +580,7 @@ class PatchSamples(TouredSamples):
 
     def _sliced(self) -> SlicedPatches:
         """Return an object that reads the patches of this dataset with the formats' own libraries."""
-        return SlicedPatches(self._roles, self._places, self._beyond, self.nan, self._cut)
+        return SlicedPatches(self._roles, self._places, self._beyond, self.nan, self._cut, self._normalizers)
 
     def _tour_window(self) -> int:
         return self._touring.planned(None)[0]
@@ -574,7 +656,9 @@ class PatchSamples(TouredSamples):
         options = Options(self.bad_samples, self.threads, self._beyond, self.nan)
         if self._runtime is None or not self._runtime.fits(options):
             process = self._process(self.threads, "fastpipe-patch")
-            self._runtime = Runtime(options, self._roles, self._cut, self._remembered, process, self._chunks)
+            self._runtime = Runtime(
+                options, self._roles, self._cut, self._remembered, process, self._chunks, self._normalizers
+            )
         return self._runtime
 
 

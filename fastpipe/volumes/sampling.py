@@ -5,10 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-import os
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,9 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe.core.array_cache import FileArrays
-from fastpipe.core.clock import StageClock
 from fastpipe.core.keys import sample_seed, uniforms
-from fastpipe.core.machine import default_threads
 from fastpipe.errors import OptionError
 from fastpipe.sampling import Foreground, Grid, Positions, Sampling, Uniform
 from fastpipe.volumes.places import (
@@ -28,13 +23,12 @@ from fastpipe.volumes.places import (
     PatchSpace,
     Places,
     UniformPatches,
-    check_room,
     given_places,
     grid_places,
 )
-from fastpipe.volumes.reader import Counts, PatchReader
+from fastpipe.volumes.scans import kept_arrays, scan
 from fastpipe.volumes.sources import Role
-from fastpipe.volumes.volume import Int64Array, UnitGrid, Volume, grown_unit
+from fastpipe.volumes.volume import Int64Array
 
 # ---- labels: a random sample of each label's voxels, from one pass over the parts in any order ----
 
@@ -392,10 +386,6 @@ class MaskedPatches:
 
 _log = logging.getLogger("fastpipe.patches")
 
-_PIECE_NBYTES = 1 << 24  # bytes of a volume that a thread reads at a time
-# The file state for volumes that have no file; the description of the volume is then the whole key.
-_NO_FILE = os.stat_result([0] * 19)
-_MOST_LOOKED_AT = 1 << 18  # the most voxels that are examined at a time
 _MOST_SHOWN = 10  # the most labels in a message
 # The offset of the numbers from which random numbers for places are derived.  The offset is far from the
 # numbers for the transforms of samples.  _FOREGROUND is the number for patches around the foreground.
@@ -409,91 +399,33 @@ def label_voxels(
     shape = role.spatial(number)
     sketch = VoxelSketch(shape, most, labels)
 
-    def look(part: npt.NDArray[Any], start: Sequence[int]) -> None:
+    def look(start: Sequence[int], part: npt.NDArray[Any]) -> None:
         for channel in part.reshape(-1, *part.shape[len(role.lead) :]):
             sketch.add(channel, start)
 
     def find() -> list[npt.NDArray[Any]]:
-        _scan(role, number, look)
+        scan([role], number, look)
         return list(sketch.found())
 
     # The version in the key makes fastpipe ignore tables of versions that searched labels in another way.
     about = f"label voxels of version 3, {most} {labels} in {shape}"
-    return LabelVoxels(*_kept(role.volumes[number], about, find, kept))
+    return LabelVoxels(*kept_arrays(role.volumes[number], about, find, kept))
 
 
 def mask_density(role: Role, number: int, patch: Sequence[int], kept: FileArrays | None) -> MaskDensity:
     """Return a mask's ``MaskDensity``.  A voxel is in the mask if any of its channels is not 0."""
     blocks, axes = BlockCounts(role.spatial(number), patch), tuple(range(len(role.lead)))
 
-    def look(part: npt.NDArray[Any], start: Sequence[int]) -> None:
+    def look(start: Sequence[int], part: npt.NDArray[Any]) -> None:
         blocks.add((part != 0).any(axis=axes), start)
 
     def find() -> list[npt.NDArray[Any]]:
-        _scan(role, number, look)
+        scan([role], number, look)
         return [blocks.counts.reshape(-1)]
 
     about = f"mask counts of {blocks.sides} in {blocks.shape}"
-    (counts,) = _kept(role.volumes[number], about, find, kept)
+    (counts,) = kept_arrays(role.volumes[number], about, find, kept)
     return MaskDensity(counts.reshape(blocks.counts.shape), blocks.sides, blocks.shape)
-
-
-def _kept(
-    volume: Volume, about: str, find: Callable[[], list[npt.NDArray[Any]]], kept: FileArrays | None
-) -> Sequence[npt.NDArray[Any]]:
-    path, identity = volume.state()
-    if kept is None or not identity:
-        return find()
-    status = os.stat(path) if path else _NO_FILE
-    about = f"{about} of {identity}"
-    found = kept.load(status, about)
-    if found is None:
-        found = find()
-        kept.save(status, about, found)
-    return found
-
-
-def _scan(role: Role, number: int, look: Callable[[npt.NDArray[Any], Sequence[int]], None]) -> None:
-    """Pass a whole volume to ``look``, box by box, in bounded memory; threads read the boxes.
-
-    Only the dimensions along which patches are cut are divided into boxes.
-    """
-    volume, shape, lead = role.volumes[number], role.spatial(number), len(role.lead)
-    what = f"the list of the {volume.grid.count:,} parts of {volume.name}, all of which are to be read,"
-    check_room(8 * volume.grid.count, what, "use another sampling")
-    voxel_nbytes = math.prod(role.lead) * volume.dtype.itemsize
-    boxes = UnitGrid(shape, grown_unit(volume.grid.unit[lead:], shape, voxel_nbytes, _PIECE_NBYTES))
-    reader = PatchReader(volume, StageClock(), Counts())
-
-    def read(number: int) -> tuple[npt.NDArray[Any], list[int]]:
-        box = boxes.box(number)
-        start = [side.start for side in box]
-        part = np.empty((*role.lead, *(side.stop - side.start for side in box)), volume.dtype)
-        reader.read([*[0] * lead, *start], part)
-        return part, start
-
-    threads, coming = default_threads(1), deque[Future[tuple[npt.NDArray[Any], list[int]]]]()
-    with ThreadPoolExecutor(threads, "fastpipe-scan") as pool:
-        for number in range(boxes.count + threads):
-            if number < boxes.count:
-                coming.append(pool.submit(read, number))
-            if number >= threads and coming:
-                _look(*coming.popleft().result(), lead, look)
-
-
-def _look(
-    part: npt.NDArray[Any], start: Sequence[int], lead: int,
-    look: Callable[[npt.NDArray[Any], Sequence[int]], None],
-) -> None:  # fmt: skip
-    """Pass a box to ``look`` in small pieces, because ``look`` needs many times the memory of a piece."""
-    shape = part.shape[lead:]
-    sides, left = [], max(1, _MOST_LOOKED_AT // max(1, math.prod(part.shape[:lead])))
-    for dim, size in enumerate(shape):  # the pieces have whole rows if the rows are small enough
-        sides.append(min(size, max(1, left // math.prod(shape[dim + 1 :]))))
-        left = max(1, left // sides[-1])
-    for begins in itertools.product(*map(range, [0] * len(shape), shape, sides)):
-        box: list[Any] = [slice(at, at + side) for at, side in zip(begins, sides, strict=True)]
-        look(part[(..., *box)], [a + b for a, b in zip(start, begins, strict=True)])
 
 
 def drawn(number: int, seed: int, epoch: int, indices: Int64Array, count: int) -> npt.NDArray[np.float64]:

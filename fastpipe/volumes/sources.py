@@ -309,9 +309,12 @@ class PatchPlan:
     """A description of how a dataset of patches reads its volumes, for ``print``."""
 
     def __init__(
-        self, roles: Sequence[Role], patch_size: Sequence[int], remembered: str, amplification: float | None
-    ) -> None:
+        self, roles: Sequence[Role], patch_size: Sequence[int], remembered: str, amplification: float | None,
+        normalize: object,
+    ) -> None:  # fmt: skip
         self.lines = [printable(_line(role, patch_size)) for role in roles]
+        if normalize is not None:
+            self.lines.append(f"volume, normalised  →  float32 by {normalize!r} of each whole volume")
         self.lines.append(f"decoded parts  →  {remembered}")
         if amplification is not None:
             self.lines.append(f"so far  →  {amplification:.2f} bytes were decoded for each that was used")

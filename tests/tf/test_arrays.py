@@ -14,7 +14,7 @@ import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fastpipe import BadSamples, Cache, Shard, Shuffle
+from fastpipe import BadSamples, Cache, Shard, Shuffle, ZScore
 from fastpipe.errors import HDF5Error, OptionError, TooManyBadSamplesError
 from fastpipe.sampling import Foreground, Grid, Positions, Uniform
 from fastpipe.stores.fetching import ObjectReader
@@ -249,6 +249,14 @@ def test_channels_go_behind() -> None:
     np.testing.assert_array_equal(batch[0].numpy(), np.moveaxis(two[:, 1:5, 2:7, 3:9], 0, -1))
     with pytest.raises(OptionError, match="channels='last' takes one dimension in front"):
         patch_dataset(two[None], _SIZE, channels="last")
+
+
+def test_normalised_patches_are_those_of_the_normalised_volume(zarrs: Any, same: Any) -> None:
+    made = patch_dataset(zarrs[0], _SIZE, zarrs[1], 3, False, 1, sampling=Grid(), normalize=ZScore())
+    assert made.element_spec[0].dtype == tf.float32 and "normalised" in str(made.plan)
+    same(made, made.reference())
+    whole = (_VOXELS - _VOXELS.mean()) / _VOXELS.std()
+    np.testing.assert_allclose(_all(made)[0][0], whole[:4, :5, :6], rtol=1e-5, atol=1e-6)
 
 
 @_ANY

@@ -20,7 +20,7 @@ from streams import BY_PROCESSES
 from torch.utils.data import DataLoader
 from volume_kinds import random_array, write_volume
 
-from fastpipe import Cache, FastLoader, FastPatchDataset, Shuffle, Stage
+from fastpipe import Cache, FastLoader, FastPatchDataset, Shuffle, Stage, ZScore
 from fastpipe.errors import BadSampleError, OptionError, StageError, StoreAccessError, StoreError, VolumeError
 from fastpipe.sampling import Foreground, Grid, Uniform
 from fastpipe.stores.filesystems import FilesystemStore, FolderStore
@@ -106,6 +106,24 @@ def test_every_kind_of_array_is_read_as_from_a_folder(kind: str, far: Far) -> No
     assert same(ours[3], theirs[3])
     how = "staged in '" if near else "fetched ahead"
     assert f"Zarr, chunks of 8×16×16 (4 KiB; {KINDS[kind]}), by fsspec, {how}" in repr(ours)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_normalised_patches_are_those_of_the_local_array(workers: int, far: Far, near: Any) -> None:
+    """Each chunk is fetched once for the statistics, and at most once by each process for the patches."""
+
+    def run(what: str, **more: Any) -> list[Any]:
+        options: Any = {"normalize": ZScore(), "sampling": Uniform(23), "seed": 5, "padding": "constant"}
+        dataset = far.make(what, **options, **more)
+        loader = FastLoader(dataset, 4, num_workers=workers, workers="processes")
+        return [list(loader) for _ in range(2)]
+
+    path = far.write()
+    url = far.upload(path)
+    expected = run(path)
+    far.asked()
+    assert same(run(url, **near), expected)
+    assert max(count for key, count in far.asked().items() if "/c/" in key) <= 1 + max(1, workers)
 
 
 @pytest.mark.parametrize("version", [2, 3])

@@ -30,13 +30,13 @@ ONE, TWO, THREE = (5, 5, 5), (30, 30, 30), (5, 30, 50)  # where cubes begin
 def scans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The volumes that were gone through."""
     found: list[str] = []
-    real = sampling_module._scan
+    real = sampling_module.scan
 
-    def scan(role: Any, number: int, look: Any) -> None:
-        found.append(role.volumes[number].name)
-        real(role, number, look)
+    def scan(roles: Any, number: int, look: Any) -> None:
+        found.append(roles[0].volumes[number].name)
+        real(roles, number, look)
 
-    monkeypatch.setattr(sampling_module, "_scan", scan)
+    monkeypatch.setattr(sampling_module, "scan", scan)
     return found
 
 
