@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -58,11 +58,18 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Foreground:
-    """Random patches, some of which are centred on a voxel of the foreground, as in nnU-Net.
+    """Random patches, some of which are centred on a voxel of the foreground, as in nnU-Net and MONAI.
 
     With probability ``fraction``, a random class of the volume is chosen, then a random voxel of this class.
     The patch is centred on this voxel, but moved inwards if it would extend beyond the volume.  This is
     nnU-Net's ``oversample_foreground_percent`` with ``probabilistic_oversampling``.
+
+    With ``fraction=1.0``, these are MONAI's probabilities for labels of ``C`` classes::
+
+        # RandCropByPosNegLabeld(pos=2, neg=1, image_key="image", image_threshold=0)
+        Foreground(n, 1.0, classes=(range(1, C), 0), ratios=(2, 1), image_threshold=0)
+        # RandCropByLabelClassesd(ratios=[1, 2, 3], num_classes=3)
+        Foreground(n, 1.0, classes=(0, 1, 2), ratios=(1, 2, 3))
 
     Each label is a class, even if the label is not a whole number.  A soft segmentation has many such labels.
     If a volume has more than 1,000 labels that are not whole numbers, all these labels are one class.
@@ -71,6 +78,11 @@ class Foreground:
         samples_per_epoch: number of patches, at least 1.
         fraction: probability, from 0 to 1, that a patch is centred on a voxel of the foreground.
         classes: labels of the foreground, compared by ``labels == label``.  None takes all labels above 0.
+            A sequence of labels inside ``classes`` is one class, such as a region of nnU-Net.
+        ratios: how likely each of ``classes`` is, relative to the others in the same volume.  None makes all
+            classes equally likely.
+        image_threshold: of the label 0, only voxels where the sample's volume is above this number are
+            chosen.  If the volume has several channels, one of them must be above it.
         voxels: number of random voxels to keep for each class of each volume.  nnU-Net keeps 10,000.
         volumes, mask_fraction: as for :class:`Uniform`.  The mask does not apply to patches that are
             centred on a voxel of the foreground.
@@ -89,10 +101,12 @@ class Foreground:
 
     samples_per_epoch: int
     fraction: float = 0.33
-    classes: tuple[float, ...] | None = None
+    classes: tuple[float | tuple[float, ...], ...] | None = None
     voxels: int = 10_000
     volumes: Literal["equal", "size"] = "equal"
     mask_fraction: float = 0.0
+    ratios: tuple[float, ...] | None = None
+    image_threshold: float | None = None
 
     def __post_init__(self) -> None:
         _check_common(self)
@@ -100,17 +114,21 @@ class Foreground:
         object.__setattr__(self, "voxels", _from_1(self.voxels, "Foreground(voxels=…)"))
         if self.classes is not None:
             try:
-                labels = tuple(
-                    float(label) if isinstance(label, (float, np.floating)) else operator.index(label)
-                    for label in self.classes
-                )
+                classes = tuple(dict.fromkeys(map(_label_or_labels, self.classes)))
             except TypeError:
-                labels = (math.nan,)
-            if any(label != label for label in labels):
                 raise OptionError(
-                    f"Foreground(classes=…) must be a tuple of labels, or None, got {self.classes!r}"
-                )
-            object.__setattr__(self, "classes", labels)
+                    "Foreground(classes=…) must be a tuple of labels, or of tuples of labels, or None, got "
+                    f"{self.classes!r}"
+                ) from None
+            object.__setattr__(self, "classes", classes)
+        if self.ratios is not None:
+            object.__setattr__(self, "ratios", _checked_ratios(self.ratios, self.classes))
+        threshold = self.image_threshold
+        is_number = isinstance(threshold, (int, float)) and not isinstance(threshold, bool)
+        if threshold is not None and not (is_number and threshold == threshold):
+            raise OptionError(f"Foreground(image_threshold=…) must be a number or None, got {threshold!r}")
+        if threshold is not None and not any(0 in labels_of(one) for one in self.classes or ()):
+            raise OptionError("Foreground(image_threshold=…) is for the label 0: name it in classes=")
 
 
 @dataclass(frozen=True)
@@ -182,6 +200,42 @@ class Positions:
 
 
 Sampling = Uniform | Foreground | Grid | Positions
+
+
+def labels_of(one: float | tuple[float, ...]) -> tuple[float, ...]:
+    """Return the labels of a class."""
+    return one if isinstance(one, tuple) else (one,)
+
+
+def _label_or_labels(given: Any) -> float | tuple[float, ...]:
+    if isinstance(given, Iterable) and not isinstance(given, (str, bytes, np.ndarray)):
+        labels = tuple(map(_label, given))
+        if not labels:
+            raise TypeError(given)
+        return labels
+    return _label(given)
+
+
+def _label(given: Any) -> float:
+    label = float(given) if isinstance(given, (float, np.floating)) else operator.index(given)
+    if label != label:
+        raise TypeError(given)
+    return label
+
+
+def _checked_ratios(ratios: Any, classes: Any) -> tuple[float, ...]:
+    if classes is None:
+        raise OptionError("Foreground(ratios=…) needs classes=, a class for each ratio")
+    try:
+        found = tuple(map(float, ratios))
+    except (TypeError, ValueError):
+        found = ()
+    if len(found) != len(classes) or not all(0 <= one < math.inf for one in found) or not any(found):
+        raise OptionError(
+            f"Foreground(ratios=…) must be {len(classes)} numbers from 0, one for each class, and not all "
+            f"of them 0, got {ratios!r}"
+        )
+    return found
 
 
 def _check_common(option: Uniform | Foreground) -> None:

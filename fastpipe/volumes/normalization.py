@@ -53,6 +53,19 @@ class Normalizer(NamedTuple):
             np.clip(out, np.float32(low), np.float32(high), out=out)
 
 
+def image_values(
+    stored: npt.NDArray[Any], nan: str | float, normalizer: Normalizer | None
+) -> npt.NDArray[Any]:
+    """Return elements of a volume as a dataset's patches have them: NaN is replaced, then normalised."""
+    if stored.dtype.kind in "fc" and not isinstance(nan, str):
+        stored = np.where(np.isnan(stored), stored.dtype.type(nan), stored)
+    if normalizer is None:
+        return stored
+    out = np.empty(stored.shape, np.float32)
+    normalizer.normalize(stored, out)
+    return out
+
+
 def normalizers(
     option: Any, role: Role, nan: str | float, kept: FileArrays | None
 ) -> list[Normalizer] | None:

@@ -90,8 +90,9 @@ class UniformPatches:
 class ForegroundPatches:
     """The patches of ``elsewhere``; about ``fraction`` of them are moved to surround a foreground voxel.
 
-    For each volume and each label, ``voxels`` has the flat indices of the label's voxels in C order: int64
-    (M,).  ``draw`` must not return the random numbers that ``elsewhere`` uses.
+    For each volume and each of its classes, ``voxels`` has the flat indices of the class's voxels in C order:
+    int64 (M,), and ``weights`` the class's relative probability, above 0.  ``draw`` must not return the
+    random numbers that ``elsewhere`` uses.
     """
 
     is_random = True
@@ -102,35 +103,33 @@ class ForegroundPatches:
         elsewhere: PatchPlaces,
         fraction: float,
         voxels: Sequence[Sequence[Int64Array]],
+        weights: Sequence[Sequence[float]],
         draw: Draw,
     ) -> None:
         self._space, self._elsewhere, self.count = space, elsewhere, elsewhere.count
         self._fraction, self._draw = fraction, draw
-        # One array contains the voxels of all labels of all volumes.  ``_ends`` has the ends of the labels.
-        lists = [label for labels in voxels for label in labels]
-        self._voxels = np.concatenate([np.zeros(0, np.int64), *lists])
-        self._ends = np.cumsum([0, *(len(label) for label in lists)], dtype=np.int64)
-        self._labels = np.array([len(labels) for labels in voxels], np.int64)
-        self._firsts = np.cumsum(self._labels) - self._labels
+        self._voxels = [np.concatenate([np.zeros(0, np.int64), *classes]) for classes in voxels]
+        # The classes of each volume: the ends of their voxels, and of their parts of the probability.
+        self._ends = [np.cumsum([0, *map(len, classes)], dtype=np.int64) for classes in voxels]
+        self._parts = [np.cumsum(some) / sum(some) if some else np.zeros(0) for some in weights]
+        self._has_classes = np.array([bool(some) for some in weights])
 
     def places(self, seed: int, epoch: int, indices: Int64Array) -> Places:
         volumes, starts = self._elsewhere.places(seed, epoch, indices)
         drawn = self._draw(seed, epoch, indices, 3)
-        labels = self._labels[volumes]
-        rows = np.flatnonzero((drawn[:, 0] < self._fraction) & (labels > 0))
+        rows = np.flatnonzero((drawn[:, 0] < self._fraction) & self._has_classes[volumes])
         if len(rows):
             starts = starts.copy()
-            chosen = np.minimum((drawn[rows, 1] * labels[rows]).astype(np.int64), labels[rows] - 1)
-            chosen += self._firsts[volumes[rows]]
-            begins, counts = self._ends[chosen], np.diff(self._ends)[chosen]
-            voxels = self._voxels[begins + np.minimum((drawn[rows, 2] * counts).astype(np.int64), counts - 1)]
-            for volume in np.unique(volumes[rows]).tolist():
-                some = volumes[rows] == volume
-                shape = tuple(self._space.shapes[volume].tolist())
-                centre = np.stack(np.unravel_index(voxels[some], shape), axis=1)
-                lows = self._space.lows[volume]
-                highs = lows + self._space.counts[volume] - 1
-                starts[rows[some]] = np.clip(centre - self._space.patch // 2, lows, highs)
+        for volume in np.unique(volumes[rows]).tolist():
+            some = rows[volumes[rows] == volume]
+            chosen = np.searchsorted(self._parts[volume][:-1], drawn[some, 1], side="right")
+            begins, counts = self._ends[volume][chosen], np.diff(self._ends[volume])[chosen]
+            steps = np.minimum((drawn[some, 2] * counts).astype(np.int64), counts - 1)
+            shape = tuple(self._space.shapes[volume].tolist())
+            centre = np.stack(np.unravel_index(self._voxels[volume][begins + steps], shape), axis=1)
+            lows = self._space.lows[volume]
+            highs = lows + self._space.counts[volume] - 1
+            starts[some] = np.clip(centre - self._space.patch // 2, lows, highs)
         return Places(volumes, starts)
 
 

@@ -35,7 +35,7 @@ from fastpipe.sampling import Sampling, Uniform
 from fastpipe.volumes.blosc2 import Blosc2Volume
 from fastpipe.volumes.hdf5 import HDF5Volume
 from fastpipe.volumes.nifti import ScaledVolume
-from fastpipe.volumes.normalization import Normalizer, normalizers
+from fastpipe.volumes.normalization import Normalizer, image_values, normalizers
 from fastpipe.volumes.places import PatchPlaces, PatchSpace, Places, keys_of
 from fastpipe.volumes.raw import RawVolume
 from fastpipe.volumes.reader import (
@@ -146,10 +146,10 @@ class SlicedPatches:
         role, array = self._roles[number], self._array(number, volume)
         sides = list(zip(start, self._size, role.spatial(volume), strict=True))
         ends = [(max(0, -at), max(0, at + size - most)) for at, size, most in sides]
-        box = (..., *(slice(max(0, at), max(0, at) + size) for at, size, _ in sides))
+        box: Any = (..., *(slice(max(0, at), max(0, at) + size) for at, size, _ in sides))
         if number == 0 and self._normalizers is not None:
             normalizer, pads = self._normalizers[volume], any(map(any, ends))
-            patch = self._normal(normalizer, array[...] if pads else array[box])
+            patch = image_values(array[...] if pads else array[box], self._nan, normalizer)
             return self._padded(role, patch, ends)[box] if pads else patch
         if any(map(any, ends)):  # ``numpy.pad`` needs the whole array
             array = self._padded(role, array[...], ends)
@@ -167,13 +167,6 @@ class SlicedPatches:
         mode: Any = self._padding.mode
         padded: npt.NDArray[Any] = np.pad(whole, [(0, 0)] * len(role.lead) + list(ends), mode, **options)
         return padded
-
-    def _normal(self, normalizer: Normalizer, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        if array.dtype.kind == "f" and not isinstance(self._nan, str):
-            array = np.where(np.isnan(array), self._nan, array)
-        out = np.empty(array.shape, np.float32)
-        normalizer.normalize(array, out)
-        return out
 
     def _array(self, number: int, volume: int) -> Any:
         if self._open[0] != os.getpid():
@@ -376,7 +369,8 @@ class Runtime(ProcessRuntime[Options]):
         out: npt.NDArray[Any],
     ) -> None:  # fmt: skip
         """Normalise a patch; if it is padded with a constant, write the constant beyond the volume."""
-        begun, inside = perf_counter_ns(), [slice(None)] * len(start)
+        begun = perf_counter_ns()
+        inside: list[Any] = [slice(None)] * len(start)
         if self._padding.mode == "constant":
             most, sizes = self._roles[0].spatial(volume), out.shape[out.ndim - len(start) :]
             inside = [
@@ -500,7 +494,12 @@ class PatchSamples(TouredSamples):
         shapes = [first.spatial(number) for number in range(len(titles))]
         self._space = PatchSpace(shapes, self.patch_size, titles, self._padding.pads)
         self.sampling = sampling or Uniform(filling(self._space))
-        self._own_places = places_of(self.sampling, self._space, self._roles, self._padding.pads, kept)
+        each: Sequence[Normalizer | None] = self._normalizers or [None] * len(titles)
+        values = [partial(image_values, nan=self.nan, normalizer=one) for one in each]
+        pads = self._padding.pads
+        self._own_places = places_of(
+            self.sampling, self._space, self._roles, pads, kept, values, f"{self.nan} {self.normalize}"
+        )
         self._places: PatchPlaces = self._own_places
         cut_space = self._space
         if any(self.margin):  # a margin may extend beyond the volume, also without padding=

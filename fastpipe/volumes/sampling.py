@@ -15,7 +15,7 @@ import numpy.typing as npt
 from fastpipe.core.array_cache import FileArrays
 from fastpipe.core.keys import sample_seed, uniforms
 from fastpipe.errors import OptionError
-from fastpipe.sampling import Foreground, Grid, Positions, Sampling, Uniform
+from fastpipe.sampling import Foreground, Grid, Positions, Sampling, Uniform, labels_of
 from fastpipe.volumes.places import (
     FixedPatches,
     ForegroundPatches,
@@ -33,6 +33,7 @@ from fastpipe.volumes.volume import Int64Array
 # ---- labels: a random sample of each label's voxels, from one pass over the parts in any order ----
 
 UInt64Array = npt.NDArray[np.uint64]
+Classes = Sequence[float | tuple[float, ...]]  # labels, and groups of labels
 
 # Up to this many labels that are not whole numbers, as in soft segmentations, each label is its own class.
 _MOST_FRACTIONS = 1000
@@ -45,7 +46,8 @@ class LabelVoxels(NamedTuple):
     """A random selection of voxels of each class (label) of a volume."""
 
     # (C,), ascending.  The dtype is int64, uint64 or float64, by the kind of the volume's dtype.  If too many
-    # labels are not whole numbers, NaN at the end stands for all of them.
+    # labels are not whole numbers, NaN at the end stands for all of them.  For given classes, these are the
+    # numbers of the classes that the volume has, int64.
     labels: npt.NDArray[Any]
     ends: Int64Array  # int64 (C,): the end of each class in ``voxels``, where the next class begins
     voxels: Int64Array  # int64 (M,): flat indices of the voxels in the volume, in C order
@@ -58,35 +60,47 @@ class VoxelSketch:
     """A sampler that keeps, for each label, the ``most`` voxels whose places have the smallest hashes.
 
     The result does not depend on the order in which parts of the volume are added.  Each set of voxels is
-    equally likely.  NumPy compares ``labels`` with the volume's values.  If ``labels`` is None, all values
-    above 0 are labels.  More than 1,000 of these values that are not whole numbers form one common class.
+    equally likely.  NumPy compares the labels of ``classes`` with the volume's values.  If ``classes`` is
+    None, all values above 0 are labels, and each is a class.  More than 1,000 of these values that are not
+    whole numbers form one common class.
     """
 
-    def __init__(self, shape: Sequence[int], most: int, labels: Sequence[float] | None = None) -> None:
-        self._shape, self._most = tuple(shape), most
-        self._labels = None if labels is None else list(dict.fromkeys(labels))
+    def __init__(self, shape: Sequence[int], most: int, classes: Classes | None = None) -> None:
+        self._shape, self._most, self._classes = tuple(shape), most, classes
         self._kind: np.dtype[Any] = np.dtype(np.int64)
         self._kept: dict[float, tuple[UInt64Array, Int64Array]] = {}
         self._fractions: set[float] = set()
 
-    def add(self, part: npt.NDArray[Any], start: Sequence[int]) -> None:
+    def add(
+        self, part: npt.NDArray[Any], start: Sequence[int], shown: npt.NDArray[np.bool_] | None = None
+    ) -> None:
+        """Add a part of the volume that begins at ``start``.
+
+        Where ``shown`` is False, the label 0 is left out.
+        """
         flat = np.ascontiguousarray(part).reshape(-1)
         flat = flat.view(np.uint8) if flat.dtype.kind == "b" else flat
-        self._kind = np.dtype({"u": np.uint64, "f": np.float64}.get(flat.dtype.kind, np.int64))
-        for label, inside in self._classes_in(flat):
+        if self._classes is None:
+            self._kind = np.dtype({"u": np.uint64, "f": np.float64}.get(flat.dtype.kind, np.int64))
+        for label, inside in self._classes_in(flat, None if shown is None else shown.reshape(-1)):
             at = np.unravel_index(inside, part.shape)
             moved = tuple(axis + first for axis, first in zip(at, start, strict=True))
             places = np.ravel_multi_index(moved, self._shape).astype(np.int64)
             self._keep(label, _hashes(places), places)
 
-    def _classes_in(self, flat: npt.NDArray[Any]) -> Iterator[tuple[float, npt.NDArray[np.intp]]]:
+    def _classes_in(
+        self, flat: npt.NDArray[Any], shown: npt.NDArray[np.bool_] | None
+    ) -> Iterator[tuple[float, npt.NDArray[np.intp]]]:
         """Yield each class that occurs in ``flat``, and the indices of the class's voxels."""
-        if self._labels is not None:
-            for label in self._labels:
-                with np.errstate(over="ignore"):  # a float type of few bits may not represent the label
-                    inside = np.flatnonzero(flat == label)
-                if len(inside):
-                    yield label, inside
+        if self._classes is not None:
+            for number, one in enumerate(self._classes):
+                is_there = np.zeros(len(flat), np.bool_)
+                for label in labels_of(one):
+                    with np.errstate(over="ignore"):  # a float type of few bits may not represent the label
+                        found = flat == label
+                    is_there |= found if label != 0 or shown is None else found & shown
+                if is_there.any():
+                    yield number, np.flatnonzero(is_there)
             return
         if flat.dtype.kind == "u" and flat.dtype.itemsize <= 2:  # counting is much faster than sorting
             for label in np.flatnonzero(np.bincount(flat.astype(np.intp, copy=False))).tolist():
@@ -392,23 +406,41 @@ _MOST_SHOWN = 10  # the most labels in a message
 _PLACES, _FOREGROUND = 1 << 62, 1 << 20
 
 
-def label_voxels(
-    role: Role, number: int, most: int, labels: Sequence[float] | None, kept: FileArrays | None
-) -> LabelVoxels:
-    """Return random voxels of each label of a volume; if ``labels`` is None, of all values above 0."""
-    shape = role.spatial(number)
-    sketch = VoxelSketch(shape, most, labels)
+class Shown(NamedTuple):
+    """The voxels of the label 0 around which patches may be: where the volume is above a threshold."""
 
-    def look(start: Sequence[int], part: npt.NDArray[Any]) -> None:
+    role: Role  # the volumes
+    threshold: float
+    values: Sequence[Callable[[npt.NDArray[Any]], npt.NDArray[Any]]]  # makes values of a volume's elements
+    about: str  # the options on which ``values`` depend
+
+    def where(self, number: int, part: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        is_above = self.values[number](part) > self.threshold
+        return np.asarray(is_above.any(axis=tuple(range(len(self.role.lead)))))
+
+
+def label_voxels(
+    role: Role, number: int, most: int, classes: Classes | None, kept: FileArrays | None,
+    shown: Shown | None = None,
+) -> LabelVoxels:  # fmt: skip
+    """Return random voxels of each class of a volume; if ``classes`` is None, of all values above 0."""
+    shape = role.spatial(number)
+    sketch = VoxelSketch(shape, most, classes)
+
+    def look(start: Sequence[int], part: npt.NDArray[Any], *image: npt.NDArray[Any]) -> None:
+        where = None if shown is None else shown.where(number, *image)
         for channel in part.reshape(-1, *part.shape[len(role.lead) :]):
-            sketch.add(channel, start)
+            sketch.add(channel, start, where)
 
     def find() -> list[npt.NDArray[Any]]:
-        scan([role], number, look)
+        scan([role] if shown is None else [role, shown.role], number, look)
         return list(sketch.found())
 
     # The version in the key makes fastpipe ignore tables of versions that searched labels in another way.
-    about = f"label voxels of version 3, {most} {labels} in {shape}"
+    about = f"label voxels of version 4, {most} {classes} in {shape}"
+    if shown is not None:
+        state = shown.role.volumes[number].state()
+        about, kept = f"{about}, {shown.threshold} {shown.about} {state}", kept if state[1] else None
     return LabelVoxels(*kept_arrays(role.volumes[number], about, find, kept))
 
 
@@ -443,8 +475,14 @@ def _shares(space: PatchSpace, densities: Sequence[MaskDensity], places: Places)
 
 
 def places_of(
-    sampling: Sampling, space: PatchSpace, roles: Sequence[Role], pads: bool, kept: FileArrays | None
-) -> PatchPlaces:
+    sampling: Sampling, space: PatchSpace, roles: Sequence[Role], pads: bool, kept: FileArrays | None,
+    values: Sequence[Callable[[npt.NDArray[Any]], npt.NDArray[Any]]], about_values: str,
+) -> PatchPlaces:  # fmt: skip
+    """Return the places of a dataset's patches.
+
+    For each volume, ``values`` makes the values of patches of stored elements.  ``about_values`` describes
+    the options on which this depends.
+    """
     if isinstance(sampling, Uniform):
         return _anywhere(sampling, space, roles, kept)
     if isinstance(sampling, Grid):
@@ -455,24 +493,35 @@ def places_of(
         labels = _role(roles, "labels", "Foreground draws patches around labels")
         if labels.dtype.kind == "c":
             raise OptionError(f"Foreground needs labels that are real numbers, and these are {labels.dtype}")
+        threshold, classes = sampling.image_threshold, sampling.classes
+        shown = None if threshold is None else Shown(roles[0], threshold, values, about_values)
         found = [
-            label_voxels(labels, number, sampling.voxels, sampling.classes, kept)
+            label_voxels(labels, number, sampling.voxels, classes, kept, shown)
             for number in range(len(labels.volumes))
         ]
-        voxels = [one.each() for one in found]
+        # A class whose ratio is 0 is as if it were not there.
+        ratios = [[1.0] * len(one.labels) for one in found]
+        if sampling.ratios is not None:
+            ratios = [[sampling.ratios[number] for number in one.labels] for one in found]
+        voxels = [
+            [some for some, ratio in zip(one.each(), each, strict=True) if ratio]
+            for one, each in zip(found, ratios, strict=True)
+        ]
         if sampling.fraction and not any(voxels):
-            which = "above 0" if sampling.classes is None else f"of {list(sampling.classes)}"
-            there = [] if sampling.classes is None else label_voxels(labels, 0, 1, None, kept).labels.tolist()
+            which = "above 0" if classes is None else f"of {list(classes)}"
+            there = [] if classes is None else label_voxels(labels, 0, 1, None, kept).labels.tolist()
             more = f"; above 0 it has {', '.join(map(repr, there[:_MOST_SHOWN]))}" if there else ""
             raise OptionError(
                 f"{labels.volumes[0].name} has no label {which}, around which to draw patches{more}"
             )
         known = np.concatenate([one.labels for one in found])
-        missing = [one for one in sampling.classes or () if not (known == one).any()]
+        missing = [one for number, one in enumerate(classes or ()) if number not in known]
         if missing:
             _log.warning("No volume has the labels %s that are in Foreground(classes=…)", missing)
         elsewhere = _anywhere(sampling, space, roles, kept)
-        return ForegroundPatches(space, elsewhere, sampling.fraction, voxels, partial(drawn, _FOREGROUND))
+        weights = [[ratio for ratio in each if ratio] for each in ratios]
+        draws = partial(drawn, _FOREGROUND)
+        return ForegroundPatches(space, elsewhere, sampling.fraction, voxels, weights, draws)
     raise OptionError(
         "sampling must be one of fastpipe.sampling: Uniform(n), Foreground(n), Grid() or Positions(array); "
         f"got {sampling!r}"
