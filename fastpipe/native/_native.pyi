@@ -508,9 +508,9 @@ class VolumeSource:
 def volume_in_memory(array: object) -> VolumeSource:
     """An array; the memory is kept."""
 
-def volume_in_file(path: bytes, state: tuple[int, int, int, int], itemsize: int, offset: int, is_fortran: bool) -> VolumeSource:
+def volume_in_file(path: bytes, state: tuple[int, int, int, int], itemsize: int, offset: int, steps: Sequence[int]) -> VolumeSource:
     """
-    An array that lies in a file as it is; state: its device, inode, bytes and time of modification in ns.
+    An array that lies in a file as it is; state: its device, inode, bytes and time of modification in ns; steps: bytes from one element to the next, below 0 where the order is reversed.
     """
 
 def volume_in_files(folder: bytes, metadata: bytes, prefix: str, separator: str, shape: Sequence[int], chunk: Sequence[int], itemsize: int, codec: str, fill: bytes) -> VolumeSource:

@@ -25,10 +25,26 @@ bool multiply(std::int64_t a, std::int64_t b, std::int64_t most, std::int64_t* p
   return true;
 }
 
-Index reversed(const Index& index) noexcept {
-  Index turned = index;
-  std::reverse(turned.begin(), turned.end());
-  return turned;
+// The dimensions in the order of the file: the one whose elements are farthest from each other comes first, after those
+// that the array does not have itself.
+std::array<int, kDims> order_in_file(const Index& steps) noexcept {
+  std::array<int, kDims> order{};
+  for (int dim = 0; dim < kDims; ++dim) order[dim] = dim;
+  const auto distance = [&](int dim) { return steps[dim] == 0 ? INT64_MAX : std::abs(steps[dim]); };
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return distance(a) > distance(b); });
+  return order;
+}
+
+// Whether the elements of an array of this shape lie in the file without gaps.
+bool is_dense(const Index& shape, const Index& steps, std::int64_t itemsize) noexcept {
+  const std::array<int, kDims> order = order_in_file(steps);
+  std::int64_t step = itemsize;
+  for (int at = kDims; at-- > 0;) {
+    const int dim = order[at];
+    if (shape[dim] > 1 && steps[dim] != step && steps[dim] != -step) return false;
+    step *= shape[dim];
+  }
+  return true;
 }
 
 void fill_with(const std::string& element, std::uint8_t* out, std::int64_t nbytes) noexcept {
@@ -222,19 +238,20 @@ bool read_segment(const VolumeSource& source, int descriptor, std::int64_t nbyte
 // Read the part of the array that a unit is, as far as it is there; `out` is of the unit's shape.
 bool read_raw(const VolumeSource& source, int descriptor, const Grid& units, const Index& place, std::uint8_t* out,
               Scratch& scratch) noexcept {
-  Index start{}, sizes{}, shape = units.shape;
-  for (int dim = 0; dim < kDims; ++dim) {
-    start[dim] = place[dim] * units.part[dim];
-    sizes[dim] = std::min(units.part[dim], units.shape[dim] - start[dim]);
-  }
-  const Index target = steps_in_c_order(units.part, source.itemsize), box = sizes;
-  if (source.is_fortran) {  // the same, seen from behind
-    shape = reversed(shape);
-    start = reversed(start);
-    sizes = reversed(sizes);
+  // The box in the array, and the same in the order of the file.
+  Index box{}, start{}, sizes{}, shape{};
+  const std::array<int, kDims> order = order_in_file(source.steps);
+  bool is_packed = true;
+  for (int at = 0; at < kDims; ++at) {
+    const int dim = order[at];
+    const std::int64_t begin = place[dim] * units.part[dim];
+    shape[at] = units.shape[dim];
+    box[dim] = sizes[at] = std::min(units.part[dim], shape[at] - begin);
+    start[at] = source.steps[dim] < 0 ? shape[at] - begin - sizes[at] : begin;
+    is_packed =
+        is_packed && (units.part[dim] == 1 || (dim == at && source.steps[dim] > 0 && box[dim] == units.part[dim]));
   }
   const std::int64_t nbytes = units.elements() * source.itemsize;
-  const bool is_packed = !source.is_fortran && box == units.part;
   std::uint8_t* packed = is_packed ? out : scratch.chunk.array<std::uint8_t>(static_cast<std::size_t>(nbytes));
   if (packed == nullptr) return false;
   // From the last dimension on that is not taken as a whole, elements lie together.
@@ -256,9 +273,15 @@ bool read_raw(const VolumeSource& source, int descriptor, const Grid& units, con
     if (!read_at(descriptor, packed + number * run, run, at)) return false;
   }
   if (is_packed) return true;
-  Index from = steps_in_c_order(sizes, source.itemsize);
-  if (source.is_fortran) from = reversed(from);
-  copy_elements(packed, from, out, target, box, source.itemsize);
+  const Index packed_steps = steps_in_c_order(sizes, source.itemsize);
+  const std::uint8_t* from = packed;
+  Index from_steps{};
+  for (int at = 0; at < kDims; ++at) {
+    const bool is_reversed = source.steps[order[at]] < 0;
+    from_steps[order[at]] = is_reversed ? -packed_steps[at] : packed_steps[at];
+    if (is_reversed) from += (sizes[at] - 1) * packed_steps[at];
+  }
+  copy_elements(from, from_steps, out, steps_in_c_order(units.part, source.itemsize), box, source.itemsize);
   return true;
 }
 
@@ -426,7 +449,8 @@ bool Volume::is_valid() const noexcept {
   if (source.kind == VolumeSource::Kind::memory) return source.number == VolumeSource::Number::none;
   if (source.kind != VolumeSource::Kind::files && source.file == nullptr) return false;
   if (source.kind == VolumeSource::Kind::raw) {
-    return source.offset >= 0 && source.offset <= kMostElements / 2 && source.dims >= 1 && source.dims <= kDims;
+    return source.offset >= 0 && source.offset <= kMostElements / 2 && source.dims >= 1 && source.dims <= kDims &&
+           is_dense(units.shape, source.steps, source.itemsize);
   }
   // Units are whole chunks, or slabs of one along its first dimension of more than one element.
   bool is_slab = false;

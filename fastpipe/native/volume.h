@@ -52,12 +52,11 @@ struct VolumeSource {
   int dims = kDims;           // that the array has itself
 
   const std::uint8_t* data = nullptr;  // memory: of the first element
-  Index steps{};                       // memory: bytes from one element to the next
+  Index steps{};  // memory, raw: bytes from one element to the next; below 0 where the order is reversed
 
   std::shared_ptr<DataFile> file;    // raw, segments
   std::shared_ptr<DataFile> copied;  // raw: what the file is a copy of; null where it is none
-  std::int64_t offset = 0;           // raw: of the first element
-  bool is_fortran = false;           // raw: whether the first index counts fastest
+  std::int64_t offset = 0;           // raw: of the element that comes first in the file
 
   std::string folder;         // files: with a slash at its end
   std::string prefix;         // files: in front of a chunk's place

@@ -168,6 +168,8 @@ def patch_dataset(
     seed: int | None = None,
     *,
     mask: Any = None,
+    channel_dim: int | Sequence[int] | None = None,
+    orientation: str | None = None,
     sampling: Sampling | None = None,
     padding: Any = "error",
     channels: Literal["as_stored", "last"] = "as_stored",
@@ -188,16 +190,16 @@ def patch_dataset(
     patch are kept for later patches, within a memory budget.
 
     Args:
-        volume, patch_size, labels, mask, sampling, padding, normalize, nan, cache, stage, storage_options:
-            see :class:`fastpipe.FastPatchDataset`.
+        volume, patch_size, labels, mask, channel_dim, orientation, sampling, padding, normalize, nan, cache,
+            stage, storage_options: see :class:`fastpipe.FastPatchDataset`.
         batch_size: the number of patches per batch; None for single patches.
         shuffle: whether to draw a new order for each epoch.  With ``Shuffle(unit="group")``, few chunks are
             decoded more than once.
         seed: the positions of patches and their orders depend only on the seed and the epoch.  Default: a
             number from NumPy's global generator.
-        channels: the position of channels, the dimensions along which patches are not cut: ``"as_stored"``,
-            or ``"last"`` for Keras's layers.  With ``"last"``, patches have exactly one channel dimension,
-            which has size 1 if the volume has no channels.
+        channels: the position of channels in tensors, the dimensions along which patches are not cut:
+            ``"as_stored"``, or ``"last"`` for Keras's layers.  With ``"last"``, patches have exactly one
+            channel dimension, which has size 1 if the volume has no channels.
         drop_remainder: whether to leave out the last batch if it is smaller.
         augment: a function that is called for each batch with (inputs, labels), or with inputs. For
             two-dimensional patches with channels last, ``augment`` may also be a
@@ -231,9 +233,9 @@ def patch_dataset(
 
     check_choice("channels", channels, ("as_stored", "last"))
     samples = PatchSamples(
-        _this_process, Given(volume, labels, mask, stage, storage_options), patch_size, sampling=sampling,
-        padding=padding, margin=0, normalize=normalize, cache=cache, nan=nan, bad_samples=bad_samples,
-        threads=threads,
+        _this_process, Given(volume, labels, mask, stage, storage_options, channel_dim, orientation),
+        patch_size, sampling=sampling, padding=padding, margin=0, normalize=normalize, cache=cache, nan=nan,
+        bad_samples=bad_samples, threads=threads,
     )  # fmt: skip
     draws = samples._places.is_random or isinstance(augment, Augment)
     batching = batching_of(batch_size, drop_remainder, shuffle, seed, shard, bad_samples, draws=draws)

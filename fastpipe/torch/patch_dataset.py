@@ -135,6 +135,13 @@ class FastPatchDataset(PatchSamples, RowsDataset):
             leading dimensions, such as channels.
         labels, mask: volumes with the same numbers of voxels as ``volume``.  Their patches are cut at the
             same positions.  Samples are then tuples.
+        channel_dim: the dimension of channels, if it does not come first: ``-1`` for NIfTI images with
+            channels or time points, whose shape is (x, y, z, channels).  It may be several dimensions.  In
+            patches, they come first.  An array with no more dimensions than ``patch_size`` has no channels.
+            Possible for NIfTI, for arrays in memory, and for arrays that lie uncompressed in one file.
+        orientation: three letters, such as ``"RAS"``.  The dimensions of NIfTI images are reordered and
+            reversed by each image's affine, as by MONAI's ``Orientation`` and
+            ``nibabel.as_closest_canonical``.  Voxels are not resampled.
         sampling: how an epoch's patches are chosen, one of :mod:`fastpipe.sampling`.  None means ``Uniform``
             with a default number of patches: those of an epoch have as many voxels in total as the volumes.
         padding: how to get values outside a volume.  ``"error"`` raises an error for patches that reach
@@ -173,7 +180,8 @@ class FastPatchDataset(PatchSamples, RowsDataset):
         thread_safe: promise that ``transform`` may be called from several threads at once.
 
     Attributes:
-        volume, labels, mask, patch_size, sampling, padding, normalize, transform, seed, stage, nan: as given.
+        volume, labels, mask, patch_size, channel_dim, orientation, sampling, padding, normalize, transform,
+            seed, stage, nan: as given.
         margin: number of voxels for each dimension.
 
     ``dataset[i]`` is an array (\\*channels, \\*patch_size), including the margin, of the volume's dtype, or
@@ -204,6 +212,8 @@ class FastPatchDataset(PatchSamples, RowsDataset):
         *,
         labels: Any = None,
         mask: Any = None,
+        channel_dim: int | Sequence[int] | None = None,
+        orientation: str | None = None,
         sampling: Sampling | None = None,
         padding: Any = "error",
         margin: Any = 0,
@@ -219,9 +229,9 @@ class FastPatchDataset(PatchSamples, RowsDataset):
         thread_safe: bool = False,
     ) -> None:
         super().__init__(
-            process_of, Given(volume, labels, mask, stage, storage_options), patch_size, sampling=sampling,
-            padding=padding, margin=margin, normalize=normalize, cache=cache, nan=nan,
-            bad_samples=bad_samples, threads=threads,
+            process_of, Given(volume, labels, mask, stage, storage_options, channel_dim, orientation),
+            patch_size, sampling=sampling, padding=padding, margin=margin, normalize=normalize, cache=cache,
+            nan=nan, bad_samples=bad_samples, threads=threads,
         )  # fmt: skip
         self.transform, self.thread_safe = transform, thread_safe
         self.seed = seed if seed is None else operator.index(seed)
@@ -238,7 +248,7 @@ class FastPatchDataset(PatchSamples, RowsDataset):
         return self._shown(
             lines, Padding=self.padding if self._padding.pads else None,
             Margin=self.margin if any(self.margin) else None, NaN=None if self.nan == "keep" else self.nan,
-            Transform=self.transform,
+            Orientation=self.orientation, Transform=self.transform,
         )  # fmt: skip
 
     # ---- orders -------------------------------------------------------------------------------

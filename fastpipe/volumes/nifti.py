@@ -55,7 +55,8 @@ def nifti_volume(path: str, *, may_write: bool) -> Volume:
     headers, files = nibabel.spatialimages, nibabel.filebasedimages
     own = headers.HeaderDataError, headers.HeaderTypeError, nibabel.wrapstruct.WrapStructError
     with as_volume_error(f"{path} cannot be read as a NIfTI image", files.ImageFileError, *own):
-        proxy = retrying_open(nibabel.load, path).dataobj
+        image = retrying_open(nibabel.load, path)
+        proxy, affine = image.dataobj, np.asarray(image.affine, np.float64)
         shape, dtype, offset = tuple(map(int, proxy.shape)), np.dtype(proxy.dtype), int(proxy.offset)
         slope, inter = float(proxy.slope), float(proxy.inter)
     if min(shape, default=1) < 0 or offset < 0:
@@ -85,7 +86,9 @@ def nifti_volume(path: str, *, may_write: bool) -> Volume:
         how = f"NIfTI, from a copy that is not compressed ({in_bytes(nbytes)})"
     volume = RawVolume(file, shape, dtype, offset, True, how, status, name=path)
     volume.source, volume.copied = source, copied
-    return volume if (slope, inter) == (1.0, 0.0) else ScaledVolume(volume, slope, inter)
+    found = volume if (slope, inter) == (1.0, 0.0) else ScaledVolume(volume, slope, inter)
+    found.affine = affine
+    return found
 
 
 class ScaledVolume(WrappedVolume):
@@ -96,6 +99,10 @@ class ScaledVolume(WrappedVolume):
         self.slope, self.inter = slope, inter
         self.dtype, self._fill = self.scaled(np.zeros(1, inner.dtype)).dtype, b""
         self.how = f"{inner.how}, scaled to {self.dtype}"
+
+    def viewed(self, axes: Sequence[int], flips: Sequence[bool]) -> ScaledVolume:
+        assert isinstance(self.inner, RawVolume)
+        return ScaledVolume(self.inner.viewed(axes, flips), self.slope, self.inter)
 
     def scaled(self, stored: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the values of the elements ``stored``, with nibabel's dtype."""

@@ -11,10 +11,11 @@ from fastpipe.core.array_cache import default_file_arrays
 from fastpipe.core.files import is_hdf5, is_url, open_file, read_file
 from fastpipe.core.text import in_bytes
 from fastpipe.errors import OptionError, VolumeError
+from fastpipe.volumes.axes import Axes, viewed_array
 from fastpipe.volumes.blosc2 import Blosc2Volume
 from fastpipe.volumes.hdf5 import hdf5_volume
-from fastpipe.volumes.nifti import nifti_volume
-from fastpipe.volumes.raw import MemoryVolume, npy_volume
+from fastpipe.volumes.nifti import ScaledVolume, nifti_volume
+from fastpipe.volumes.raw import MemoryVolume, RawVolume, npy_volume
 from fastpipe.volumes.tensorstore import TensorStoreVolume
 from fastpipe.volumes.tiff import is_tiff_name, slices_volume, tiff_volume
 from fastpipe.volumes.volume import LARGEST_UNIT, NativeVolume, Volume, in_worthwhile_units
@@ -32,32 +33,49 @@ class UnsupportedFormatError(VolumeError):
     """An error for a file whose format is not supported for volumes."""
 
 
-def open_volume(what: Any, place: str = "volume", *, may_write: bool = False) -> Volume:
+def open_volume(
+    what: Any, place: str = "volume", *, may_write: bool = False, axes: Axes | None = None
+) -> Volume:
     """Open a path or a URL, a NumPy array, or a list of TIFF files that are the slices of one volume.
 
     If a file or folder contains several arrays, the array's name follows the path: ``"scan.h5/raw"``,
     ``"scan.zarr/0"``.  ``place`` is the name of the argument for messages.  With ``may_write``, fastpipe
     stores data in the user's cache folder: copies of files that can only be read sequentially, and the places
-    of chunks.
+    of chunks.  ``axes`` selects the order and the direction of the dimensions.
     """
     if isinstance(what, np.ndarray):
         if what.dtype.kind not in _NUMBERS or not what.ndim:
             raise OptionError(f"{place}= must be an array of numbers, got {what.dtype} of shape {what.shape}")
-        return MemoryVolume(what, f"the array given as {place}=")
+        name = f"the array given as {place}="
+        view = None if axes is None else axes.view(what.shape, name, None)
+        return MemoryVolume(what if view is None else viewed_array(what, *view), name)
     if isinstance(what, list) and what and all(isinstance(one, (str, os.PathLike)) for one in what):
-        return finished(slices_volume(what), place)
+        return finished(seen(slices_volume(what), axes), place)
     if not isinstance(what, (str, bytes, os.PathLike)):
         raise OptionError(f"{place}= must be a path or a NumPy array, got {type(what).__name__}: {what!r}")
     path = os.fsdecode(what)
     if is_url(path):
-        return _checked(TensorStoreVolume(path, {"driver": "auto", "kvstore": path}), place)
+        return _checked(seen(TensorStoreVolume(path, {"driver": "auto", "kvstore": path}), axes), place)
     file, inside = _split(path)
     try:
         if os.path.isdir(file):
-            return finished(_folder(os.path.join(file, inside) if inside else file), place)
-        return finished(_file(file, inside, may_write=may_write), place)
+            return finished(seen(_folder(os.path.join(file, inside) if inside else file), axes), place)
+        return finished(seen(_file(file, inside, may_write=may_write), axes), place)
     except (MemoryError, OverflowError) as error:  # impossible sizes in a header cause these errors
         raise VolumeError(f"{path} claims to be larger than anything that can be read: {error}") from error
+
+
+def seen(volume: Volume, axes: Axes | None) -> Volume:
+    """Return the volume with the order and the direction of dimensions that ``axes`` selects."""
+    view = None if axes is None else axes.view(volume.shape, volume.name, volume.affine)
+    if view is None:
+        return volume
+    if not isinstance(volume, (RawVolume, ScaledVolume)):
+        raise OptionError(
+            f"{volume.name} is stored in parts ({volume.how}), whose dimensions channel_dim= cannot move: "
+            "make a copy in which channels come first (numpy.moveaxis)"
+        )
+    return volume.viewed(*view)
 
 
 def _checked(volume: Volume, place: str) -> Volume:

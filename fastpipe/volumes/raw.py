@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import copy
 import errno
 import math
 import mmap
@@ -40,7 +41,10 @@ _MOST_HEADER = 10_000  # bytes; NumPy's limit
 
 
 class RawVolume(Volume):
-    """An array whose elements are contiguous in a file, in C or in Fortran order.
+    """An array whose elements are contiguous in a file, in C or in Fortran order, or a view of such an array.
+
+    ``steps`` has the bytes from one element to the next in the file, for each dimension.  The step of a
+    dimension whose order is reversed is negative.  ``offset`` is the byte where the file's elements begin.
 
     ``status`` must be taken before anything else is read from the file, so that later changes are detected.
     ``name`` is the file's name in messages.  If the file is an uncompressed copy, the attribute ``source`` is
@@ -52,8 +56,8 @@ class RawVolume(Volume):
         self, path: str, shape: Sequence[int], dtype: np.dtype[Any], offset: int, is_fortran: bool, how: str,
         status: os.stat_result, name: str = "",
     ) -> None:  # fmt: skip
-        self.path, self.name, self.shape, self.dtype = path, name or path, tuple(shape), dtype
-        self.offset, self.is_fortran, self.how = offset, is_fortran, how
+        self.path, self.name, self.dtype = path, name or path, dtype
+        self.offset, self.how = offset, how
         self.source = path
         self.copied: FileState | None = None
         needed = offset + math.prod(shape) * dtype.itemsize
@@ -62,13 +66,43 @@ class RawVolume(Volume):
                 f"{path} is cut off: it has {in_bytes(status.st_size)} of {in_bytes(needed)}; copy it again"
             )
         self.opened = FileState.of(self.name, status)
-        stored = self.shape[::-1] if is_fortran else self.shape
-        unit = raw_unit(stored, dtype.itemsize)
-        self.grid = UnitGrid(self.shape, unit[::-1] if is_fortran else unit)
+        steps, step = [0] * len(shape), dtype.itemsize
+        for dim in range(len(shape)) if is_fortran else reversed(range(len(shape))):
+            steps[dim] = step
+            step *= max(1, shape[dim])
+        self._set_view(shape, steps)
+
+    def _set_view(self, shape: Sequence[int], steps: Sequence[int]) -> None:
+        self.shape, self.steps = tuple(shape), tuple(steps)
+        unit = dict(
+            zip(self.order, raw_unit([shape[dim] for dim in self.order], self.dtype.itemsize), strict=True)
+        )
+        self.grid = UnitGrid(self.shape, [unit[dim] for dim in range(len(shape))])
+
+    @property
+    def order(self) -> list[int]:
+        """The dimensions in the order of the file: elements along the last one are next to each other."""
+        return sorted(range(len(self.steps)), key=lambda dim: -abs(self.steps[dim]))
+
+    def viewed(self, axes: Sequence[int], flips: Sequence[bool]) -> RawVolume:
+        """Return the volume with its dimensions in the order ``axes``, and some of them reversed."""
+        made = copy.copy(self)
+        steps = [
+            -self.steps[axis] if flip else self.steps[axis] for axis, flip in zip(axes, flips, strict=True)
+        ]
+        made._set_view([self.shape[axis] for axis in axes], steps)
+        return made
+
+    def mapped(self) -> npt.NDArray[Any]:
+        """Return the array as a memory map."""
+        whole = np.memmap(self.path, np.uint8, "r", self.offset, (self.nbytes,))
+        steps = zip(self.steps, self.shape, strict=True)
+        first = sum(-step * (size - 1) for step, size in steps if step < 0)
+        return np.ndarray(self.shape, self.dtype, whole, first, self.steps)
 
     def native_source(self) -> Any:
         source = native.volume_in_file(
-            os.fsencode(self.path), self.opened.state, self.dtype.itemsize, self.offset, self.is_fortran
+            os.fsencode(self.path), self.opened.state, self.dtype.itemsize, self.offset, self.steps
         )
         copied = self.copied
         return source if copied is None else source.copy_of(os.fsencode(copied.name), copied.state)
@@ -78,7 +112,7 @@ class RawVolume(Volume):
 
     def state(self) -> tuple[str, str]:
         state = FileState.of(self.source).state
-        return self.source, f"raw {state} {self.shape} {self.dtype.str} {self.offset}"
+        return self.source, f"raw {state} {self.shape} {self.dtype.str} {self.offset} {self.steps}"
 
 
 class _RawReader(UnitReader):
@@ -115,12 +149,16 @@ class _RawReader(UnitReader):
 
     def _read_unit(self, descriptor: int, number: int, out: UInt8Array) -> None:
         volume = self._volume
-        shape, box = volume.shape, volume.grid.box(number)
-        sizes = [side.stop - side.start for side in box]
-        inside: list[Any] = [..., *map(slice, sizes)]
-        target = out.view(volume.dtype).reshape(volume.grid.unit)[tuple(inside)]
-        if volume.is_fortran:  # reverse the dimensions
-            shape, box, sizes, target = shape[::-1], box[::-1], sizes[::-1], target.T
+        whole, order, inside = volume.grid.box(number), volume.order, list[Any]([...])
+        for side, step in zip(whole, volume.steps, strict=True):
+            size = side.stop - side.start
+            inside.append(slice(size) if step > 0 else slice(size - 1, None, -1))
+        # The same in the order of the file.
+        target = out.view(volume.dtype).reshape(volume.grid.unit)[tuple(inside)].transpose(order)
+        shape, sizes, box = [volume.shape[dim] for dim in order], target.shape, []
+        for dim in order:
+            side, most = whole[dim], volume.shape[dim]
+            box.append(side if volume.steps[dim] > 0 else slice(most - side.stop, most - side.start))
         # If the target is not contiguous, read into temporary memory.
         packed = target if target.flags.c_contiguous else np.empty(sizes, volume.dtype)
         try:

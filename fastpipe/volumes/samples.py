@@ -82,8 +82,7 @@ def library_array(volume: Volume) -> Any:
     if isinstance(volume, ZarrPythonVolume):
         return volume.array_of_library()
     if isinstance(volume, RawVolume):
-        order: Any = "F" if volume.is_fortran else "C"
-        return np.memmap(volume.path, volume.dtype, "r", volume.offset, volume.shape, order)
+        return volume.mapped()
     if isinstance(volume, TensorStoreVolume):
         store = volume.store()
         return _Sliced(lambda box: np.asarray(store[box].read().result()))
@@ -473,6 +472,7 @@ class PatchSamples(TouredSamples):
         self._cut = tuple(size + 2 * more for size, more in zip(self.patch_size, self.margin, strict=True))
         self._padding = Padding.of(padding)
         self.volume, self.labels, self.mask, self.padding = given.volume, given.labels, given.mask, padding
+        self.channel_dim, self.orientation = given.channel_dim, given.orientation
         self.cache = Cache.of(cache)
         self.bad_samples = BadSamples.of(bad_samples)
         self.threads = checked_threads(threads)

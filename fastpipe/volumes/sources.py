@@ -16,7 +16,8 @@ import numpy as np
 from fastpipe.core.files import is_url, open_file
 from fastpipe.core.text import natural_sorted, printable
 from fastpipe.errors import OptionError
-from fastpipe.volumes.opening import open_volume
+from fastpipe.volumes.axes import Axes
+from fastpipe.volumes.opening import open_volume, seen
 from fastpipe.volumes.remote import RemoteVolumes, remote_volumes
 from fastpipe.volumes.volume import DIMS, Volume, chunk_text, sides_text
 
@@ -229,6 +230,8 @@ class Given(NamedTuple):
     mask: Any
     stage: Any
     storage_options: Mapping[str, Any] | None
+    channel_dim: int | Sequence[int] | None = None
+    orientation: str | None = None
 
 
 def opened_roles(
@@ -239,12 +242,15 @@ def opened_roles(
     ``pads`` says whether patches may be larger than volumes.
     """
     columns = matched_volumes(*given[:3])
+    axes = Axes.of(given.channel_dim, given.orientation, len(patch))
     remote = remote_volumes(itertools.chain(*columns.values()), given.storage_options, given.stage)
 
     def opened(what: Any, name: str) -> Volume:
         is_path = remote is not None and isinstance(what, (str, os.PathLike))
         found = remote.volume(os.fspath(what), name) if remote is not None and is_path else None
-        return found or open_volume(what, name, may_write=may_write)
+        if found is not None:
+            return seen(found, axes)
+        return open_volume(what, name, may_write=may_write, axes=axes)
 
     roles = [
         _role(name, [opened(what, name) for what in column], patch, pads) for name, column in columns.items()
@@ -275,8 +281,8 @@ def _role(name: str, volumes: Sequence[Volume], patch: Sequence[int], pads: bool
         if not pads and _has_channels_last(volume.shape, patch):
             raise OptionError(
                 f"{volume.name} has the shape {volume.shape}, and patches of {tuple(patch)} are cut along "
-                "its last dimensions: channels must come first. Store the array with its last axis moved to "
-                "the front (numpy.moveaxis)"
+                "its last dimensions: channels must come first. Give channel_dim=-1, or store the array with "
+                "its last axis moved to the front (numpy.moveaxis)"
             )
     first = volumes[0]
     lead = first.shape[: len(first.shape) - dims]

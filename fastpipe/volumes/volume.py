@@ -195,6 +195,7 @@ class Volume(ABC):
     dtype: np.dtype[Any]
     grid: UnitGrid
     how: str  # the storage format, in words
+    affine: npt.NDArray[np.float64] | None = None  # (4, 4): from voxels to places, if the format has it
     _fill = b""
 
     @property

@@ -247,6 +247,11 @@ def test_channels_go_behind() -> None:
     two = np.stack([_VOXELS, _VOXELS + 1])
     (batch,) = list(patch_dataset(two, _SIZE, sampling=Positions([(1, 2, 3)]), channels="last"))
     np.testing.assert_array_equal(batch[0].numpy(), np.moveaxis(two[:, 1:5, 2:7, 3:9], 0, -1))
+    behind = np.moveaxis(two, 0, -1)  # as they are stored
+    (other,) = list(
+        patch_dataset(behind, _SIZE, sampling=Positions([(1, 2, 3)]), channels="last", channel_dim=-1)
+    )
+    np.testing.assert_array_equal(other.numpy(), batch.numpy())
     with pytest.raises(OptionError, match="channels='last' takes one dimension in front"):
         patch_dataset(two[None], _SIZE, channels="last")
 

@@ -90,13 +90,14 @@ BoundSource in_memory(const nb::ndarray<nb::numpy, nb::ro, nb::device::cpu>& arr
 }
 
 BoundSource in_file(const nb::bytes& path, const StateTuple& state, std::int64_t itemsize, std::int64_t offset,
-                    bool is_fortran) {
+                    const Sides& steps) {
+  check(!steps.empty() && steps.size() <= std::size_t(kDims), "from one to five dimensions");
   BoundSource made;
   made.source.kind = VolumeSource::Kind::raw;
   made.source.file = file_of(path, state);
   made.source.itemsize = itemsize;
   made.source.offset = offset;
-  made.source.is_fortran = is_fortran;
+  std::copy(steps.begin(), steps.end(), made.source.steps.end() - static_cast<std::ptrdiff_t>(steps.size()));
   return made;
 }
 
@@ -257,8 +258,9 @@ void register_patches(nb::module_& m) {
   m.def("volume_in_memory", &in_memory, nb::sig("def volume_in_memory(array: object) -> VolumeSource"),
         nb::arg("array").noconvert(), "An array; the memory is kept.");
   m.def("volume_in_file", &in_file, nb::arg("path"), nb::arg("state"), nb::arg("itemsize"), nb::arg("offset"),
-        nb::arg("is_fortran"),
-        "An array that lies in a file as it is; state: its device, inode, bytes and time of modification in ns.");
+        nb::arg("steps"),
+        "An array that lies in a file as it is; state: its device, inode, bytes and time of modification in ns; steps: "
+        "bytes from one element to the next, below 0 where the order is reversed.");
   m.def("volume_in_files", &in_files, nb::arg("folder"), nb::arg("metadata"), nb::arg("prefix"), nb::arg("separator"),
         nb::arg("shape"), nb::arg("chunk"), nb::arg("itemsize"), nb::arg("codec"), nb::arg("fill"),
         "An array each of whose chunks is a file.");

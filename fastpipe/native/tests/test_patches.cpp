@@ -274,7 +274,7 @@ TEST("patches: damaged, cut off and oversized chunks are declined, and nothing i
   }
 }
 
-TEST("patches: an array in a file as it is, in C and in Fortran's order") {
+TEST("patches: an array in a file as it is, in C and in Fortran's order, and backwards") {
   for (const std::int64_t itemsize : {1, 2, 4, 8, 16}) {
     Array array(sides({5, 9, 14}), itemsize), turned(sides({14, 9, 5}), itemsize);
     Index place{};
@@ -282,17 +282,25 @@ TEST("patches: an array in a file as it is, in C and in Fortran's order") {
       std::memcpy(turned.at(Index{0, 0, place[4], place[3], place[2]}), array.at(place),
                   static_cast<std::size_t>(itemsize));
     } while (next_place(&place, array.shape));
-    for (const bool is_fortran : {false, true}) {
+    Array mirrored(array.shape, itemsize);
+    place = Index{};
+    do {
+      std::memcpy(mirrored.at(Index{0, 0, place[2], 8 - place[3], 13 - place[4]}), array.at(place),
+                  static_cast<std::size_t>(itemsize));
+    } while (next_place(&place, array.shape));
+    const Index steps = steps_in_c_order(array.shape, itemsize);
+    const Index fortran{0, 0, itemsize, 5 * itemsize, 45 * itemsize}, back{0, 0, steps[2], -steps[3], -steps[4]};
+    for (const auto& [content_of, order] : {std::pair{&array, steps}, {&turned, fortran}, {&mirrored, back}}) {
       Folder folder;
       Content content(11, 3);
-      append(&content, is_fortran ? turned.content : array.content);
+      append(&content, content_of->content);
       const std::string path = folder.write("raw", content);
       VolumeSource source;
       source.kind = VolumeSource::Kind::raw;
       source.file = std::make_shared<DataFile>(path, state_of(path));
       source.itemsize = itemsize;
       source.offset = 11;
-      source.is_fortran = is_fortran;
+      source.steps = order;
       for (const Index& unit : {sides({1, 4, 14}), sides({2, 3, 4}), sides({5, 9, 14})}) {
         check_patches(volume_of(source, array.shape, unit, itemsize), array, 3, 8);
         OwnUnits memory(100, 5, product_of(unit) * itemsize);
@@ -362,6 +370,7 @@ TEST("patches: elements that are scaled are what nibabel makes of them") {
   source.kind = VolumeSource::Kind::raw;
   source.file = std::make_shared<DataFile>(path, state_of(path));
   source.itemsize = 2;
+  source.steps = steps_in_c_order(array.shape, 2);
   source.number = VolumeSource::Number::i16;
   source.slope = 0.1;
   source.intercept = -3.5;

@@ -153,8 +153,8 @@ CANNOT: dict[str, tuple[Callable[[], Any], str]] = {
     "fraction of letters": (lambda: Foreground(1, fraction="a"), "must be from 0 to 1, got 'a'"),  # type: ignore[arg-type]
     "voxels": (lambda: Foreground(1, voxels=0), r"voxels=…\) must be a number from 1, got 0"),
     "no labels": (lambda: patches(Foreground(1)), "give labels="),
-    "one class": (lambda: Foreground(1, classes=1), "must be a tuple of labels, or None, got 1"),  # type: ignore[arg-type]
-    "classes that are no number": (lambda: Foreground(1, classes=(1, np.nan)), "tuple of labels, or None, got"),
+    "one class": (lambda: Foreground(1, classes=1), "or of tuples of labels, or None, got 1"),  # type: ignore[arg-type]
+    "classes that are no number": (lambda: Foreground(1, classes=(1, np.nan)), "tuples of labels, or None, got"),
     "stride": (lambda: Grid(stride=0), r"stride=…\) must be numbers from 1, got 0"),
     "stride of floats": (lambda: Grid(2.5), "must be numbers from 1, got 2.5"),  # type: ignore[arg-type]
     "number of strides": (lambda: patches(Grid(stride=(1, 1, 1))), r"must have 2 numbers, got \(1, 1, 1\)"),
