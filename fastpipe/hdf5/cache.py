@@ -98,7 +98,10 @@ class ChunkCache:
     def of(self, layout: Layout) -> CachedChunks | None:
         if self.store is None or not self._may_keep(layout):
             return None
-        tag = hashlib.sha256(os.fsencode(f"hdf5 2 {layout.kind} {layout.name}")).digest()
+        about = os.fsencode(f"hdf5 2 {layout.kind} {layout.name}")
+        if layout.members:  # other keys may join other datasets under this name
+            about += layout.offsets.tobytes()
+        tag = hashlib.sha256(about).digest()
         blocks, file = in_blocks(layout), identify(layout.file, tag)
         return CachedChunks(
             self.store, file, len(blocks.offsets), chunk_nbytes(blocks), is_second_use=self._is_auto

@@ -125,15 +125,18 @@ class ChunkReader:
 
     def where(self, number: int) -> str:
         """Return a description of a chunk for messages."""
-        layout = self.layout
+        layout, name = self.layout, self.layout.name
         if layout.kind != "chunked":
-            return f"{layout.shown or layout.file}, dataset {layout.name}"
-        corner = np.unravel_index(number, grid_of(layout.shape, layout.chunk))
-        box = ", ".join(
-            f"{at * side}:{min((at + 1) * side, size)}"
-            for at, side, size in zip(map(int, corner), layout.chunk, layout.shape, strict=True)
-        )
-        return f"{layout.shown or layout.file}, dataset {layout.name}, chunk {number} at [{box}]"
+            return f"{layout.shown or layout.file}, dataset {name}"
+        grid = grid_of(layout.shape, layout.chunk)
+        corner = [int(at) for at in np.unravel_index(number, grid)]
+        sides = list(zip(corner, layout.chunk, layout.shape, strict=True))
+        if layout.members:  # the first dimension counts datasets
+            name, sides, number = layout.members[corner[0]], sides[1:], number % max(1, math.prod(grid[1:]))
+            if math.prod(grid[1:]) == 1:
+                return f"{layout.shown or layout.file}, dataset {name}"
+        box = ", ".join(f"{at * side}:{min((at + 1) * side, size)}" for at, side, size in sides)
+        return f"{layout.shown or layout.file}, dataset {name}, chunk {number} at [{box}]"
 
 
 def data_file(path: str, state: FileState) -> Any:

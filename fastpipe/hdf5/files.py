@@ -15,7 +15,16 @@ from fastpipe.errors import HDF5Error, OptionError
 from fastpipe.hdf5.chunks import FileState
 from fastpipe.hdf5.layout import Geometry, Layout, in_blocks, read_layout
 from fastpipe.hdf5.library import require_filters
-from fastpipe.hdf5.opening import dataset_named, dataset_names, library_errors, lies_in, opened
+from fastpipe.hdf5.members import join_members
+from fastpipe.hdf5.opening import (
+    check_values,
+    dataset_named,
+    dataset_names,
+    library_errors,
+    lies_in,
+    opened,
+    raw_name,
+)
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -25,8 +34,11 @@ class SampleFile:
 
     The first ``sample_dims`` dimensions count samples.  ``shown`` is the file's name in messages, for example
     the URL from which the file was copied.  If ``shown`` is empty, messages contain the path.  If the file
-    has no dataset with one of the ``names``, a ``KeyError`` lists the file's datasets.
+    has no dataset with one of the ``names``, a ``KeyError`` lists the file's datasets.  ``matches`` is what
+    ``*`` stands for in the names of joined datasets.
     """
+
+    matches: Sequence[str] = ()
 
     def __init__(
         self,
@@ -55,8 +67,39 @@ class SampleFile:
         self.sample_dims = sample_dims
         self.count = math.prod(self.layouts[0].shape[:sample_dims])
 
+    @classmethod
+    def joined(
+        cls, path: str, texts: Sequence[str], dims: int, tables: FileArrays | None, shown: str
+    ) -> tuple[list[SampleFile], list[Int64Array]]:
+        """Return the samples of a file that are datasets of their own (``join_members``), with an object for
+        all that are alike.  The second result is the positions of each object's samples, int64 (count,)."""
+        status, made, positions = os.stat(path), list[SampleFile](), list[Int64Array]()
+        with opened(path, shown) as file, library_errors(shown):
+            state = FileState.of(status, is_written=file.swmr_mode)
+            for layouts, matches, samples in join_members(file, texts, dims, shown, tables, status):
+                one = cls.__new__(cls)
+                one.path, one.shown, one.state, one.layouts = path, shown, state, layouts
+                one.sample_dims, one.count, one.matches = dims + 1, len(samples), matches
+                made.append(one)
+                positions.append(samples)
+                for layout in layouts:
+                    if layout.kind == "h5py" and layout.values is None:
+                        require_filters(file[raw_name(layout.members[0])], shown)
+        return made, positions
+
     def sample_shape(self, number: int) -> tuple[int, ...]:
         return self.layouts[number].shape[self.sample_dims :]
+
+    def kind(self, number: int) -> tuple[np.dtype[Any], tuple[int, ...]]:
+        """Return the dtype and the shape of a sample's value."""
+        dtype = self.layouts[number].dtype
+        base, inner = dtype.subdtype or (dtype, ())
+        return base, (*self.sample_shape(number), *inner)
+
+    def where(self, number: int) -> str:
+        """Return the place of a dataset for messages; of the first of joined datasets."""
+        members = self.layouts[number].members
+        return f"{self.shown}, {members[0]}" if members else self.shown
 
     def geometry(self, number: int) -> Geometry:
         """Return how samples lie in a dataset's chunks; contiguous data count as chunks of about 1 MiB."""
@@ -70,8 +113,17 @@ class SampleFile:
 class SampleFiles:
     """Several files as one: datasets that have the same name in all files are concatenated.  Picklable.
 
-    ``firsts`` contains the index of each file's first sample, and ``count`` at the end: int64 (files + 1,).
+    With ``is_separate``, samples are datasets of their own, ``names`` are keys (``members.MemberKey``), and
+    several of ``files`` may be parts of one file.
+
+    Attributes:
+        firsts: int64 (files + 1,): the index of each file's first sample, and ``count`` at the end.
+        order: int64 (count,): the index of each sample in this sense; None if samples have this order.
+        numbers: for each of ``files``, the number of its path.
+        differ: for each dataset, whether the files' samples have several shapes or dtypes.
     """
+
+    order: Int64Array | None = None
 
     def __init__(
         self,
@@ -80,17 +132,34 @@ class SampleFiles:
         sample_dims: int = 1,
         tables: FileArrays | None = None,
         shown: Sequence[str] | None = None,
+        *,
+        is_separate: bool = False,
     ) -> None:
         if not paths:
             raise OptionError("no HDF5 file was named")
-        self.files = [
-            SampleFile(path, names, sample_dims, tables, name)
-            for path, name in zip(paths, shown or [""] * len(paths), strict=True)
-        ]
-        for file in self.files[1:]:
-            self._check_like_first(file, names)
+        self.files: list[SampleFile] = []
+        self.numbers: list[int] = []
+        positions, count = list[Int64Array](), 0
+        for number, (path, name) in enumerate(zip(paths, shown or [""] * len(paths), strict=True)):
+            if is_separate:
+                where = os.fsdecode(path)
+                found, places = SampleFile.joined(where, names, sample_dims, tables, name or where)
+                positions += [place + count for place in places]
+            else:
+                found = [SampleFile(path, names, sample_dims, tables, name)]
+            self.files += found
+            self.numbers += [number] * len(found)
+            count += sum(file.count for file in found)
         self.firsts = np.cumsum([0, *(file.count for file in self.files)], dtype=np.int64)
         self.count = int(self.firsts[-1])
+        if len(self.files) > self.numbers[-1] + 1:
+            self.order = np.empty(self.count, np.int64)
+            self.order[np.concatenate(positions)] = np.arange(self.count)
+        first = self.files[0]
+        self.differ = [
+            any(file.kind(number) != first.kind(number) for file in self.files)
+            for number in range(len(names))
+        ]
 
     @property
     def layouts(self) -> list[Layout]:
@@ -99,16 +168,23 @@ class SampleFiles:
     def sample_shape(self, number: int) -> tuple[int, ...]:
         return self.files[0].sample_shape(number)
 
-    def located(self, samples: Int64Array) -> list[tuple[int, Int64Array | None]]:
-        """Return pairs: the number of a file, and the indices in ``samples`` of the samples in this file.
+    def owners(self, samples: Int64Array) -> Int64Array:
+        """Return the number of the file of each sample, int64 (N,)."""
+        found = samples if self.order is None else self.order[samples]
+        return np.searchsorted(self.firsts, found, side="right") - 1
 
-        Files that contain none of ``samples`` are left out.  If there is only one file, None replaces the
-        indices, because the file contains all samples.
+    def located(self, samples: Int64Array) -> list[tuple[int, Int64Array | None, Int64Array]]:
+        """Return for each file with some of the samples: the file's number, the indices in ``samples`` of
+        its samples, and the samples' numbers in the file.
+
+        If there is only one file, None replaces the indices, because the file contains all samples.
         """
         if len(self.files) == 1:
-            return [(0, None)] if len(samples) else []
-        owners = np.searchsorted(self.firsts, samples, side="right") - 1
-        return [(int(number), np.flatnonzero(owners == number)) for number in np.unique(owners)]
+            return [(0, None, samples)] if len(samples) else []
+        found = samples if self.order is None else self.order[samples]
+        owners = np.searchsorted(self.firsts, found, side="right") - 1
+        places = [(int(number), np.flatnonzero(owners == number)) for number in np.unique(owners)]
+        return [(number, which, found[which] - self.firsts[number]) for number, which in places]
 
     def groups(self, number: int) -> Int64Array:
         """Return the group of each sample: int64 (count,).
@@ -125,38 +201,64 @@ class SampleFiles:
                     f"{file.shown} declares {file.count:,} samples, more than there is memory to number"
                 ) from error
             first += geometry.groups
-        return np.concatenate(found)
+        every = np.concatenate(found)
+        return every if self.order is None else every[self.order]
 
     def samples_in_group(self, number: int) -> int:
         """Return the largest number of samples that share chunks of dataset ``number`` in the first file."""
         return self.files[0].geometry(number).group_size
 
     def shown_of(self, sample: int) -> str:
-        return self.files[int(np.searchsorted(self.firsts, sample, side="right")) - 1].shown
+        return self.files[int(self.owners(np.array([sample]))[0])].shown
 
-    def _check_like_first(self, file: SampleFile, names: Sequence[str]) -> None:
+    def names(self) -> list[tuple[str, str]]:
+        """Return for each sample the file's name and what ``*`` stands for in the sample's names."""
+        found = [
+            (file.shown, match)
+            for file in self.files
+            for match in file.matches or [""]
+            for _ in range(file.count // max(1, len(file.matches)))
+        ]
+        return found if self.order is None else [found[place] for place in self.order.tolist()]
+
+    def cells(self, sample_dims: int) -> Int64Array | None:
+        """Return the number of each sample's dataset, or, with ``sample_dims`` of 2 or more, of its index
+        along the dataset's first dimension: int64 (count,).  If a dataset is a sample, return the number of
+        its file.  Return None if all samples would have the same number."""
+        first, total, found = self.files[0], 0, list[Int64Array]()
+        axes = first.sample_dims - sample_dims + (sample_dims >= 2)
+        if not axes or not sample_dims:
+            if self.numbers[-1] == 0:
+                return None
+            return np.repeat(self.numbers, [file.count for file in self.files])
+        for file in self.files:
+            lead = math.prod(file.layouts[0].shape[:axes])
+            found.append(total + np.repeat(np.arange(lead), file.count // max(1, lead)))
+            total += lead
+        every = np.concatenate(found)
+        if self.order is None:
+            return every
+        # In the order of the samples: those of a dataset follow each other.
+        return np.cumsum(np.diff(every[self.order], prepend=every[:1] - 1) != 0) - 1
+
+    def check_alike(self) -> None:
+        """Raise an ``OptionError`` if samples differ in shape or dtype."""
         first = self.files[0]
-        for number, name in enumerate(names):
-            one, other = ((each.sample_shape(number), each.layouts[number].dtype) for each in (first, file))
-            if one != other:
-                raise OptionError(
-                    f"the samples of {name!r} are {one[0]} {one[1]} in {first.shown} and {other[0]} "
-                    f"{other[1]} in {file.shown}: files of one dataset must be alike"
-                )
+        for number, layout in enumerate(first.layouts):
+            for file in self.files if self.differ[number] else ():
+                one, other = first.kind(number), file.kind(number)
+                if one != other:
+                    raise OptionError(
+                        f"the samples of {layout.name!r} are {one[1]} {one[0]} in {first.where(number)} and "
+                        f"{other[1]} {other[0]} in {file.where(number)}: here all samples must be alike"
+                    )
 
 
 def _dataset(file: Any, name: str, shown: str) -> Any:
     found = dataset_named(file, name, shown)
     if found is None:
         raise KeyError(f"{shown} has no dataset {name!r}; it has {dataset_names(file, shown)}")
-    try:
-        found.dtype  # noqa: B018
-    except TypeError as error:
-        raise OptionError(
-            f"{shown}: the elements of {name!r} have a type that NumPy does not support"
-        ) from error
-    if found.shape is None:
-        raise OptionError(f"{shown}: {name!r} is empty: it has neither values nor a shape")
+    check_values(found, name, shown)
     if not found.shape:
         raise OptionError(f"{shown}: {name!r} is a single value, without samples")
     return found

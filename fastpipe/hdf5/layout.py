@@ -65,16 +65,16 @@ def grid_of(shape: Sequence[int], chunk: Sequence[int]) -> tuple[int, ...]:
     return tuple(-(-size // side) for size, side in zip(shape, chunk, strict=True))
 
 
-_Places = tuple[Int64Array, Int64Array, npt.NDArray[np.uint32]]  # offsets, sizes and masks of a layout
+Places = tuple[Int64Array, Int64Array, npt.NDArray[np.uint32]]  # offsets, sizes and masks of a layout
 
 _BLOCK_NBYTES = 1 << 20
 _KEEP_FROM_S = 0.05  # a chunk table that the library lists in a shorter time is not stored
 _NO_FILTERS = 0xFFFFFFFF  # the mask of a chunk for which all filters were skipped
 _FARTHEST = np.uint64(1 << 60)  # beyond the end of any file, and small enough for sums that do not overflow
 # A file may declare many chunks and contain few.  A table of its chunks is refused if it has more than
-# _MANY_CHUNKS chunks and more than _SPARSE chunks for each written chunk, as it would take too much memory.
-_MANY_CHUNKS, _SPARSE = 1 << 20, 64
-_MOST_NBYTES = 1 << 60  # the native core's limit
+# MANY_CHUNKS chunks and more than _SPARSE chunks for each written chunk, as it would take too much memory.
+MANY_CHUNKS, _SPARSE = 1 << 20, 64
+MOST_NBYTES = 1 << 60  # the native core's limit
 _COMPACT, _CONTIGUOUS, _CHUNKED, _VIRTUAL = range(4)
 
 
@@ -98,6 +98,9 @@ class Layout(NamedTuple):
     inside: bytes = b""  # all data, for the kind ``"compact"``
     library_chunk: int = 0  # bytes of a decoded chunk, for the kind ``"h5py"``
     shown: str = ""  # the file's name in messages, such as a URL; empty for the path
+    # The names of the datasets that the first dimension counts, if the layout joins several of them.
+    members: Sequence[str] = ()
+    values: npt.NDArray[Any] | None = None  # attributes without a common fixed size, object (samples,)
 
 
 def read_layout(
@@ -110,37 +113,54 @@ def read_layout(
     ``linked_as`` is the path of the link.
     """
     properties = dataset.id.get_create_plist()
+    layout = layout_without_places(dataset, properties, linked_as)
+    if layout.kind == "h5py":
+        return layout
+    if layout.kind != "chunked":
+        places: Places | str = whole_place(dataset.id, layout)
+    elif tables is None or status is None:
+        places = chunk_places(dataset, properties, layout.chunk)
+    else:
+        places = _cached_chunks(dataset, properties, layout.chunk, tables, status)
+    inside = dataset[...].tobytes() if layout.kind == "compact" else b""
+    return with_places(layout, properties, places)._replace(inside=inside)
+
+
+def layout_without_places(dataset: Any, properties: Any, linked_as: str = "") -> Layout:
+    """Return the layout of a dataset without the places of its bytes.
+
+    The result is the same for all datasets of a file whose type, shape and creation ``properties`` are equal.
+    """
     file, name = os.fspath(dataset.file.filename), linked_as or name_of(dataset)
-    shape, dtype = tuple(map(int, dataset.shape)), dataset.dtype
+    shape, dtype, none = tuple(map(int, dataset.shape)), dataset.dtype, np.empty(0, np.int64)
     filters = filters_of(properties)
     # fastpipe would search the bytes of a linked dataset in the file that contains the link.
     why = f"it lies in another file, {file}" if linked_as else _why_only_h5py(dataset, properties, filters)
-    if not why:
-        kinds: dict[int, Literal["chunked", "contiguous", "compact"]]
-        kinds = {_COMPACT: "compact", _CONTIGUOUS: "contiguous", _CHUNKED: "chunked"}
-        kind = kinds[properties.get_layout()]
-        chunk = tuple(map(int, dataset.chunks)) if kind == "chunked" else shape
-        if kind != "chunked":
-            places: _Places | str = _whole(dataset, kind)
-        elif tables is None or status is None:
-            places = _chunks(dataset, properties, chunk)
-        else:
-            places = _cached_chunks(dataset, properties, chunk, tables, status)
-        why = _why_not_such_places(properties, filters, kind, shape, places)
-    if why or isinstance(places, str):
-        none = np.empty(0, np.int64)
-        chunk_nbytes = dtype.itemsize * math.prod(dataset.chunks or (0,))
-        return Layout(
-            file, name, shape, dtype, b"", "h5py", why, shape, (), none, none, none.astype(np.uint32),
-            library_chunk=chunk_nbytes,
-        )  # fmt: skip
+    layout = Layout(
+        file, name, shape, dtype, b"", "h5py", why, shape, (), none, none, none.astype(np.uint32),
+        library_chunk=dtype.itemsize * math.prod(dataset.chunks or (0,)),
+    )  # fmt: skip
+    if why:
+        return layout
+    kinds: dict[int, Literal["chunked", "contiguous", "compact"]]
+    kinds = {_COMPACT: "compact", _CONTIGUOUS: "contiguous", _CHUNKED: "chunked"}
+    kind = kinds[properties.get_layout()]
     # The value starts as zeros, because an element with several fields may have gaps between the fields.
     value = np.zeros((), dtype)
     if _is_filled(properties):
         value[...] = dataset.fillvalue
-    fill = value.tobytes()
-    inside = dataset[...].tobytes() if kind == "compact" else b""
-    return Layout(file, name, shape, dtype, fill, kind, "", chunk, filters, *places, inside)
+    chunk = tuple(map(int, dataset.chunks)) if kind == "chunked" else shape
+    return layout._replace(kind=kind, chunk=chunk, filters=filters, fill=value.tobytes())
+
+
+def with_places(layout: Layout, properties: Any, places: Places | str) -> Layout:
+    """Return a layout with the places of its chunks, or of the kind ``"h5py"`` if ``places`` or the filters
+    are a reason for that."""
+    why = _why_not_such_places(properties, layout.filters, layout.kind, layout.shape, places)
+    if why or isinstance(places, str):
+        return layout._replace(kind="h5py", why=why, chunk=layout.shape, filters=())
+    offsets, sizes, masks = places
+    return layout._replace(offsets=offsets, sizes=sizes, masks=masks, library_chunk=0)
 
 
 def _why_only_h5py(dataset: Any, properties: Any, filters: Sequence[FilterStep]) -> str:
@@ -159,7 +179,7 @@ def _why_only_h5py(dataset: Any, properties: Any, filters: Sequence[FilterStep])
     if dataset.file.driver not in ("sec2", "windows"):
         return f"the file is opened with the driver {dataset.file.driver!r}"
     declared = (math.prod(max(side, 1) for side in sides) for sides in (dataset.shape, dataset.chunks or ()))
-    if not dtype.itemsize or dtype.itemsize * max(declared) >= _MOST_NBYTES:
+    if not dtype.itemsize or dtype.itemsize * max(declared) >= MOST_NBYTES:
         return "it is declared to be larger than any file"
     if dtype.hasobject:
         return f"its elements have no fixed size ({dtype})"
@@ -171,7 +191,7 @@ def _why_only_h5py(dataset: Any, properties: Any, filters: Sequence[FilterStep])
 
 
 def _why_not_such_places(
-    properties: Any, filters: Sequence[FilterStep], kind: str, shape: tuple[int, ...], places: _Places | str
+    properties: Any, filters: Sequence[FilterStep], kind: str, shape: tuple[int, ...], places: Places | str
 ) -> str:
     """Return why a dataset's chunks must be read through the library; the text is empty if fastpipe can read
     them itself."""
@@ -197,7 +217,7 @@ def _is_filled(properties: Any) -> bool:
     return is_defined and properties.get_fill_time() in (h5py.h5d.FILL_TIME_IFSET, h5py.h5d.FILL_TIME_ALLOC)
 
 
-def _chunks(dataset: Any, properties: Any, chunk: tuple[int, ...]) -> _Places | str:
+def chunk_places(dataset: Any, properties: Any, chunk: tuple[int, ...]) -> Places | str:
     """Return where a dataset's chunks are in the file, or a text: why the library must read them."""
     grid = grid_of(dataset.shape, chunk)
     count = math.prod(grid)
@@ -210,7 +230,7 @@ def _chunks(dataset: Any, properties: Any, chunk: tuple[int, ...]) -> _Places | 
         except DamagedError as error:
             # Lookups through the library may still find some chunks.
             return f"its list of chunks is damaged: {error.__cause__}"
-    if count > max(_MANY_CHUNKS, _SPARSE * len(found)):
+    if count > max(MANY_CHUNKS, _SPARSE * len(found)):
         return f"nearly all of its {count:,} chunks were never written"
     offsets, sizes = np.full(count, -1, np.int64), np.zeros(count, np.int64)
     masks = np.zeros(count, np.uint32)
@@ -275,7 +295,7 @@ def _edges(shape: Sequence[int], chunk: Sequence[int]) -> npt.NDArray[np.bool_]:
 
 def _cached_chunks(
     dataset: Any, properties: Any, chunk: tuple[int, ...], tables: FileArrays, status: os.stat_result
-) -> _Places | str:
+) -> Places | str:
     count = math.prod(grid_of(dataset.shape, chunk))
     about = f"hdf5 chunks 2, {name_of(dataset)}, {dataset.shape}, {chunk}"
     kinds = [(np.dtype(kind), (count,)) for kind in (np.int64, np.int64, np.uint32)]
@@ -284,17 +304,19 @@ def _cached_chunks(
         offsets, sizes, masks = kept
         return offsets, sizes, masks
     start = perf_counter()
-    found = _chunks(dataset, properties, chunk)
+    found = chunk_places(dataset, properties, chunk)
     if not isinstance(found, str) and perf_counter() - start > _KEEP_FROM_S:
         tables.save(status, about, found)
     return found
 
 
-def _whole(dataset: Any, kind: str) -> _Places:
+def whole_place(dataset: Any, layout: Layout) -> Places:
+    """Return the place of a dataset without chunks, which has the shape and dtype of ``layout``.  ``dataset``
+    is a ``h5py.h5d.DatasetID``."""
     # The library's offset is meaningless if no storage is allocated.
-    is_there = kind == "contiguous" and dataset.id.get_storage_size() > 0
-    offset = dataset.id.get_offset() if is_there else None
-    nbytes = dataset.dtype.itemsize * math.prod(dataset.shape)
+    is_there = layout.kind == "contiguous" and dataset.get_storage_size() > 0
+    offset = dataset.get_offset() if is_there else None
+    nbytes = layout.dtype.itemsize * math.prod(layout.shape)
     return (
         np.array([-1], np.int64) if offset is None else _bounded([offset]),
         np.array([nbytes], np.int64),

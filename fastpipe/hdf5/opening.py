@@ -14,7 +14,7 @@ import numpy as np
 
 from fastpipe.core.bad_samples import is_of_machine
 from fastpipe.core.files import hdf5_signature, is_hdf5, open_file, retrying_open
-from fastpipe.errors import FastpipeError, HDF5Error
+from fastpipe.errors import FastpipeError, HDF5Error, OptionError
 from fastpipe.hdf5.library import h5py, missing_filter_error, missing_filters
 
 
@@ -261,6 +261,12 @@ def dataset_names(file: Any, shown: str) -> str:
 
 
 def dataset_named(file: Any, name: str, shown: str) -> Any | None:
+    item = object_named(file, name, shown)
+    return item if isinstance(item, h5py.Dataset) else None
+
+
+def object_named(file: Any, name: str, shown: str) -> Any | None:
+    """Return a file's dataset or group; None if the file has no object of this name."""
     raw = raw_name(name)
     _check_links(file, raw, shown)
     try:
@@ -276,11 +282,26 @@ def dataset_named(file: Any, name: str, shown: str) -> Any | None:
         if kind != h5py.h5l.TYPE_HARD:  # this includes None, for a missing link
             return None
         raise HDF5Error(f"{shown}: {name!r} cannot be opened, it may be damaged: {error.args[0]}") from error
-    if not isinstance(item, h5py.Dataset):
-        return None
-    if file.swmr_mode and file.mode == "r":
+    if isinstance(item, h5py.Dataset) and file.swmr_mode and file.mode == "r":
         item.refresh()  # if this process has the object open, the library may return an outdated state
     return item
+
+
+def is_plain_path(file: Any, name: str, shown: str) -> bool:
+    """Return True if a path exists and has no soft or external link."""
+    return _check_links(file, raw_name(name), shown)
+
+
+def check_values(dataset: Any, name: str, shown: str) -> None:
+    """Raise an ``OptionError`` if a dataset has no values, or none that NumPy supports."""
+    try:
+        dataset.dtype  # noqa: B018
+    except TypeError as error:
+        raise OptionError(
+            f"{shown}: the elements of {name!r} have a type that NumPy does not support"
+        ) from error
+    if dataset.shape is None:
+        raise OptionError(f"{shown}: {name!r} is empty: it has neither values nor a shape")
 
 
 def _link_kind(file: Any, name: bytes) -> int | None:
@@ -296,27 +317,29 @@ def _link_kind(file: Any, name: bytes) -> int | None:
         raise
 
 
-def _check_links(file: Any, name: bytes, shown: str, most: int = 16) -> None:
+def _check_links(file: Any, name: bytes, shown: str, most: int = 16) -> bool:
     """Raise an error if a link leads to a path that is not a regular file.
 
-    The library would wait forever for data from a FIFO.
+    The library would wait forever for data from a FIFO.  Return True if the path exists without a soft or
+    external link.
     """
     place, inside = b"", name.strip(b"/")
-    for part in inside.split(b"/"):
+    for part in inside.split(b"/") if inside else ():
         before, place = place, b"/".join([place, part])
         kind = _link_kind(file, place)
         if kind is None:
-            return
+            return False
         if kind == h5py.h5l.TYPE_EXTERNAL:
             other = os.fsdecode(file.id.links.get_val(place)[0])
             path = os.path.join(os.path.dirname(file.filename), other)
             if os.path.exists(path) and not os.path.isfile(path):
                 raise HDF5Error(f"{shown}: {os.fsdecode(name)!r} is a link into {path}, which is not a file")
-            return
+            return False
         if kind == h5py.h5l.TYPE_SOFT:
             target = file.id.links.get_val(place)
             start = b"" if target.startswith(b"/") else before + b"/"
             rest = (b"/" + inside)[len(place) :]
             if most:
                 _check_links(file, start + target + rest, shown, most - 1)
-            return
+            return False
+    return True

@@ -54,29 +54,30 @@ class RowReader:
         self._threads, self._turn = threads, turn
         self._lock = threading.Lock()
         self._opened: dict[int, list[_Dataset | None]] = {}
+        self._data_files: dict[str, Any] = {}
         self._library = OpenFiles()
 
     def start(self, samples: Int64Array, rows: Int64Array, outs: Sequence[npt.NDArray[Any]]) -> Started:
         """Prepare to read ``samples`` into the ``rows`` of a batch, and return this work.
 
         ``samples`` and ``rows`` are int64 (N,), C-contiguous.  ``outs`` has a C-contiguous array
-        (batch, *sample_shape) for each dataset, in the dataset's dtype.
+        (batch, *sample_shape) for each dataset, in the dataset's dtype.  If samples differ in shape or dtype,
+        it may be an object array (batch,), in which each sample gets an array of its own.
         """
         statuses = np.zeros((len(outs[0]), 8), np.uint8)
         sources, tasks, kept, most = list[Any](), list[Task](), list[CachedChunks | None](), 0
-        for number, places in self._files.located(samples):
-            if places is None:
-                local, which = samples, rows
-            else:
-                local, which = samples[places] - self._files.firsts[number], rows[places]
+        for number, places, local in self._files.located(samples):
+            which = rows if places is None else rows[places]
             for place, dataset in enumerate(self._datasets(number)):
-                if dataset is None:
-                    run = partial(self._through_library, number, place, local, which, outs[place])
+                out, kind = outs[place], self._files.files[number].kind(place)
+                # NumPy would unpack an array without dimensions that is put into an array of objects.
+                if dataset is None or (out.dtype.hasobject and not kind[1]):
+                    run = partial(self._through_library, number, place, local, which, out)
                     tasks.append(Task(which, run))
                     continue
-                flat = outs[place].reshape(-1).view(np.uint8)
-                sources.append((dataset.chunks.dataset, local, which, flat))
-                kept.append(dataset.kept)
+                found = _sources(dataset.chunks, kind, local, which, out)
+                sources += found
+                kept += [dataset.kept] * len(found)
                 if dataset.kept is not None:
                     most = max(most, dataset.kept.look())
         if not sources:
@@ -86,16 +87,16 @@ class RowReader:
 
     def read_alone(self, sample: int, row: int, outs: Sequence[npt.NDArray[Any]]) -> None:
         """Read one sample chunk by chunk, so that an error names the damaged chunk."""
-        ((number, _),) = self._files.located(np.array([sample]))
-        file, local = self._files.files[number], sample - int(self._files.firsts[number])
+        ((number, _, (local,)),) = self._files.located(np.array([sample]))
+        file = self._files.files[number]
         for place, dataset in enumerate(self._datasets(number)):
             if dataset is None:
-                one = np.array([local]), np.array([row])
+                one = np.array([int(local)]), np.array([row])
                 self._through_library(number, place, *one, outs[place])
                 continue
             file.check_unchanged()
             try:
-                outs[place][row] = _sample(dataset.chunks, file.sample_dims, local)
+                outs[place][row] = _sample(dataset.chunks, file.sample_dims, local)[()]
             except ChunkError as error:
                 file.check_unchanged()
                 raise DamagedError(str(error)) from None
@@ -112,13 +113,14 @@ class RowReader:
 
     def _new_datasets(self, number: int) -> list[_Dataset | None]:
         one = self._files.files[number]
-        file = None
+        file = self._data_files.get(one.path)
         found: list[_Dataset | None] = []
         for place, layout in enumerate(one.layouts):
             if layout.kind == "h5py":
                 found.append(None)
                 continue
-            file = file or data_file(one.path, one.state)
+            if file is None:
+                file = self._data_files[one.path] = data_file(one.path, one.state)
             kept = self._keep(layout)
             layout = layout if kept is None else in_blocks(layout)
             chunk_nbytes = layout.dtype.itemsize * int(np.prod([max(side, 1) for side in layout.chunk]))
@@ -135,24 +137,35 @@ class RowReader:
     ) -> None:
         file = self._files.files[number]
         layout = file.layouts[place]
+        if layout.values is not None:  # an array of its own for each sample, as the user may change it
+            for row, sample in zip(rows.tolist(), samples.tolist(), strict=True):
+                value = layout.values[sample]
+                out[row] = value.copy() if isinstance(value, np.ndarray) else value
+            return
         # In the file's order, samples in one chunk follow each other, and the library decodes the chunk once.
         order = np.argsort(samples, kind="stable")
         lead = layout.shape[: file.sample_dims]
         indices = zip(*np.unravel_index(samples[order], lead), strict=True)
-        dataset = self._library_dataset(number, file, layout)
-        with library_errors(f"{file.shown}, dataset {layout.name}", DamagedError, dataset):
-            for row, index in zip(rows[order].tolist(), indices, strict=True):
-                out[row] = dataset[tuple(map(int, index))]
+        name: str | None = None
+        dataset: Any = None
+        for row, place_in in zip(rows[order].tolist(), indices, strict=True):
+            index = tuple(map(int, place_in))
+            wanted, index = (layout.members[index[0]], index[1:]) if layout.members else (layout.name, index)
+            if wanted != name:
+                name, dataset = wanted, self._library_dataset(file, layout, wanted)
+            with library_errors(f"{file.shown}, dataset {name}", DamagedError, dataset):
+                out[row] = dataset[index]
 
-    def _library_dataset(self, number: int, file: SampleFile, layout: Layout) -> Any:
-        opened = self._library.file(number, partial(_open_with_library, file))
+    def _library_dataset(self, file: SampleFile, layout: Layout, name: str) -> Any:
+        opened = self._library.file(file.path, partial(_open_with_library, file))
         file.check_unchanged()
         with library_errors(file.shown):
-            dataset = opened[raw_name(layout.name)]
+            dataset = opened[raw_name(name)]
             require_filters(dataset, file.shown)
             # A file that a SWMR writer has open may have grown.  Any other difference is an error.
-            is_same = dataset.dtype == layout.dtype and dataset.ndim == len(layout.shape)
-            if not is_same or any(map(operator.lt, dataset.shape, layout.shape)):
+            shape = layout.shape[1:] if layout.members else layout.shape
+            is_same = dataset.dtype == layout.dtype and dataset.ndim == len(shape)
+            if not is_same or any(map(operator.lt, dataset.shape, shape)):
                 raise file.state.changed(file.shown)
         return dataset
 
@@ -167,6 +180,23 @@ def _keep_chunks(batch: Any, kept: Sequence[CachedChunks | None]) -> None:
         where = kept[source]
         assert where is not None
         where.keep(numbers, chunks)
+
+
+def _sources(
+    chunks: ChunkReader, kind: tuple[np.dtype[Any], tuple[int, ...]], samples: Int64Array, rows: Int64Array,
+    out: npt.NDArray[Any],
+) -> list[tuple[Any, ...]]:  # fmt: skip
+    """Return the parts of a batch that the native core reads: a dataset, samples, their rows, memory, and the
+    row with which the memory begins."""
+    dtype, shape = kind
+    if not out.dtype.hasobject:
+        return [(chunks.dataset, samples, rows, out.reshape(-1).view(np.uint8), 0)]
+    found = []
+    for place, row in enumerate(rows.tolist()):
+        out[row] = one = np.empty(shape, dtype)
+        memory = one.reshape(-1).view(np.uint8)
+        found.append((chunks.dataset, samples[place : place + 1], rows[place : place + 1], memory, row))
+    return found
 
 
 def _sample(chunks: ChunkReader, sample_dims: int, sample: int) -> npt.NDArray[Any]:

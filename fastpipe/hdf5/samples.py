@@ -21,10 +21,12 @@ from fastpipe.core.order import GroupedSamples
 from fastpipe.core.pool import Process, ProcessRuntime
 from fastpipe.core.reads import Reading, ReadPolicy, ReadThreads
 from fastpipe.core.slots import KEPT_SLOTS, SlotPool
-from fastpipe.core.text import in_bytes, printable
+from fastpipe.core.text import counted, in_bytes, printable
 from fastpipe.core.types import Key
+from fastpipe.errors import OptionError
 from fastpipe.hdf5.cache import ChunkCache, ChunkMemory, SharedChunks, decoded_nbytes
 from fastpipe.hdf5.files import SampleFiles
+from fastpipe.hdf5.members import MemberKey, are_separate
 from fastpipe.hdf5.opening import DamagedError, open_library, raw_name
 from fastpipe.hdf5.reader import RowReader
 from fastpipe.options import BadSamples, Cache, Stage
@@ -141,7 +143,7 @@ class HDF5Samples(GroupedSamples):
         path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         keys: str | Sequence[str] | Mapping[Any, str],
         *,
-        sample_dims: int,
+        sample_dims: int | None,
         cache: Cache | Literal["auto", "ram", "disk", "off"],
         bad_samples: BadSamples | Literal["raise", "replace", "skip"],
         threads: int | Literal["auto"],
@@ -149,7 +151,12 @@ class HDF5Samples(GroupedSamples):
         storage_options: Mapping[str, Any] | None,
     ) -> None:
         self._process, self._form = process, Form.of(keys)
-        self.path, self.keys, self.sample_dims = path, keys, sample_dims
+        self.path, self.keys = path, keys
+        # Without a number, a key with ``*`` names datasets that are samples.
+        has_star = any("*" in name for name in self._form.names)
+        self.sample_dims = (0 if has_star else 1) if sample_dims is None else sample_dims
+        if self.sample_dims < 0:
+            raise OptionError(f"sample_dims must be a number from 0, got {sample_dims}")
         self.cache = Cache.of(cache)
         self.bad_samples = BadSamples.of(bad_samples)
         self.threads = checked_threads(threads)
@@ -167,9 +174,11 @@ class HDF5Samples(GroupedSamples):
     def _opened(self, paths: Sequence[Any]) -> SampleFiles:
         # With cache="off" fastpipe stores nothing, not even the places of chunks.
         tables = None if self.cache.where == "off" else default_file_arrays()
-        if self._staged is None:
-            return SampleFiles(paths, self._form.names, self.sample_dims, tables)
-        return SampleFiles(self._staged.local, self._form.names, self.sample_dims, tables, self._staged.shown)
+        shown = None
+        if self._staged is not None:
+            paths, shown = self._staged.local, self._staged.shown
+        names, dims = self._form.names, self.sample_dims
+        return SampleFiles(paths, names, dims, tables, shown, is_separate=are_separate(names, dims))
 
     def __len__(self) -> int:
         return self._files.count
@@ -180,10 +189,27 @@ class HDF5Samples(GroupedSamples):
 
     @property
     def kinds(self) -> list[tuple[np.dtype[Any], tuple[int, ...]]]:
-        """Return the dtype and the shape of each value of a sample."""
-        parts = [layout.dtype.subdtype or (layout.dtype, ()) for layout in self._files.layouts]
-        shapes = map(self._files.sample_shape, range(len(parts)))
-        return [(dtype, (*own, *inner)) for own, (dtype, inner) in zip(shapes, parts, strict=True)]
+        """Return the dtype and the shape of each value of a sample, of the first one if samples differ."""
+        return [self._files.files[0].kind(number) for number in range(len(self._form.names))]
+
+    def kinds_of(self, samples: npt.NDArray[np.int64]) -> list[tuple[np.dtype[Any], tuple[int, ...]]]:
+        """Return the dtype and the shape of each value, as they are for all of ``samples``, int64 (N,).  If
+        they differ between the samples, return ``object`` and ``()``."""
+        kinds = self.kinds
+        # A substitute for an unreadable sample may have any shape.
+        is_any = self.bad_samples.policy == "replace"
+        owners = [self._files.files[number] for number in set(self._files.owners(samples).tolist())]
+        for number, differ in enumerate(self._files.differ):
+            if differ:
+                found = {file.kind(number) for file in owners}
+                kinds[number] = (np.dtype(object), ()) if is_any or len(found) != 1 else found.pop()
+        return kinds
+
+    @property
+    def names(self) -> list[tuple[str, str]]:
+        """Return for each sample the path of its file and what ``*`` stands for in the keys.  What several
+        ``*`` stand for is separated by ``/``."""
+        return self._files.names()
 
     def close(self) -> None:
         """Close the open files, and release the stage; a later use opens them again.
@@ -274,7 +300,7 @@ class HDF5Plan:
 
     def __init__(self, form: Form, files: SampleFiles, kept: str) -> None:
         self.lines = [
-            printable(f"{name}: {files.sample_shape(number)} {layout.dtype}  →  {_how(files, number)}")
+            printable(f"{name}: {_shape(files, number)} {layout.dtype}  →  {_how(files, number)}")
             for number, (name, layout) in enumerate(zip(form.names, files.layouts, strict=True))
         ]
         self.lines.append(f"decoded chunks  →  {kept}")
@@ -283,13 +309,25 @@ class HDF5Plan:
         return "HDF5Plan(\n" + "".join(f"  {line}\n" for line in self.lines) + ")"
 
 
+def _shape(files: SampleFiles, number: int) -> str:
+    return "several shapes," if files.differ[number] else str(files.sample_shape(number))
+
+
 def _how(files: SampleFiles, number: int) -> str:
     layouts = [file.layouts[number] for file in files.files]
-    slow = [layout for layout in layouts if layout.kind == "h5py"]
+    slow = [layout for layout in layouts if layout.kind == "h5py" and layout.values is None]
+    if slow and slow[0].members:
+        count = sum(len(layout.members) for layout in slow)
+        return f"{counted(count, 'dataset')} through h5py, one thread at a time, as {slow[0].why}"
+    if layouts[0].kind == "compact" or layouts[0].values is not None:
+        return "in memory"
     if slow:
         some = f" in {len(slow)} of {len(layouts)} files" if len(slow) < len(layouts) else ""
         return f"through h5py, one thread at a time{some}, as {slow[0].why}"
     layout = layouts[0]
+    if layout.members:
+        names = ", ".join(dict.fromkeys(step.name for layout in layouts for step in layout.filters))
+        return f"datasets of their own{names and f' ({names})'}, read in threads"
     if not layout.filters:
         return "read row by row, in threads"
     samples = math.prod(layout.chunk[: files.files[0].sample_dims])
@@ -313,11 +351,17 @@ class H5pyRows:
         if not -length <= index < length:
             raise IndexError(f"sample index {index} is out of range for a dataset of {length} samples")
         position = index % length
-        ((number, _),) = self._files.located(np.array([position]))
-        one, first = self._files.files[number], int(self._files.firsts[number])
-        place = np.unravel_index(position - first, one.layouts[0].shape[: one.sample_dims])
+        ((number, _, (local,)),) = self._files.located(np.array([position]))
+        one = self._files.files[number]
+        place = tuple(map(int, np.unravel_index(local, one.layouts[0].shape[: one.sample_dims])))
         file = self._file(number)
-        return [file[raw_name(name)][tuple(map(int, place))] for name in self._form.names]
+        if not one.layouts[0].members:
+            return [file[raw_name(name)][place] for name in self._form.names]
+        values = []
+        for text, layout in zip(self._form.names, one.layouts, strict=True):
+            item, attribute = file[raw_name(layout.members[place[0]] or "/")], MemberKey.of(text).attribute
+            values.append(item[place[1:]] if attribute is None else item.attrs[attribute])
+        return values
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": (0, {})}

@@ -213,7 +213,9 @@ struct RowBatch::Chunk {
   std::int64_t count;
   std::int64_t left;  // samples of the group that are not
 
-  std::uint8_t* out(const Sample& sample) const { return source.out + sample.row * dataset.grid.sample_nbytes; }
+  std::uint8_t* out(const Sample& sample) const {
+    return source.out + (sample.row - source.first_row) * dataset.grid.sample_nbytes;
+  }
   Range wanted() const {
     Range range{dataset.grid.chunk_nbytes, 0};
     for (std::int64_t i = 0; i < count; ++i) {

@@ -112,7 +112,8 @@ class RowBatch : public Work {
     const std::int64_t* samples = nullptr;  // (count), below dataset->grid.count
     const std::int64_t* rows = nullptr;     // (count): of the batch; null: the first ones in their order
     std::int64_t count = 0;
-    std::uint8_t* out = nullptr;  // (rows of the batch, sample_nbytes)
+    std::uint8_t* out = nullptr;  // (rows of the batch from first_row, sample_nbytes)
+    std::int64_t first_row = 0;   // at most any of rows
   };
   std::vector<Source> sources;
   Status* statuses = nullptr;         // (rows of the batch), written: made unless something is wrong

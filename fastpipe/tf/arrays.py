@@ -44,7 +44,7 @@ def hdf5_dataset(
     seed: int | None = None,
     *,
     rows: Any = None,
-    sample_dims: int = 1,
+    sample_dims: int | None = None,
     drop_remainder: bool = False,
     augment: Callable[..., Any] | None = None,
     cache: Cache | Literal["auto", "ram", "disk", "off"] = "auto",
@@ -72,7 +72,8 @@ def hdf5_dataset(
             once.
         seed: orders depend only on the seed and the epoch.  Default: a number from NumPy's global generator.
         rows: the rows to use, such as the rows of a fold, as indices, a mask (N,) or a slice.
-        sample_dims: the number of leading dimensions that count rows.
+        sample_dims: the number of leading dimensions that count rows.  With 0, each dataset is a sample; see
+            :class:`fastpipe.FastHDF5Dataset`, also for keys with ``*`` and ``@``.
         drop_remainder: whether to leave out the last batch if it is smaller.
         augment: a :class:`fastpipe.tf.Augment`, or a function that is called for each batch with (inputs,
             labels), or with inputs.  The random numbers of an ``Augment`` depend only on the seed, the epoch
@@ -95,8 +96,8 @@ def hdf5_dataset(
         KeyError: the file has no such dataset.
         HDF5Error: the file is not HDF5, is damaged, or is open for writing in another process.
         StageError, StoreError: see :class:`fastpipe.FastHDF5Dataset`.
-        OptionError: an option is invalid, TensorFlow has no dtype for a dataset's elements, or there are no
-            rows.
+        OptionError: an option is invalid, TensorFlow has no dtype for a dataset's elements, samples differ in
+            shape or dtype, or there are no rows.
 
     Errors during iteration name the row and the file.
 
@@ -122,6 +123,7 @@ def hdf5_dataset(
         _this_process, path, list(names), sample_dims=sample_dims, cache=cache, bad_samples=bad_samples,
         threads=threads, stage=stage, storage_options=storage_options,
     )  # fmt: skip
+    samples._files.check_alike()
     chosen = _selected_rows(rows, len(samples))
     draws = isinstance(augment, Augment)
     batching = batching_of(batch_size, drop_remainder, shuffle, seed, shard, bad_samples, draws=draws)

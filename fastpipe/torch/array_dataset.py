@@ -111,7 +111,7 @@ class RowsBatch(StartedBatch):
     ) -> None:  # fmt: skip
         self.pending: PendingRead = pending
         self.parts, self.count = parts, len(pending.samples)
-        self.nbytes = sum(part.array.nbytes for part in parts)
+        self.nbytes = sum(part.nbytes for part in parts)
         # The threads must live as long as the batch, even if the dataset gets new threads in the meantime.
         self._pool, self._form, self._code = pool, form, code
         self._key, self._is_keyed, self._is_threaded = key, is_keyed, is_threaded
@@ -168,7 +168,7 @@ class RowsBatch(StartedBatch):
 
     def _values(self, row: int) -> list[Any]:
         # Copy the values, because a transform's result is often a view of its input.
-        return [copied(part.array[row]) for part in self.parts]
+        return [part.own(row) for part in self.parts]
 
     def _seed(self, row: int) -> int:
         assert self._key is not None
@@ -277,7 +277,7 @@ class RowsDataset(BatchedDataset, Dataset[Any]):
         is_keyed = key is not None
         if key is None and (self._wants_key or self.bad_samples.policy == "replace"):
             key, is_keyed = take_key(len(samples))
-        parts = self._memory(len(samples), runtime, threaded)
+        parts = self._memory(self._values_of(samples), len(samples), runtime, threaded)
         reading = self._reading(
             indices, samples, key, is_keyed, runtime, [part.array for part in parts], order
         )
@@ -286,9 +286,14 @@ class RowsDataset(BatchedDataset, Dataset[Any]):
         pending = PendingRead(runtime.threads if threaded else None, reading)
         return RowsBatch(pending, parts, runtime.pool, self._form, self._code(), key, is_keyed, threaded)
 
-    def _memory(self, count: int, runtime: Any, threaded: bool) -> list[Part]:
+    def _values_of(self, samples: npt.NDArray[np.int64]) -> Sequence[Value]:
+        """Return the types of the values of ``samples``.  A value whose type is ``object`` and that differs
+        between the samples has an array of its own in each."""
+        return self._values
+
+    def _memory(self, values: Sequence[Value], count: int, runtime: Any, threaded: bool) -> list[Part]:
         found = []
-        for value, slots in zip(self._values, runtime.slots, strict=True):
+        for value, slots in zip(values, runtime.slots, strict=True):
             shape, nbytes = (count, *value.shape), count * value.nbytes
             if not threaded or nbytes < _OWN_MEMORY or value.dtype.hasobject:
                 array = np.empty(shape, value.dtype)

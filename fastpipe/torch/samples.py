@@ -254,6 +254,18 @@ class Part(NamedTuple):
     array: npt.NDArray[Any]
     tensor: torch.Tensor | None
 
+    @property
+    def nbytes(self) -> int:
+        if self.array.dtype != object:
+            return self.array.nbytes
+        return sum(one.nbytes for one in self.array.flat if isinstance(one, np.ndarray))
+
+    def own(self, row: int) -> Any:
+        """Return a row with its own memory."""
+        # An array of objects has the values themselves, such as arrays of several shapes.
+        is_own = self.array.dtype == object and self.array.ndim == 1
+        return self.array[row] if is_own else copied(self.array[row])
+
 
 class TupleSample(tuple[Any, ...]):
     """A tuple of values that is collated like a plain tuple, but without a copy if possible."""
@@ -297,6 +309,9 @@ class LazySamples(MutableSequence[Any]):
     def _view(self, number: int) -> Any:
         return self._views[number]
 
+    def _own(self, number: int) -> Any:
+        return copied(self._view(number))
+
     def _count(self) -> int:
         return len(self._views)
 
@@ -312,7 +327,7 @@ class LazySamples(MutableSequence[Any]):
         if sys._getframe(1).f_code is collate.__code__:  # torch's collate reads only the sample's type
             return self._view(number)
         if number not in self._seen:
-            self._seen[number] = copied(self._view(number))
+            self._seen[number] = self._own(number)
         return self._seen[number]
 
     def __setitem__(self, number: Any, value: Any) -> None:
@@ -359,7 +374,12 @@ class SampleRows(LazySamples):
         return len(self._parts[0].array)
 
     def _view(self, number: int) -> Any:
-        values = [part.array[number] for part in self._parts]
+        return self._sample([part.array[number] for part in self._parts])
+
+    def _own(self, number: int) -> Any:
+        return self._sample([part.own(number) for part in self._parts])
+
+    def _sample(self, values: Sequence[Any]) -> Any:
         if self._form.kind == "value":
             value = values[0]
             return value.view(Row) if isinstance(value, np.ndarray) and not value.dtype.hasobject else value

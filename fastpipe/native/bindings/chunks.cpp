@@ -113,20 +113,22 @@ std::unique_ptr<BoundRows> make_batch(const nb::typed<nb::list, nb::object>& sou
   const auto rows = static_cast<std::int64_t>(statuses.shape(0));
   for (nb::handle each : sources) {
     const auto given = nb::cast<nb::tuple>(each);
-    check(given.size() == 4, "a dataset, samples, rows and memory");
+    check(given.size() == 5, "a dataset, samples, rows, memory and the row with which the memory begins");
     const auto& dataset = nb::cast<BoundDataset&>(given[0]);
     const auto samples = nb::cast<In<std::int64_t, 1>>(given[1], false);
     RowBatch::Source source;
     source.dataset = dataset.dataset;
     source.samples = samples.data();
     source.count = static_cast<std::int64_t>(samples.size());
+    source.first_row = nb::cast<std::int64_t>(given[4]);
+    check(source.first_row >= 0 && (source.first_row == 0 || !given[2].is_none()), "rows from the first one");
     std::int64_t last = source.count - 1;
     if (!given[2].is_none()) {
       const auto of = nb::cast<In<std::int64_t, 1>>(given[2], false);
       check(of.size() == samples.size(), "a row for each sample");
       source.rows = of.data();
       for (std::int64_t i = 0; i < source.count; ++i) {
-        check(source.rows[i] >= 0, "rows from 0");
+        check(source.rows[i] >= source.first_row, "rows from the first one");
         last = i == 0 ? source.rows[i] : std::max(last, source.rows[i]);
       }
     }
@@ -135,7 +137,8 @@ std::unique_ptr<BoundRows> make_batch(const nb::typed<nb::list, nb::object>& sou
       check(source.samples[i] >= 0 && source.samples[i] < grid.count, "a sample outside the dataset");
     }
     const auto out = nb::cast<Out<std::uint8_t, 1>>(given[3], false);
-    check(last < rows && (grid.sample_nbytes == 0 || last < static_cast<std::int64_t>(out.size()) / grid.sample_nbytes),
+    check(last < rows && (grid.sample_nbytes == 0 ||
+                          last - source.first_row < static_cast<std::int64_t>(out.size()) / grid.sample_nbytes),
           "memory and a status for each row");
     source.out = out.data();
     work.sources.push_back(std::move(source));
@@ -263,7 +266,8 @@ void register_chunks(nb::module_& m) {
            "Chunks that are to be kept, once: the number of their source, their own, and uint8 (N,).");
   m.def("row_batch", &make_batch, nb::arg("sources"), nb::arg("statuses").noconvert(), nb::arg("threads"),
         nb::arg("turn") = 0.0, nb::arg("most_keep_nbytes") = 0,
-        "A batch of rows: of each source a dataset, samples, their rows or None, and memory, uint8 (N,).");
+        "A batch of rows: of each source a dataset, samples, their rows or None, memory, uint8 (N,), and the row "
+        "with which it begins.");
   m.def(
       "use_blosc2",
       [](const std::vector<std::uintptr_t>& calls) {
