@@ -80,7 +80,7 @@ class ChunkReader:
             has_blosc2()  # passes the functions of c-blosc2 to the native core, once in each process
         # A chunk side of 0, as in an empty dataset, would cause a division by zero.
         chunk = [max(side, 1) for side in layout.chunk]
-        self.nbytes = layout.dtype.itemsize * int(np.prod(chunk, dtype=np.int64))
+        self.nbytes = layout.dtype.itemsize * math.prod(chunk)
         count = math.prod(grid_of(layout.shape, chunk))
         self.dataset = native.ChunkedDataset(
             file or data_file(layout.file, state), layout.shape, chunk, layout.dtype.itemsize, sample_dims,

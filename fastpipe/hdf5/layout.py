@@ -100,7 +100,7 @@ class Layout(NamedTuple):
     shown: str = ""  # the file's name in messages, such as a URL; empty for the path
     # The names of the datasets that the first dimension counts, if the layout joins several of them.
     members: Sequence[str] = ()
-    values: npt.NDArray[Any] | None = None  # attributes without a common fixed size, object (samples,)
+    values: npt.NDArray[Any] | None = None  # the values themselves, (samples, *sample_shape), of attributes
 
 
 def read_layout(

@@ -176,7 +176,7 @@ class _Datasets:
         if layout.kind == "compact":
             layout = _only_h5py(layout, "its bytes lie among the file's names")
         if layout.kind == "h5py":
-            return layout._replace(chunk=layout.shape)
+            return layout._replace(chunk=(1, *shape))
         parts = [self.places[number] for number in members.tolist()]
         offsets, sizes, masks = (np.concatenate(column) for column in zip(*parts, strict=True))
         if layout.kind == "contiguous":
@@ -188,7 +188,7 @@ class _Datasets:
             sizes, masks = np.full(len(offsets), nbytes, np.int64), np.zeros(len(offsets), np.uint32)
             lead = (1,) * dims if rows > 1 else shape[:dims]
             layout = layout._replace(kind="chunked", chunk=(1, *lead, *shape[dims:]))
-        return with_places(layout, template.properties, (offsets, sizes, masks))
+        return with_places(layout, template.properties, (offsets, sizes, masks))._replace(chunk=layout.chunk)
 
 
 def _template_of(dataset: Any, properties: Any, name: str, shown: str, linked_as: str) -> _Template:
@@ -218,6 +218,7 @@ class _Table:
         self.columns: list[_Datasets | list[Any]] = [
             _Datasets() if key.attribute is None else [] for key in keys
         ]
+        self._groups: dict[str, Any] = {}  # the root, and the last one
 
     def read(self) -> None:
         # The matches of one key are the samples: preferably of a dataset.
@@ -256,14 +257,28 @@ class _Table:
     def _object(self, key: MemberKey, match: str) -> Any:
         """Return the identifier of the object that a key names, and whether it lies in another file.  Return
         None if there is no such object."""
-        name, file, found = key.name(match), self._file, None
-        # h5py's own objects would take longer than all the rest.
-        if is_plain_path(file, name, self._shown) and not file.swmr_mode:
-            found = h5py.h5o.open(file.id, raw_name(name) or b"/"), False
-        elif (item := object_named(file, name or "/", self._shown)) is not None:
-            found = item.id, not lies_in(item, file)
+        name = key.name(match)
+        found = self._plain_object(name)
+        if found is None:
+            item = object_named(self._file, name or "/", self._shown)
+            found = None if item is None else (item.id, not lies_in(item, self._file))
         is_dataset = found is not None and isinstance(found[0], h5py.h5d.DatasetID)
         return found if is_dataset or key.attribute is not None else None
+
+    def _plain_object(self, name: str) -> Any:
+        """Return the identifier of an object to which no link leads, and False.  Return None for any other
+        object.  h5py's own objects would take several times as long."""
+        above, _, last = name.rpartition("/")
+        if above not in self._groups:
+            group = None
+            if is_plain_path(self._file, above, self._shown) and not self._file.swmr_mode:
+                group = h5py.h5o.open(self._file.id, raw_name(above) or b"/")
+            self._groups = {kept: self._groups[kept] for kept in self._groups if not kept} | {above: group}
+        group, raw = self._groups[above], raw_name(last)
+        if not raw or not isinstance(group, h5py.h5g.GroupID) or not group.links.exists(raw):
+            return None
+        is_plain = group.links.get_info(raw).type == h5py.h5l.TYPE_HARD
+        return (h5py.h5o.open(group, raw), False) if is_plain else None
 
     def _have(self, name: str) -> str:
         parent = object_named(self._file, name.rpartition("/")[0] or "/", self._shown)
@@ -450,21 +465,14 @@ def _lead(table: _Table, keys: Sequence[MemberKey], number: int, dims: int, show
 def _layout_of_values(values: list[Any], lead: tuple[int, ...], path: str) -> Layout:
     """Return a layout for attributes.  Each value is that of all samples of its dataset."""
     stacked = _stacked(values)
-    none = _NO_PLACES
     if stacked is None:
         is_text = all(isinstance(value, str) for value in values)
-        dtype = h5py.string_dtype() if is_text else np.dtype(object)
-        stacked = np.empty(len(values), dtype)
+        stacked = np.empty(len(values), h5py.string_dtype() if is_text else object)
         for number, value in enumerate(values):
             stacked[number] = value
-    shape = len(values), *lead, *stacked.shape[1:]
-    spread = np.broadcast_to(stacked.reshape(len(values), *(1,) * len(lead), *stacked.shape[1:]), shape)
-    layout = Layout(path, "", shape, stacked.dtype, b"", "h5py", "", shape, (), *none)
-    if stacked.dtype.hasobject:
-        return layout._replace(values=spread.reshape(-1))
-    inside, places = (
-        spread.tobytes(),
-        (np.array([-1], np.int64), np.zeros(1, np.int64), np.zeros(1, np.uint32)),
+    count, inner = len(values), stacked.shape[1:]
+    spread = np.broadcast_to(stacked.reshape(count, *(1,) * len(lead), *inner), (count, *lead, *inner))
+    layout = Layout(
+        path, "", spread.shape, stacked.dtype, b"", "h5py", "", (1, *spread.shape[1:]), (), *_NO_PLACES
     )
-    fill = np.zeros((), stacked.dtype).tobytes()
-    return Layout(path, "", shape, stacked.dtype, fill, "compact", "", shape, (), *places, inside)
+    return layout._replace(values=spread.reshape(-1, *inner))

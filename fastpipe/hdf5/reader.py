@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from fastpipe.core.native import native
 from fastpipe.core.reads import ChunkError, Started, Task
-from fastpipe.hdf5.cache import CachedChunks
+from fastpipe.hdf5.cache import CachedChunks, chunk_nbytes
 from fastpipe.hdf5.chunks import ChunkReader, data_file
 from fastpipe.hdf5.files import SampleFile, SampleFiles
 from fastpipe.hdf5.layout import Layout, grid_of, in_blocks
@@ -25,6 +25,7 @@ Int64Array = npt.NDArray[np.int64]
 # The size of the library's cache of chunks, for data that only the library can read.  The number of slots
 # should be a prime.
 _LIBRARY_NBYTES, _LIBRARY_SLOTS = 1 << 23, 10_007
+_MOST_KNOWN = 20_000  # the most files, or datasets of their own shape, whose native objects are kept
 
 
 class _Dataset(NamedTuple):
@@ -69,7 +70,11 @@ class RowReader:
         for number, places, local in self._files.located(samples):
             which = rows if places is None else rows[places]
             for place, dataset in enumerate(self._datasets(number)):
-                out, kind = outs[place], self._files.files[number].kind(place)
+                file, out = self._files.files[number], outs[place]
+                if (values := file.layouts[place].values) is not None:
+                    _copy_values(values, local, which, out)
+                    continue
+                kind = file.kind(place)
                 # NumPy would unpack an array without dimensions that is put into an array of objects.
                 if dataset is None or (out.dtype.hasobject and not kind[1]):
                     run = partial(self._through_library, number, place, local, which, out)
@@ -90,8 +95,11 @@ class RowReader:
         ((number, _, (local,)),) = self._files.located(np.array([sample]))
         file = self._files.files[number]
         for place, dataset in enumerate(self._datasets(number)):
+            one = np.array([int(local)]), np.array([row])
+            if (values := file.layouts[place].values) is not None:
+                _copy_values(values, *one, outs[place])
+                continue
             if dataset is None:
-                one = np.array([int(local)]), np.array([row])
                 self._through_library(number, place, *one, outs[place])
                 continue
             file.check_unchanged()
@@ -108,6 +116,8 @@ class RowReader:
             with self._lock:
                 found = self._opened.get(number)
                 if found is None:
+                    if len(self._opened) >= _MOST_KNOWN:
+                        self._opened.clear()  # batches in progress have references of their own
                     found = self._opened[number] = self._new_datasets(number)
         return found
 
@@ -123,8 +133,7 @@ class RowReader:
                 file = self._data_files[one.path] = data_file(one.path, one.state)
             kept = self._keep(layout)
             layout = layout if kept is None else in_blocks(layout)
-            chunk_nbytes = layout.dtype.itemsize * int(np.prod([max(side, 1) for side in layout.chunk]))
-            memory, first = self._memory(number, place, chunk_nbytes)
+            memory, first = self._memory(number, place, chunk_nbytes(layout))
             chunks = ChunkReader(
                 layout, one.state, one.sample_dims, file=file, memory=memory, first_key=first,
                 kept=None if kept is None else kept.native,
@@ -137,11 +146,6 @@ class RowReader:
     ) -> None:
         file = self._files.files[number]
         layout = file.layouts[place]
-        if layout.values is not None:  # an array of its own for each sample, as the user may change it
-            for row, sample in zip(rows.tolist(), samples.tolist(), strict=True):
-                value = layout.values[sample]
-                out[row] = value.copy() if isinstance(value, np.ndarray) else value
-            return
         # In the file's order, samples in one chunk follow each other, and the library decodes the chunk once.
         order = np.argsort(samples, kind="stable")
         lead = layout.shape[: file.sample_dims]
@@ -180,6 +184,17 @@ def _keep_chunks(batch: Any, kept: Sequence[CachedChunks | None]) -> None:
         where = kept[source]
         assert where is not None
         where.keep(numbers, chunks)
+
+
+def _copy_values(
+    values: npt.NDArray[Any], samples: Int64Array, rows: Int64Array, out: npt.NDArray[Any]
+) -> None:
+    if not values.dtype.hasobject and not out.dtype.hasobject:
+        out[rows] = values[samples]
+        return
+    for sample, row in zip(samples.tolist(), rows.tolist(), strict=True):
+        value = values[sample]
+        out[row] = value.copy() if isinstance(value, np.ndarray) else value  # the script may change arrays
 
 
 def _sources(

@@ -319,7 +319,7 @@ def _how(files: SampleFiles, number: int) -> str:
     if slow and slow[0].members:
         count = sum(len(layout.members) for layout in slow)
         return f"{counted(count, 'dataset')} through h5py, one thread at a time, as {slow[0].why}"
-    if layouts[0].kind == "compact" or layouts[0].values is not None:
+    if layouts[0].values is not None:
         return "in memory"
     if slow:
         some = f" in {len(slow)} of {len(layouts)} files" if len(slow) < len(layouts) else ""

@@ -224,7 +224,7 @@ def test_a_growing_dimension_that_is_not_the_first_is_right(tmp_path: Path, libv
 def test_a_few_written_chunks_of_many_are_left_to_the_library(
     tmp_path: Path, written: int, kind: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layout_module, "_MANY_CHUNKS", 10)
+    monkeypatch.setattr(layout_module, "MANY_CHUNKS", 10)
     monkeypatch.setattr(layout_module, "_SPARSE", 4)
     with h5py.File(tmp_path / "x.h5", "w") as file:
         dataset = file.create_dataset("x", (40,), "u1", chunks=(1,))

@@ -68,6 +68,23 @@ class H5pyRows(Dataset[Any]):
             return tuple(file[key][place] for key in self.keys)
 
 
+class Groups(Dataset[Any]):
+    """What scripts do with a group for each sample."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with h5py.File(path, "r") as file:
+            self.names = sorted(file)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, index: int) -> Any:
+        with h5py.File(self.path, "r") as file:
+            group = file[self.names[index]]
+            return group["x"][()], group.attrs["n"]
+
+
 class OwnImages(Dataset[Any]):
     """A script's own dataset of paths and targets."""
 
@@ -248,6 +265,22 @@ def _dataset_of(keys: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _groups(folder: Path) -> None:
+    values = np.random.default_rng(0).integers(0, 9, (19, 4, 6)).astype("f4")
+    with h5py.File(folder / "x.h5", "w") as file:
+        for number, value in enumerate(values):
+            options = {"chunks": (4, 5), "compression": "gzip"} if number % 3 else {}
+            value[0] = number
+            file.create_group(f"{number:02}").create_dataset("x", data=value, **options)
+            file[f"{number:02}"].attrs["n"] = number
+
+
+def _bad_members(folder: Path) -> list[int]:
+    for name in ("04", "10"):
+        _overwrite(folder / "x.h5", f"{name}/x", (0, 5))
+    return [4, 10]
+
+
 def _bad_chunk(folder: Path) -> list[int]:
     _overwrite(folder / "x.h5", "x", (4, 0, 0))
     return [4, 5, 6, 7]
@@ -356,6 +389,10 @@ KINDS: dict[str, Kind] = {
     "rows": Kind(**_dataset_of(["x", "n"]), drawn={"transform": noise}, spoil=_bad_chunk),
     "rows of names": Kind(**_dataset_of({"x": "x", 5: "n", "t": "text"}), drawn={"transform": noise}),
     "rows, contiguous": Kind(**_dataset_of("plain"), drawn={"transform": noise}),
+    "datasets of their own": Kind(
+        _groups, lambda folder, **options: FastHDF5Dataset(folder / "x.h5", ["*/x", "*@n"], **options),
+        lambda folder: Groups(folder / "x.h5"), {"transform": noise}, _bad_members,
+    ),
     "rows, staged": Kind(
         _rows, _staged(lambda folder, **options: FastHDF5Dataset(folder / "x.h5", "x", **options)),
         lambda folder: H5pyRows(folder / "x.h5", "x"), {"transform": noise},
