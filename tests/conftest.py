@@ -227,6 +227,15 @@ def _make_files_of_documents() -> None:
         file.create_dataset("mels", data=np.ones((40, 8, 4)), chunks=(4, 8, 4), compression="gzip")
         file["words"] = np.arange(40)
         file["segments"], file["speakers"] = np.ones((20, 3, 8, 4), "f4"), np.ones((20, 3), int)
+    with h5py.File("scans.h5", "w") as file:
+        for number in range(20):
+            file[f"{number:04}/image"] = np.ones((8, 8), "f4")
+            file[f"{number:04}"].attrs["label"] = number
+    Path("knee").mkdir(exist_ok=True)
+    for number in range(3):
+        with h5py.File(f"knee/{number}.h5", "w") as file:
+            file["kspace"] = np.ones((number + 1, 2, 8, 6 + number), "c8")
+            file["reconstruction_rss"], file.attrs["max"] = np.ones((number + 1, 4, 4), "f4"), 1.0
     image = np.random.default_rng(0).integers(0, 1000, (66, 70, 80)).astype(np.uint16)
     for name, array in (("image", image), ("labels", (image > 900).astype(np.uint8))):
         spec = {

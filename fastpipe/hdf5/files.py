@@ -15,7 +15,7 @@ from fastpipe.errors import HDF5Error, OptionError
 from fastpipe.hdf5.chunks import FileState
 from fastpipe.hdf5.layout import Geometry, Layout, in_blocks, read_layout
 from fastpipe.hdf5.library import require_filters
-from fastpipe.hdf5.members import join_members
+from fastpipe.hdf5.members import MemberKey, join_members
 from fastpipe.hdf5.opening import (
     check_values,
     dataset_named,
@@ -69,14 +69,14 @@ class SampleFile:
 
     @classmethod
     def joined(
-        cls, path: str, texts: Sequence[str], dims: int, tables: FileArrays | None, shown: str
+        cls, path: str, keys: Sequence[MemberKey], dims: int, tables: FileArrays | None, shown: str
     ) -> tuple[list[SampleFile], list[Int64Array]]:
         """Return the samples of a file that are datasets of their own (``join_members``), with an object for
         all that are alike.  The second result is the positions of each object's samples, int64 (count,)."""
         status, made, positions = os.stat(path), list[SampleFile](), list[Int64Array]()
         with opened(path, shown) as file, library_errors(shown):
             state = FileState.of(status, is_written=file.swmr_mode)
-            for layouts, matches, samples in join_members(file, texts, dims, shown, tables, status):
+            for layouts, matches, samples in join_members(file, keys, dims, shown, tables, status):
                 one = cls.__new__(cls)
                 one.path, one.shown, one.state, one.layouts = path, shown, state, layouts
                 one.sample_dims, one.count, one.matches = dims + 1, len(samples), matches
@@ -113,8 +113,8 @@ class SampleFile:
 class SampleFiles:
     """Several files as one: datasets that have the same name in all files are concatenated.  Picklable.
 
-    With ``is_separate``, samples are datasets of their own, ``names`` are keys (``members.MemberKey``), and
-    several of ``files`` may be parts of one file.
+    With ``keys``, samples are datasets of their own or attributes, and several of ``files`` may be parts of
+    one file.
 
     Attributes:
         firsts: int64 (files + 1,): the index of each file's first sample, and ``count`` at the end.
@@ -133,17 +133,18 @@ class SampleFiles:
         tables: FileArrays | None = None,
         shown: Sequence[str] | None = None,
         *,
-        is_separate: bool = False,
+        keys: Sequence[MemberKey] | None = None,
     ) -> None:
         if not paths:
             raise OptionError("no HDF5 file was named")
+        self.keys = keys
         self.files: list[SampleFile] = []
         self.numbers: list[int] = []
         positions, count = list[Int64Array](), 0
         for number, (path, name) in enumerate(zip(paths, shown or [""] * len(paths), strict=True)):
-            if is_separate:
+            if keys is not None:
                 where = os.fsdecode(path)
-                found, places = SampleFile.joined(where, names, sample_dims, tables, name or where)
+                found, places = SampleFile.joined(where, keys, sample_dims, tables, name or where)
                 positions += [place + count for place in places]
             else:
                 found = [SampleFile(path, names, sample_dims, tables, name)]

@@ -27,7 +27,16 @@ from fastpipe.hdf5.layout import (
     with_places,
 )
 from fastpipe.hdf5.library import h5py
-from fastpipe.hdf5.opening import check_values, is_plain_path, library_errors, lies_in, object_named, raw_name
+from fastpipe.hdf5.opening import (
+    check_values,
+    dataset_named,
+    is_plain_path,
+    library_errors,
+    lies_in,
+    object_named,
+    opened,
+    raw_name,
+)
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -45,6 +54,7 @@ class MemberKey(NamedTuple):
         text: the key.
         path: path of a dataset or a group, with ``*`` for any characters except ``/``.
         attribute: the name of an attribute of that object, or None for the dataset itself.
+        stars: number of ``*`` in the path that stand for characters.
 
     >>> MemberKey.of("*/image@spacing").name("0007"), MemberKey.of("@max").attribute
     ('0007/image', 'max')
@@ -53,27 +63,32 @@ class MemberKey(NamedTuple):
     text: str
     path: str
     attribute: str | None
+    stars: int
 
     @classmethod
     def of(cls, text: str) -> MemberKey:
         head, slash, last = text.rpartition("/")
         last, at, attribute = last.rpartition("@")
-        return cls(text, head + slash + last, attribute) if at and attribute else cls(text, text, None)
-
-    @property
-    def stars(self) -> int:
-        return self.path.count("*")
+        path = head + slash + last if at and attribute else text
+        return cls(text, path, attribute if at and attribute else None, path.count("*"))
 
     def name(self, match: str) -> str:
         """Return the path for a ``match``: what each ``*`` stands for, separated by ``/``."""
+        if not self.stars:
+            return self.path
         first, *rest = self.path.split("*")
         return first + "".join(text + part for text, part in zip(match.split("/"), rest, strict=False))
 
 
-def are_separate(keys: Sequence[str], sample_dims: int) -> bool:
-    """Return True if keys name datasets of their own, or attributes, and not only datasets with all rows."""
-    found = map(MemberKey.of, keys)
-    return not sample_dims or any(key.stars or key.attribute is not None for key in found)
+def member_keys(path: Any, texts: Sequence[str], shown: str) -> list[MemberKey]:
+    """Return keys in parts.  A key that is the name of a dataset in the file at ``path`` names that dataset."""
+    keys = list(map(MemberKey.of, texts))
+    if any(key.stars or key.attribute is not None for key in keys):
+        with opened(os.fsdecode(path), shown) as file, library_errors(shown):
+            for number, text in enumerate(texts):
+                if dataset_named(file, text, shown) is not None:
+                    keys[number] = MemberKey(text, text, None, 0)
+    return keys
 
 
 class Joined(NamedTuple):
@@ -224,7 +239,8 @@ class _Table:
         # The matches of one key are the samples: preferably of a dataset.
         leading = max(self._keys, key=lambda key: (key.stars, key.attribute is None))
         with SlowWork(f"Finding the samples of {self._shown}") as progress:
-            for match in _matches(self._file, "", leading.path.split("/"), self._shown):
+            parts = leading.path.split("/") if leading.stars else []
+            for match in _matches(self._file, "", parts, self._shown):
                 with library_errors(f"{self._shown}, {leading.name(match)!r}"):
                     first = self._object(leading, match)
                 if first is None and leading.stars:
@@ -377,7 +393,7 @@ def _matches(file: Any, above: str, parts: Sequence[str], shown: str) -> Iterato
 def _table(
     file: Any, keys: Sequence[MemberKey], shown: str, tables: FileArrays | None, status: os.stat_result
 ) -> _Table:
-    about = f"hdf5 members 1, h5py {h5py.version.version}, {[key.text for key in keys]}"
+    about = f"hdf5 members 1, h5py {h5py.version.version}, {[key[1:] for key in keys]}"
     kept = None if tables is None or file.swmr_mode else tables.load(status, about)
     table = _Table(file, keys, shown)
     if kept is not None:
@@ -396,14 +412,14 @@ def _table(
 
 
 def join_members(
-    file: Any, texts: Sequence[str], dims: int, shown: str, tables: FileArrays | None, status: os.stat_result
-) -> list[Joined]:
+    file: Any, keys: Sequence[MemberKey], dims: int, shown: str, tables: FileArrays | None,
+    status: os.stat_result,
+) -> list[Joined]:  # fmt: skip
     """Find the datasets and attributes that keys match in an open file, and join those that are alike.
 
     ``dims`` is the number of leading dimensions of each dataset that count samples: with 0, a dataset is a
     sample.  ``tables`` stores what was found, with the file's ``status`` as the key.
     """
-    keys = list(map(MemberKey.of, texts))
     if dims and all(key.attribute is not None for key in keys):
         raise OptionError(f"sample_dims={dims} counts dimensions of datasets, and all keys name attributes")
     table = _table(file, keys, shown, tables, status)

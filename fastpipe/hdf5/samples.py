@@ -26,7 +26,7 @@ from fastpipe.core.types import Key
 from fastpipe.errors import OptionError
 from fastpipe.hdf5.cache import ChunkCache, ChunkMemory, SharedChunks, decoded_nbytes
 from fastpipe.hdf5.files import SampleFiles
-from fastpipe.hdf5.members import MemberKey, are_separate
+from fastpipe.hdf5.members import member_keys
 from fastpipe.hdf5.opening import DamagedError, open_library, raw_name
 from fastpipe.hdf5.reader import RowReader
 from fastpipe.options import BadSamples, Cache, Stage
@@ -152,10 +152,7 @@ class HDF5Samples(GroupedSamples):
     ) -> None:
         self._process, self._form = process, Form.of(keys)
         self.path, self.keys = path, keys
-        # Without a number, a key with ``*`` names datasets that are samples.
-        has_star = any("*" in name for name in self._form.names)
-        self.sample_dims = (0 if has_star else 1) if sample_dims is None else sample_dims
-        if self.sample_dims < 0:
+        if sample_dims is not None and sample_dims < 0:
             raise OptionError(f"sample_dims must be a number from 0, got {sample_dims}")
         self.cache = Cache.of(cache)
         self.bad_samples = BadSamples.of(bad_samples)
@@ -163,6 +160,11 @@ class HDF5Samples(GroupedSamples):
         paths = [path] if isinstance(path, (str, bytes, os.PathLike)) else list(path)
         self.stage = None if stage is None else Stage.of(stage)
         self._staged = staged_files(paths, storage_options, self.stage)
+        local, shown = (paths, paths) if self._staged is None else (self._staged.local, self._staged.shown)
+        first = [(local[0], os.fsdecode(shown[0]))] if local else []
+        self._keys = [key for path, name in first for key in member_keys(path, self._form.names, name)]
+        has_star = any(key.stars for key in self._keys)
+        self.sample_dims = (0 if has_star else 1) if sample_dims is None else sample_dims
         self._files = self._opened(paths)
         self._window = 0
         self._shared: SharedChunks | None = None
@@ -177,8 +179,9 @@ class HDF5Samples(GroupedSamples):
         shown = None
         if self._staged is not None:
             paths, shown = self._staged.local, self._staged.shown
-        names, dims = self._form.names, self.sample_dims
-        return SampleFiles(paths, names, dims, tables, shown, is_separate=are_separate(names, dims))
+        are_separate = not self.sample_dims or any(one.stars or one.attribute for one in self._keys)
+        keys = self._keys if are_separate else None
+        return SampleFiles(paths, self._form.names, self.sample_dims, tables, shown, keys=keys)
 
     def __len__(self) -> int:
         return self._files.count
@@ -355,12 +358,12 @@ class H5pyRows:
         one = self._files.files[number]
         place = tuple(map(int, np.unravel_index(local, one.layouts[0].shape[: one.sample_dims])))
         file = self._file(number)
-        if not one.layouts[0].members:
+        if self._files.keys is None:
             return [file[raw_name(name)][place] for name in self._form.names]
         values = []
-        for text, layout in zip(self._form.names, one.layouts, strict=True):
-            item, attribute = file[raw_name(layout.members[place[0]] or "/")], MemberKey.of(text).attribute
-            values.append(item[place[1:]] if attribute is None else item.attrs[attribute])
+        for key, layout in zip(self._files.keys, one.layouts, strict=True):
+            item = file[raw_name(layout.members[place[0]] or "/")]
+            values.append(item[place[1:]] if key.attribute is None else item.attrs[key.attribute])
         return values
 
     def __getstate__(self) -> dict[str, Any]:

@@ -33,6 +33,7 @@ def group_batches(
         k: number of files in a batch, at least 1.
         groups: integers (N,): the number of each sample's file, in any order.  Default for a
             ``FastHDF5Dataset`` with ``sample_dims`` of 2 or more: the index along the first dimension.
+            Default for rows of datasets that a key with ``*`` names: the number of the dataset.
             Default for other datasets of several files or volumes: the number of the file or volume.
         num_workers, device: as for :class:`fastpipe.FastLoader`.
 

@@ -47,6 +47,27 @@ def _numbers(dataset: Any) -> list[int]:
     return [int(word) for _, words in dataset for word in np.atleast_1d(words.numpy())]
 
 
+def test_datasets_of_their_own_are_samples(tmp_path: Path, same: Callable[..., None]) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        for number in range(9):
+            file[f"{number}/x"], file[f"{number}/y"] = (
+                np.full((2, 3), number, ">f4"),
+                np.zeros(number % 2 + 1),
+            )
+            file[f"{number}"].attrs.update({"n": number, "name": f"Zoë {number}"})
+    made = hdf5_dataset(tmp_path / "x.h5", {"x": "*/x", "name": "*@name"}, "*@n", 4, Shuffle(), seed=1)
+    assert sorted(_numbers(made)) == list(range(9))
+    for inputs, words in made:
+        np.testing.assert_array_equal(inputs["x"][:, 1, 1], words)
+        assert [name.decode() for name in inputs["name"].numpy()] == [f"Zoë {word}" for word in words]
+    made = hdf5_dataset(tmp_path / "x.h5", "*/x", "*@n", 4, False)
+    same(made, made.reference())
+    with pytest.raises(
+        OptionError, match=r"'\*/y' are \(1,\) float64 in .*x\.h5, 0/y and \(2,\) float64 in .*, 1/y"
+    ):
+        hdf5_dataset(tmp_path / "x.h5", "*/y")
+
+
 @pytest.mark.parametrize("name", ["mels", "words", "half", "names", "codes", "is_read"])
 @pytest.mark.parametrize("batch_size", [None, 7])
 def test_values_are_those_of_h5py(speech: Path, name: str, batch_size: int | None) -> None:

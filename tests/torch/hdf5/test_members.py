@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 import tempfile
@@ -393,7 +394,6 @@ def test_damaged_samples_are_named(scans: Path, key: str, policy: Any) -> None:
         with pytest.raises(HDF5Error, match=r"scans\.h5"):
             FastHDF5Dataset(scans, [key, "*/n"])
         return
-    import os
 
     os.utime(scans, ns=(status.st_atime_ns, status.st_mtime_ns))
     found: list[Any] = []
@@ -418,3 +418,34 @@ def test_a_changed_file_is_an_error(scans: Path) -> None:
         file["00/image"][...] = 0
     with pytest.raises(HDF5Error, match=r"scans\.h5 has changed since it was opened"):
         dataset[0]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="run it where named pipes exist: not on Windows")
+def test_a_link_into_a_pipe_is_an_error(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["a/x"], file["b"] = 1.0, h5py.ExternalLink("pipe", "/")
+    with pytest.raises(HDF5Error, match=r"'b/x' is a link into .*pipe, which is not a file"):
+        FastHDF5Dataset(tmp_path / "x.h5", "*/x")
+
+
+def test_a_group_that_is_damaged_is_named(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        for name in "abc":
+            file[f"{name}/x"] = np.zeros(5)
+        place = h5py.h5o.get_info(file["b/x"].id).addr
+    raw = bytearray((tmp_path / "x.h5").read_bytes())
+    raw[place : place + 40] = bytes(40)
+    (tmp_path / "x.h5").write_bytes(raw)
+    with pytest.raises(HDF5Error, match=r"x\.h5, 'b/x' cannot be read, it may be damaged"):
+        FastHDF5Dataset(tmp_path / "x.h5", "*/x")
+
+
+def test_a_file_that_a_swmr_writer_has_open_is_read(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w", libver="latest") as file:
+        for number in range(4):
+            file[f"{number}/x"], file[f"{number}"].attrs["n"] = np.full(3, number), number
+        file.swmr_mode = True
+        dataset = FastHDF5Dataset(tmp_path / "x.h5", ["*/x", "*@n"])
+        assert [(x.tolist(), int(n)) for x, n in dataset] == [([number] * 3, number) for number in range(4)]
+        dataset.close()
