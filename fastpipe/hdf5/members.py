@@ -81,7 +81,7 @@ class MemberKey(NamedTuple):
 
 
 def member_keys(path: Any, texts: Sequence[str], shown: str) -> list[MemberKey]:
-    """Return keys in parts.  A key that is the name of a dataset in the file at ``path`` names that dataset."""
+    """Return keys in parts.  A key that is a dataset's name in the file at ``path`` names that dataset."""
     keys = list(map(MemberKey.of, texts))
     if any(key.stars or key.attribute is not None for key in keys):
         with opened(os.fsdecode(path), shown) as file, library_errors(shown):
@@ -300,9 +300,6 @@ class _Table:
         parent = object_named(self._file, name.rpartition("/")[0] or "/", self._shown)
         return _listed(parent if isinstance(parent, h5py.Group) else self._file)
 
-    def names(self, key: MemberKey) -> list[str]:
-        return list(map(key.name, self.matches))
-
     # ---- kept in a file ----
 
     def arrays(self) -> list[npt.NDArray[Any]] | None:
@@ -313,7 +310,7 @@ class _Table:
                 if not column.is_sound:
                     return None
                 found += column.arrays()
-            elif all(type(value) is str for value in column):
+            elif all(type(value) is str and "\0" not in value for value in column):
                 found += [_packed(column), np.array([-1], np.int64)]
             else:
                 values = _stacked(column)
@@ -342,7 +339,7 @@ class _Table:
 
 
 def _packed(texts: Sequence[str]) -> npt.NDArray[np.uint8]:
-    # Neither names nor texts of HDF5 files contain a zero.
+    # No name in an HDF5 file contains a zero.
     return np.frombuffer("\0".join(texts).encode("utf-8", "surrogateescape"), np.uint8)
 
 
@@ -436,7 +433,7 @@ def _joined(table: _Table, keys: Sequence[MemberKey], dims: int, shown: str, pat
     alike = [zip(one.which, one.shapes, strict=True) for one in table.columns if isinstance(one, _Datasets)]
     for number, about in enumerate(zip(*alike, strict=True) if alike else [()] * count):
         classes.setdefault(about, []).append(number)
-    names, leads = [table.names(key) for key in keys], np.zeros(count, np.int64)
+    names, leads = [list(map(key.name, table.matches)) for key in keys], np.zeros(count, np.int64)
     joined = list[tuple[list[Layout], Int64Array]]()
     for numbers in classes.values():
         members = np.array(numbers)
