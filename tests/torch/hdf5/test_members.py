@@ -128,6 +128,21 @@ def test_datasets_of_their_own_are_h5pys(case: dict[str, Any], settled: Any) -> 
         )
 
 
+def test_datasets_may_differ_in_type_or_filters_alone(tmp_path: Path) -> None:
+    kinds: list[tuple[str, dict[str, Any]]] = [
+        ("i4", {}), ("f4", {}), (">i4", {}), ("u4", {}), ("i4", {"compression": "gzip"}), ("i4", {"compression": "lzf"}),
+        ("i4", {"fillvalue": 7}), ("i4", {"shuffle": True}), ("i4", {"fillvalue": 8}), ("i4", {}),
+    ]  # fmt: skip
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        for number, (dtype, options) in enumerate(kinds):
+            dataset = file.create_dataset(f"{number}/x", (4,), dtype, chunks=(4,), **options)
+            if "fillvalue" not in options:
+                dataset[...] = np.arange(4) + number
+    stock = Stock([tmp_path / "x.h5"], lambda group: group["x"][()])
+    dataset = FastHDF5Dataset(tmp_path / "x.h5", "*/x")
+    assert same(list(dataset), [stock[index] for index in range(len(kinds))])
+
+
 @pytest.fixture
 def scans(tmp_path: Path, settled: Any) -> Path:
     """Twelve groups, with an image and frames of several lengths, and labels."""
