@@ -51,7 +51,7 @@ def make_data(photos, folder):
 
 def make_loader(folder):
     paths = sorted(Path(folder).glob("*.h5"))
-    dataset = Slices(paths)  # becomes:     dataset = FastHDF5Dataset(paths, ["kspace", "reconstruction_rss", "@max"])
+    dataset = Slices(paths)  # becomes:     dataset = FastHDF5Dataset(paths, ["kspace", "reconstruction_rss", "@max"], cache="off")
     return DataLoader(dataset, batch_size=4, shuffle=True, num_workers=2, persistent_workers=True, collate_fn=cropped)
 
 

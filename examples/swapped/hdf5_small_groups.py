@@ -38,7 +38,7 @@ def make_data(photos, folder):
 
 def make_loader(folder):
     path = Path(folder, "images.h5")
-    dataset = Groups(path)  # becomes:     dataset = FastHDF5Dataset(path, ["*/image", "*@label"])
+    dataset = Groups(path)  # becomes:     dataset = FastHDF5Dataset(path, ["*/image", "*@label"], cache="off")
     return DataLoader(dataset, batch_size=64, shuffle=True, num_workers=2)
 
 

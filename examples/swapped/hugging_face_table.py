@@ -33,7 +33,7 @@ def collate(samples):
 def make_loader(folder):
     files = {"train": f"{folder}/train.parquet"}
     dataset = load_dataset("parquet", data_files=files, split="train").cast_column("image", Image())
-    dataset = dataset.with_transform(transformed)  # becomes:     dataset = FastImageFolder.from_samples(dataset, TRANSFORM, image="image", target="label")
+    dataset = dataset.with_transform(transformed)  # becomes:     dataset = FastImageFolder.from_samples(dataset, TRANSFORM, image="image", target="label", cache="off")
     return DataLoader(dataset, batch_size=50, num_workers=2, persistent_workers=True, collate_fn=collate)
 
 

@@ -39,7 +39,7 @@ def read(shards):
 
 
 def make_loader(folder):
-    dataset = read(f"{folder}/{SHARDS}")  # becomes:     dataset = FastImageFolder.from_samples(f"{folder}/{SHARDS}", TRANSFORM, image="jpg", target="cls")
+    dataset = read(f"{folder}/{SHARDS}")  # becomes:     dataset = FastImageFolder.from_samples(f"{folder}/{SHARDS}", TRANSFORM, image="jpg", target="cls", cache="off")
     return DataLoader(dataset, batch_size=50, num_workers=2, persistent_workers=True)
 
 

@@ -51,7 +51,7 @@ def make_data(photos, folder):
 def make_loader(folder):
     images, labels = (sorted(Path(folder).glob(f"{name}*")) for name in ("image", "labels"))
     starts = crops(labels, 64)
-    dataset = Crops(images, labels, starts)  # becomes:     dataset = FastPatchDataset(images, SIZE, labels=labels, sampling=sampling.Positions(starts), normalize=Rescale())
+    dataset = Crops(images, labels, starts)  # becomes:     dataset = FastPatchDataset(images, SIZE, labels=labels, sampling=sampling.Positions(starts), normalize=Rescale(), cache="off")
     return DataLoader(dataset, batch_size=4, shuffle=True, num_workers=2)
 
 
