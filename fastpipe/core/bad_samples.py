@@ -15,6 +15,7 @@ from traceback import walk_tb
 from typing import Any
 
 from fastpipe.core.files import open_output
+from fastpipe.core.members import ChangedArchiveError
 from fastpipe.errors import (
     BadSampleError,
     CacheError,
@@ -28,7 +29,7 @@ from fastpipe.options import BadSamples
 
 _log = logging.getLogger("fastpipe.bad_samples")
 
-_OF_MACHINE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS, errno.ESTALE}
+_OF_MACHINE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS}
 
 # Errors of reading and decoding that can mean that an image's file is damaged.  Pillow's plugins do not catch
 # the Python errors that a damaged file causes in them.
@@ -62,7 +63,7 @@ def is_of_machine(error: BaseException) -> bool:
     An error is about the machine or the setup if other files could not be read either, or if the file could
     be read at another time or by another user.  A FileNotFoundError, also from a store, is about the file.
     """
-    kinds = (MemoryError, ImportError, NameError, RecursionError, PermissionError)
+    kinds = (MemoryError, ImportError, NameError, RecursionError, PermissionError, ChangedArchiveError)
     ours = (StoreError, StageError, CacheError, ClosedError)
     return isinstance(error, kinds + ours) or (isinstance(error, OSError) and error.errno in _OF_MACHINE)
 

@@ -19,6 +19,10 @@ _PLACE = re.compile(r"/@(\d{1,18})\+(\d{1,18})(?::(\d{1,18}))?\.([0-9a-f]{8})/",
 _MASK = (1 << 64) - 1
 
 
+class ChangedArchiveError(OSError):
+    """An archive has changed since it was listed, so its members may be elsewhere."""
+
+
 class Member(NamedTuple):
     """The place of a file in an archive.
 
@@ -70,17 +74,18 @@ def version_of(status: os.stat_result) -> int:
 
 
 def check_version(member: Member, status: os.stat_result, path: str) -> None:
-    """Raise an OSError (``errno.ESTALE``) if the archive has changed since it was listed."""
+    """Raise a ChangedArchiveError (``errno.ESTALE``) if the archive has changed since it was listed."""
     if version_of(status) != member.version:
         text = "the archive has changed since it was listed: make the dataset anew"
-        raise OSError(errno.ESTALE, text, path)
+        raise ChangedArchiveError(errno.ESTALE, text, path)
 
 
 def read_member(descriptor: int, member: Member, path: str) -> bytes:
     """Return the bytes of a member of the archive that is open as ``descriptor``.
 
     Raises:
-        OSError: the archive has changed since it was listed (``errno.ESTALE``), or does not have these bytes.
+        ChangedArchiveError: the archive has changed since it was listed.
+        OSError: the archive does not have these bytes.
     """
     status = os.fstat(descriptor)
     check_version(member, status, path)

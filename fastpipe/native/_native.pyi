@@ -238,7 +238,7 @@ class RowBatch(Batch):
 
 def row_batch(sources: list[object], statuses: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu')], threads: int, turn: float = 0.0, most_keep_nbytes: int = 0) -> RowBatch:
     """
-    A batch of rows: of each source a dataset, samples, their rows or None, and memory, uint8 (N,).
+    A batch of rows: of each source a dataset, samples, their rows or None, memory, uint8 (N,), and the row with which it begins.
     """
 
 def use_blosc2(calls: Sequence[int]) -> None:

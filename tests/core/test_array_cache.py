@@ -31,8 +31,8 @@ def test_a_dataset_of_hdf5_reads_a_kept_table(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(layout, "_KEEP_FROM_S", 0.0)
     monkeypatch.setattr(file_identity, "_RESOLUTION_NS", 0)
-    calls, real = list[Any](), layout._chunks
-    monkeypatch.setattr(layout, "_chunks", lambda *given: calls.append(given) or real(*given))
+    calls, real = list[Any](), layout.chunk_places
+    monkeypatch.setattr(layout, "chunk_places", lambda *given: calls.append(given) or real(*given))
 
     def write(value: int) -> None:
         with h5py.File(tmp_path / "x.h5", "w") as file:
