@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fastpipe.core.archive_paths import place_of, version_of
 from fastpipe.core.array_cache import Arrays, KeptFiles, default_folder
 from fastpipe.core.class_folders import Classes, check_scan, choose_classes, empty_message
 from fastpipe.core.file_identity import is_settled
 from fastpipe.core.files import open_file, read_at, regular_status
-from fastpipe.core.members import place_of, version_of
 from fastpipe.core.progress import SlowWork
 from fastpipe.core.sample_tables import SampleTable, SampleTableBuilder, checked_offsets, pack_paths
 from fastpipe.core.text import counted
@@ -36,7 +36,7 @@ _THREADS = 8  # reading lists mostly waits for the disk
 
 
 class Place(NamedTuple):
-    """Where a member's bytes are; the fields are those of ``members.Member``."""
+    """Where a member's bytes are; the fields are those of ``archive_paths.Member``."""
 
     offset: int
     nbytes: int

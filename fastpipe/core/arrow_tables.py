@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fastpipe.core.archive_paths import place_of, version_of
 from fastpipe.core.extras import require
-from fastpipe.core.members import place_of, version_of
 from fastpipe.errors import OptionError
 
 _MAPS = "/proc/self/maps"

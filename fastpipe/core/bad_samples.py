@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from traceback import walk_tb
 from typing import Any
 
+from fastpipe.core.archive_paths import ChangedArchiveError
 from fastpipe.core.files import open_output
-from fastpipe.core.members import ChangedArchiveError
 from fastpipe.errors import (
     BadSampleError,
     CacheError,

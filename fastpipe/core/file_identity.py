@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.core.members import check_version, find_member
+from fastpipe.core.archive_paths import check_version, find_member
 
 _NUMBERS = struct.Struct("<5Q")
 _HALVES = struct.Struct("<2Q")

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, ParamSpec, TypeVar
 
+from fastpipe.core.archive_paths import find_member, read_member
 from fastpipe.core.clock import ranged
-from fastpipe.core.members import find_member, read_member
 
 # Opening a file never hangs.  fastpipe's own files are not opened through links, and are written atomically.
 # If no descriptor is left, idle files are closed.  This module also detects URLs.
@@ -411,7 +411,7 @@ def regular_status(path: str) -> os.stat_result:
 
 @ranged("read")
 def read_file(path: str) -> bytes:
-    """Return the bytes of a regular file, or of a member of an archive (``core/members.py``)."""
+    """Return the bytes of a regular file, or of a member of an archive (``core/archive_paths.py``)."""
     member = find_member(path)
     descriptor = open_file(path if member is None else member.archive)
     try:

@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from fastpipe.core.archive_paths import Member, place_of, read_member
 from fastpipe.core.archives import listed, members_of
 from fastpipe.core.files import is_url, open_file
-from fastpipe.core.members import Member, place_of, read_member
 from fastpipe.errors import OptionError
 
 # The files of a sample lie one after the other, and have one name up to the first dot.

@@ -104,7 +104,7 @@ class Joined(NamedTuple):
 
 
 class _Template(NamedTuple):
-    """What datasets of equal type, number of dimensions and creation properties have in common."""
+    """The type, creation properties and layout that several datasets share, whose shapes may differ."""
 
     type: Any
     properties: Any
@@ -224,8 +224,12 @@ def _product(shape: Sequence[int]) -> int:
 
 
 class _Table:
-    """What keys match in a file: for each sample a match, and for each key the datasets or the attributes'
-    values."""
+    """The matches of keys in a file.
+
+    Attributes:
+        matches: for each sample, the text that ``*`` stands for.
+        columns: for each key, its datasets, or the values of its attributes.
+    """
 
     def __init__(self, file: Any, keys: Sequence[MemberKey], shown: str) -> None:
         self._file, self._keys, self._shown = file, keys, shown

@@ -259,6 +259,11 @@ def _missing(what: str, feature: str) -> MissingDependencyError:
     )
 
 
+def load_image(blob: bytes) -> Any:
+    """Return an encoded image as torchvision's default loader returns that of a file."""
+    return require("PIL.Image", extra="image").open(io.BytesIO(blob)).convert("RGB")
+
+
 def opens_jpegs() -> bool:
     """Return whether Pillow's own plugin opens JPEGs at present, and Pillow's own decoder decodes them."""
     return _plugins_of(require("PIL.Image", extra="image")).has_jpeg

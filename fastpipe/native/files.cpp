@@ -16,6 +16,7 @@
 #include <new>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace fastpipe {
@@ -204,6 +205,8 @@ class Archives {
  public:
   // The archive at a path; null with errno where there is none (EISDIR: a folder).  is_new: forget what it was.
   static std::shared_ptr<Archive> at(const std::string& path, bool is_new) {
+    Map dropped;  // freed after the lock: closing files takes theirs, and a fork takes that one first
+    std::shared_ptr<Archive> replaced;
     const std::lock_guard<std::mutex> guard(lock());
     auto& all = archives();
     const auto found = all.find(path);
@@ -212,21 +215,24 @@ class Archives {
     if (::stat(path.c_str(), &facts) != 0) return nullptr;
     errno = S_ISDIR(facts.st_mode) ? EISDIR : 0;
     if (!S_ISREG(facts.st_mode)) return nullptr;
-    if (all.size() >= kMostArchives) all.clear();
+    if (all.size() >= kMostArchives) all.swap(dropped);
     const DataFile::State state{static_cast<std::uint64_t>(facts.st_dev), static_cast<std::uint64_t>(facts.st_ino),
                                 facts.st_size, modified_at(facts)};
     const auto archive = std::make_shared<Archive>(path, state);
-    if (users() > 0) all[path] = archive;
+    if (users() > 0) replaced = std::exchange(all[path], archive);
     return archive;
   }
 
   static void count_user(int more) noexcept {
+    Map dropped;
     const std::lock_guard<std::mutex> guard(lock());
     users() += more;
-    if (users() == 0) archives().clear();
+    if (users() == 0) archives().swap(dropped);
   }
 
  private:
+  using Map = std::unordered_map<std::string, std::shared_ptr<Archive>>;
+
   static int& users() noexcept {
     static int count = 0;
     return count;
@@ -239,8 +245,8 @@ class Archives {
     }();
     return *made;
   }
-  static std::unordered_map<std::string, std::shared_ptr<Archive>>& archives() {
-    static auto* const made = new std::unordered_map<std::string, std::shared_ptr<Archive>>;
+  static Map& archives() {
+    static auto* const made = new Map;
     return *made;
   }
 };

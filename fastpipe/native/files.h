@@ -16,7 +16,7 @@ namespace fastpipe {
 
 // Where the bytes of a file lie in an archive, such as a tar file.  The path of such a file says it:
 // ARCHIVE/@OFFSET+NBYTES.VERSION/NAME, or ARCHIVE/@OFFSET+NBYTES:SIZE.VERSION/NAME where they are compressed with
-// raw deflate.  No other file has such a path, as long as ARCHIVE is no folder.  core/archives.py makes the paths.
+// raw deflate.  No other file has such a path, as long as ARCHIVE is no folder.  core/archive_paths.py makes the paths.
 struct Member {
   std::size_t archive = 0;  // characters of the path
   std::int64_t offset = 0, nbytes = 0;

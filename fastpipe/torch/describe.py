@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -14,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
 from torch.utils.data._utils.collate import default_collate, default_convert
 
-from fastpipe.core.extras import require
+from fastpipe.core.archive_paths import find_member
 from fastpipe.core.files import read_file
 from fastpipe.core.machine import default_threads
 from fastpipe.core.processes import why_no_processes
 from fastpipe.core.text import printable_lines
 from fastpipe.errors import MissingDependencyError
+from fastpipe.images.reader import load_image
 from fastpipe.torch.order import batching_of, options_of
 from fastpipe.torch.randomness import key_for, keyed
 from fastpipe.torch.samplers import EpochBatches
@@ -157,16 +157,15 @@ def stock_dataset(dataset: Any) -> Any:
     if dataset._remote is not None:
         folder.loader = dataset._remote.load
     folder.samples = list(dataset.samples)
-    if any("/@" in os.fspath(path) for path, _ in folder.samples):
-        folder.loader = _load  # torchvision's loader does not read members of archives
+    if any(find_member(os.fspath(path)) for path, _ in folder.samples):
+        folder.loader = _load_member  # torchvision's loader does not read members of archives
     folder.targets = [target for _, target in folder.samples]
     folder.imgs = folder.samples
     return folder
 
 
-def _load(path: str) -> Any:
-    image = require("PIL.Image", extra="image").open(io.BytesIO(read_file(path)))
-    return image.convert("RGB")
+def _load_member(path: str) -> Any:
+    return load_image(read_file(path))
 
 
 class _Singles:

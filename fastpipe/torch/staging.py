@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 import weakref
@@ -15,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe.core.class_folders import IndexCache
-from fastpipe.core.extras import require
 from fastpipe.core.file_identity import states_of_objects
 from fastpipe.core.files import is_url
 from fastpipe.core.sample_tables import PackedPaths, SampleTable, packed_paths
 from fastpipe.errors import OptionError
 from fastpipe.images.batch import Arriving
+from fastpipe.images.reader import load_image
 from fastpipe.options import Stage, Subset
 from fastpipe.stores.class_folders import find_remote_classes, scan_store
 from fastpipe.stores.fetching import ObjectReader, new_reader
@@ -98,8 +97,7 @@ class RemoteImages:
 
     def load(self, path: str) -> Any:
         """Return an image as torchvision's default loader would."""
-        image = require("PIL.Image", extra="image").open(io.BytesIO(self.read(path)))
-        return image.convert("RGB")
+        return load_image(self.read(path))
 
     def rows(self, samples: Any, positions: Int64Array) -> Int64Array:
         """Return the row (the number of the object in the listing) of each sample at ``positions``.  It is -1

@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 from torchvision.datasets import folder as reference
 
 from fastpipe.core import archives, shards
+from fastpipe.core.archive_paths import Member, find_member, place_of, version_of
 from fastpipe.core.archives import ArchiveFolder, members_of
 from fastpipe.core.file_identity import identify, is_stale
 from fastpipe.core.files import read_file
-from fastpipe.core.members import Member, find_member, place_of, version_of
 from fastpipe.core.native import native
 from fastpipe.core.shards import read_shards, shard_paths
 from fastpipe.errors import OptionError

@@ -69,7 +69,7 @@ class H5pyRows(Dataset[Any]):
 
 
 class Groups(Dataset[Any]):
-    """What scripts do with a group for each sample."""
+    """A script's own dataset: opens the file, and takes the group of a sample."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

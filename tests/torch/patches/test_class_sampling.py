@@ -82,7 +82,7 @@ def test_the_background_is_within_the_image(threshold: float) -> None:
     classes = [found > 0, (found == 0) & (image() > threshold)]
     options = {"classes": EACH, "ratios": (1, 2), "image_threshold": threshold}
     check(probabilities(classes, [1, 2]), options)
-    # Of several channels, one must be above it.
+    # A voxel is above it if any of its channels is.
     check(probabilities(classes, [1, 2]), options, volume=np.stack([image(), np.full(SHAPE, -9, np.int16)]))
 
 
