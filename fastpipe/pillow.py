@@ -1,10 +1,11 @@
-"""Pillow's JPEGs, decoded when their pixels are needed, and only the part of them that is needed.
+"""Pillow's JPEGs and PNGs, decoded by the native core when their pixels are needed.
 
-:func:`register` replaces Pillow's opener of JPEGs in this process.  ``Image.open`` then returns images of a
-subclass of Pillow's ``JpegImageFile``, with the same pixels, attributes and errors.  The operations ``load``,
-``convert("RGB")``, ``crop``, ``resize`` and mirroring are noted, not run.  When the pixels are needed, the
-native core runs all noted operations at once: it decodes the region of the crop, and resamples it.  Pillow
-runs all other methods, and decodes all files that the core does not decode exactly as Pillow does.
+:func:`register` replaces Pillow's openers of JPEGs and PNGs in this process.  ``Image.open`` then returns
+images of a subclass of Pillow's ``JpegImageFile`` or ``PngImageFile``, with the same pixels, attributes and
+errors.  The operations ``load``, ``convert("RGB")``, ``crop``, ``resize`` and mirroring of RGB images are
+noted, not run.  When the pixels are needed, the native core runs all noted operations at once: of a JPEG it
+decodes the region of the crop only.  Pillow runs all other methods, and decodes all files that the core does
+not decode exactly as Pillow does.
 """
 
 from __future__ import annotations
@@ -17,24 +18,24 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image, ImageFile, JpegImagePlugin, __version__
+from PIL import Image, ImageFile, JpegImagePlugin, PngImagePlugin, __version__
 
 from fastpipe.core.native import native
 from fastpipe.core.types import UInt8Array
 from fastpipe.errors import OptionError
 from fastpipe.images.pillow_rules import FILTERS, decodes_as_pillow, pillow_filter
-from fastpipe.images.reader import opens_jpegs
+from fastpipe.images.reader import opens_own, read_to_end
 
 _OLDEST = (11, 1)  # earlier versions have no property ``im`` that a subclass can replace
 _BOX, _RESIZE, _FLIP = 6, 1, 4  # ``Step::Kind`` of fastpipe/native/geometry.h
 _MIRRORED = {Image.Transpose.FLIP_LEFT_RIGHT: True, Image.Transpose.FLIP_TOP_BOTTOM: False}
 
 _Opener = Callable[..., Any]
-_replaced: tuple[_Opener, Any] | None = None  # what ``unregister`` restores
+_replaced: dict[str, tuple[_Opener, Any]] = {}  # the openers that ``unregister`` restores, by format
 
 
 def register() -> None:
-    """Make Pillow decode JPEGs lazily in this process, until :func:`unregister` is called.
+    """Make Pillow decode JPEGs and PNGs lazily in this process, until :func:`unregister` is called.
 
     Your own ``Dataset`` with ``Image.open`` needs no other change.  Call this function in the process that
     opens the images: at the start of the script, or in ``worker_init_fn``.  ``FastLoader`` and ``accelerate``
@@ -55,43 +56,45 @@ def register() -> None:
     ((32, 32), (62, 62, 62))
     >>> fastpipe.pillow.unregister()
     """
-    global _replaced
-    if _replaced is not None:
+    if is_registered():
         return
     reason = why_not()
     if reason:
-        raise OptionError(f"fastpipe cannot decode JPEGs for Pillow: {reason}")
-    opener, accept = _replaced = Image.OPEN["JPEG"]
+        raise OptionError(f"fastpipe cannot decode images for Pillow: {reason}")
+    for name, lazy in {"JPEG": LazyJpegFile, "PNG": LazyPngFile}.items():
+        opener, accept = _replaced[name] = Image.OPEN[name]
+        Image.register_open(name, _lazily(opener, lazy), accept)
 
+
+def _lazily(opener: _Opener, lazy: type[_LazyFile]) -> _Opener:
     def opened(fp: Any, filename: Any = None) -> Any:
         image = opener(fp, filename)
-        if type(image) is JpegImagePlugin.JpegImageFile:
-            image.__class__ = LazyJpegFile
+        if type(image) is lazy._stock:
+            image.__class__ = lazy
         return image
 
     opened.__module__ = __name__
-    Image.register_open("JPEG", opened, accept)
+    return opened
 
 
 def unregister() -> None:
-    """Restore Pillow's own opener of JPEGs.  Images that have been opened keep working."""
-    global _replaced
-    if _replaced is not None:
-        Image.register_open("JPEG", *_replaced)
-        _replaced = None
+    """Restore Pillow's own openers.  Images that have been opened keep working."""
+    for name, (opener, accept) in _replaced.items():
+        Image.register_open(name, opener, accept)
+    _replaced.clear()
 
 
 def is_registered() -> bool:
-    """Return whether this process decodes JPEGs lazily."""
-    return _replaced is not None
+    """Return whether this process decodes JPEGs and PNGs lazily."""
+    return bool(_replaced)
 
 
 def why_not() -> str:
     """Return the reason why :func:`register` would raise an error; "" if it would not."""
     if tuple(map(int, re.findall(r"\d+", __version__)[:2])) < _OLDEST:
         return f"Pillow {__version__} is older than {_OLDEST[0]}.{_OLDEST[1]}"
-    if not opens_jpegs():
-        return "the script has its own plugin or decoder of JPEGs"
+    if not opens_own():
+        return "the script has its own plugin or decoder of JPEGs or PNGs"
     if not decodes_as_pillow():
         return (
             f"Pillow {__version__} decodes JPEGs to other pixels than libjpeg-turbo {native.jpeg_version()}"
@@ -107,24 +110,26 @@ class _Operation(NamedTuple):
 
 
 class _Source:
-    """An encoded JPEG, or its decoded pixels.  All images that were made from it share it.
+    """An encoded JPEG, or decoded pixels.  All images that were made from it share it.
 
     Attributes:
-        file: the encoded JPEG; None after the whole image has been decoded.
+        file: the encoded JPEG; None if the whole image has been decoded.
         pixels: uint8 (H, W, 3), after the whole image has been decoded.
     """
 
     # Regions that the image before was asked for.  Scripts ask each image for as many.
     usual_regions = 1
 
-    def __init__(self, file: bytes, size: tuple[int, int], pixels: UInt8Array | None) -> None:
+    def __init__(self, file: bytes | None, size: tuple[int, int], pixels: UInt8Array | None) -> None:
         self.file = file if pixels is None else None
         self.pixels = pixels
+        self._has_choice = pixels is None  # of decoding regions, or the whole image once
         self._width, self._height = size
         self._regions = 0
 
     def __del__(self) -> None:
-        type(self).usual_regions = max(1, self._regions)
+        if self._has_choice:
+            type(self).usual_regions = max(1, self._regions)
 
     def draw(self, operations: Sequence[_Operation]) -> UInt8Array | None:
         """Return the pixels, uint8 (H, W, 3); None if Pillow has to make them."""
@@ -324,15 +329,13 @@ class _Lazy(Image.Image):
 
 
 class _LazyImage(_Lazy):
-    """An image that was made from a JPEG by operations that are noted."""
+    """An image that was made from a file by operations that are noted."""
 
     _stock = Image.Image
 
 
-class LazyJpegFile(_Lazy, JpegImagePlugin.JpegImageFile):
-    """A JPEG that Pillow has opened."""
-
-    _stock = JpegImagePlugin.JpegImageFile
+class _LazyFile(_Lazy, ImageFile.ImageFile):
+    """A file that Pillow has opened."""
 
     def load(self) -> Any:
         if self._mode == "RGB" and self._notes() is not None:
@@ -344,33 +347,103 @@ class LazyJpegFile(_Lazy, JpegImagePlugin.JpegImageFile):
     def _notes(self) -> tuple[_Source, tuple[_Operation, ...]] | None:
         if "_noted" in self.__dict__:
             return self._noted
-        source = self._read()
+        source = self._read() if self._is_usual() else None
         if source is None:
             self._become_stock()
             return None
-        # As Pillow does after it has decoded an image.
-        self.tile, self.map = [], None
-        self.readonly = 0
-        if self._exclusive_fp and self._close_exclusive_fp_after_loading:
-            self._close_fp()
-        self.fp = None
+        _end_file(self)
         self._noted = source, ()
         return self._noted
 
+    def _is_usual(self) -> bool:
+        """Return whether Pillow would decode the file now, in one piece and with its own decoder."""
+        if len(self.tile) != 1 or self.decoderconfig or self._im is not None or self.fp is None:
+            return False
+        return self.tile[0][1] == (0, 0, *self._size) and self.tile[0][0] not in Image.DECODERS
+
     def _read(self) -> _Source | None:
         """Read the file, if its pixels are certain to be Pillow's and without an error."""
-        usual = ImageFile._Tile("jpeg", (0, 0, *self._size), 0, (self._mode, ""))
-        is_usual = self.tile == [usual] and not self.decoderconfig and self._mode in ("L", "RGB")
-        if not is_usual or self._im is not None or self.fp is None or "jpeg" in Image.DECODERS:
-            return None
+        raise NotImplementedError
+
+    def _file(self) -> bytes:
+        assert self.fp is not None
         self.fp.seek(0)
-        file = self.fp.read()
+        return self.fp.read()
+
+
+class LazyJpegFile(_LazyFile, JpegImagePlugin.JpegImageFile):
+    """A JPEG that Pillow has opened."""
+
+    _stock = JpegImagePlugin.JpegImageFile
+
+    def _read(self) -> _Source | None:
+        if self._mode not in ("L", "RGB") or self.tile[0] != ("jpeg", (0, 0, *self._size), 0, (self._mode, "")):
+            return None
+        file = self._file()
         kind = native.probe_jpeg(file)
         pixels = None
         if kind == 2:
             pixels = native.decode(file, 0, 0, self._size[1], self._size[0])
         is_fit = kind == 1 or pixels is not None
         return _Source(file, self._size, pixels) if is_fit else None
+
+
+class LazyPngFile(_LazyFile, PngImagePlugin.PngImageFile):
+    """A PNG that Pillow has opened.  Operations are noted if it is RGB."""
+
+    _stock = PngImagePlugin.PngImageFile
+
+    def _notes(self) -> tuple[_Source, tuple[_Operation, ...]] | None:
+        if self._mode == "RGB":
+            return super()._notes()
+        self._decode()
+        return None
+
+    def _decode(self) -> None:
+        """Make this image what it would be without fastpipe."""
+        if self._mode == "RGB":
+            super()._decode()
+            return
+        rows = self._rows()
+        if rows is None:
+            self._become_stock()
+            return
+        # It is an image of Pillow's class from here on.
+        self.im = Image.frombytes(self._mode, self._size, rows, "raw", self.tile[0][3]).im
+        read_to_end(self)
+        _end_file(self)
+
+    def _read(self) -> _Source | None:
+        if (rows := self._rows()) is None:
+            return None
+        if self.tile[0][3] != "RGB":  # of 16 bits
+            rows = np.asarray(Image.frombytes("RGB", self._size, rows, "raw", self.tile[0][3]))
+        pixels = rows.reshape(self._size[1], self._size[0], 3)
+        self._im = Image.core.new("RGB", (1, 1))  # so that Pillow allocates no memory for the pixels
+        try:
+            read_to_end(self)
+        except BaseException:
+            self.im = Image.frombytes("RGB", self._size, pixels).im
+            raise
+        self._im = None
+        return _Source(None, self._size, pixels)
+
+    def _rows(self) -> UInt8Array | None:
+        """Return the rows as the file stores them; None if Pillow has to decode them."""
+        packed = ("zip", (0, 0, *self._size), self.tile[0][2], self.tile[0][3]) if self.tile else None
+        if not self._is_usual() or self.tile[0] != packed or self.info.get("interlace"):
+            return None
+        rows: UInt8Array | None = native.png_rows(self._file())
+        return rows
+
+
+def _end_file(image: Any) -> None:
+    """Do what Pillow does after it has decoded an image."""
+    image.tile, image.map = [], None
+    image.readonly = 0
+    if image._exclusive_fp and image._close_exclusive_fp_after_loading:
+        image._close_fp()
+    image.fp = None
 
 
 def _image_of(

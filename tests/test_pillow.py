@@ -1,4 +1,4 @@
-"""``fastpipe.pillow``: JPEGs that Pillow opens are decoded later, and nothing else changes."""
+"""``fastpipe.pillow``: JPEGs and PNGs that Pillow opens are decoded later, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import warnings
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from odd_images import OddImage, damaged_at_random, odd_images
-from PIL import Image, ImageChops, ImageDraw, ImageFile, ImageOps, JpegImagePlugin
+from odd_images import OddImage, damaged_at_random, odd_images, pngs
+from PIL import Image, ImageChops, ImageDraw, ImageFile, ImageOps, JpegImagePlugin, PngImagePlugin
 from same import same
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
@@ -24,6 +25,7 @@ from torchvision.transforms import v2
 import fastpipe
 import fastpipe.pillow
 from fastpipe import FastLoader
+from fastpipe.bench.synthetic import photograph
 from fastpipe.errors import OptionError
 
 
@@ -39,14 +41,17 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> list[OddImage]:
     return odd_images(tmp_path_factory.mktemp("odd"))
 
 
-@pytest.fixture(scope="module")
-def jpeg(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["jpg", "png"])
+def photo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A photograph of 200 x 150 pixels."""
-    from fastpipe.bench.synthetic import photograph
-
-    path = tmp_path_factory.mktemp("jpeg") / "x.jpg"
+    path = tmp_path_factory.mktemp("photo") / f"x.{request.param}"
     Image.fromarray(photograph(np.random.default_rng(0), (150, 200))).save(path, quality=90, dpi=(300, 300))
     return path
+
+
+def class_of(path: Path) -> type:
+    """Return Pillow's class for a file."""
+    return JpegImagePlugin.JpegImageFile if path.suffix == ".jpg" else PngImagePlugin.PngImageFile
 
 
 def both(make: Callable[[], Any]) -> tuple[Any, Any]:
@@ -180,12 +185,55 @@ def test_an_error_of_a_damaged_file_comes_in_the_same_call(odd: list[OddImage], 
         assert found == expected, (number, damaged)
 
 
+@pytest.mark.parametrize("count", [400, pytest.param(30_000, marks=pytest.mark.slow)])
+def test_an_error_of_a_damaged_png_comes_in_the_same_call(count: int) -> None:
+    rng = np.random.default_rng(count)
+    whole = [blob for _, _, blob, _ in pngs(photograph(rng, (17, 20)))]
+    for number in range(count):
+        made = bytearray(whole[number % len(whole)])
+        for at in rng.integers(8, len(made), rng.integers(1, 4)).tolist():
+            made[at] = rng.integers(256)
+        if number % 8 == 0:
+            del made[rng.integers(len(made)) :]
+        damaged = bytes(made) if number % 4 == 0 else with_checksums(bytes(made))
+        expected, found = both(stages(damaged))
+        assert found == expected, (number, damaged)
+
+
+def with_checksums(png: bytes) -> bytes:
+    """Return a PNG whose chunks have right checksums, as far as it has chunks."""
+    made, at = bytearray(png), 8
+    while at + 12 <= len(made):
+        end = at + 8 + int.from_bytes(made[at : at + 4], "big")
+        if end + 4 > len(made):
+            break
+        made[end : end + 4] = zlib.crc32(made[at + 4 : end]).to_bytes(4, "big")
+        at = end + 4
+    return bytes(made)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "I;16"])
+def test_other_pngs_are_decoded_when_they_are_loaded(mode: str, tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 60), np.uint8)
+    Image.fromarray(pixels.astype(np.uint16) if mode == "I;16" else pixels).convert(mode).save(
+        tmp_path / "x.png"
+    )
+
+    def run() -> Any:
+        image = Image.open(tmp_path / "x.png")
+        part = image.crop((5, 6, 40, 30)).resize((20, 30), Image.Resampling.NEAREST)
+        return type(image), part.mode, np.asarray(part).tobytes(), image.getpalette(), facts(image)
+
+    expected, found = both(run)
+    assert found == expected and found[0][0] is PngImagePlugin.PngImageFile
+
+
 @pytest.mark.parametrize("first", [1, 2, 3, 10])
-def test_an_image_may_be_cropped_any_number_of_times(jpeg: Path, first: int) -> None:
+def test_an_image_may_be_cropped_any_number_of_times(photo: Path, first: int) -> None:
     def views() -> list[bytes]:
         made = []
         for number in range(3):
-            with Image.open(jpeg) as image:
+            with Image.open(photo) as image:
                 rgb = image.convert("RGB")
             boxes = [(n, 2 * n, 60 + 9 * n, 70 + 5 * n) for n in range(first + number)]
             made += [rgb.crop(box).resize((32, 32), Image.Resampling.BILINEAR).tobytes() for box in boxes]
@@ -206,18 +254,18 @@ _TRANSFORMS = {
 
 
 @pytest.mark.parametrize("transform", _TRANSFORMS.values(), ids=list(_TRANSFORMS))
-def test_torchvisions_transforms_give_the_same_samples(transform: Any, jpeg: Path) -> None:
+def test_torchvisions_transforms_give_the_same_samples(transform: Any, photo: Path) -> None:
     def samples() -> list[bytes]:
         torch.manual_seed(0)
-        return [transform(Image.open(jpeg).convert("RGB")).numpy().tobytes() for _ in range(10)]
+        return [transform(Image.open(photo).convert("RGB")).numpy().tobytes() for _ in range(10)]
 
     expected, found = both(samples)
     assert found == expected
 
 
-def test_images_are_made_without_pillow(jpeg: Path, lazily: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(Image.core, "jpeg_decoder")
-    image = Image.open(jpeg).convert("RGB").crop((20, 30, 120, 110)).resize((40, 30))
+def test_images_are_made_without_pillow(photo: Path, lazily: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(Image.core, "jpeg_decoder" if photo.suffix == ".jpg" else "zip_decoder")
+    image = Image.open(photo).convert("RGB").crop((20, 30, 120, 110)).resize((40, 30))
     assert np.asarray(image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)).shape == (30, 40, 3)
     assert image.getpixel((0, 0)) == tuple(np.asarray(image)[0, 0])
 
@@ -225,15 +273,15 @@ def test_images_are_made_without_pillow(jpeg: Path, lazily: None, monkeypatch: p
 # ---- as Pillow's images --------------------------------------------------------------------------------
 
 
-def test_images_are_instances_of_pillows_classes(jpeg: Path, lazily: None) -> None:
-    image = Image.open(jpeg)
-    assert isinstance(image, JpegImagePlugin.JpegImageFile)
-    assert image.format == "JPEG" and image.info["dpi"] == (300, 300)
+def test_images_are_instances_of_pillows_classes(photo: Path, lazily: None) -> None:
+    image = Image.open(photo)
+    assert isinstance(image, class_of(photo)) and type(image) is not class_of(photo)
+    assert image.format == class_of(photo).format and image.info["dpi"] == pytest.approx((300, 300), abs=0.1)
     cropped = image.crop((0, 0, 50, 50))
     assert isinstance(cropped, Image.Image) and not isinstance(cropped, ImageFile.ImageFile)
     image.getpixel((0, 0))
     cropped.getpixel((0, 0))
-    assert type(image) is JpegImagePlugin.JpegImageFile and type(cropped) is Image.Image
+    assert type(image) is class_of(photo) and type(cropped) is Image.Image
 
 
 def test_a_grey_image_that_stays_grey_is_left_to_pillow(tmp_path: Path, lazily: None) -> None:
@@ -247,21 +295,21 @@ def test_a_grey_image_that_stays_grey_is_left_to_pillow(tmp_path: Path, lazily: 
         assert np.array_equal(np.asarray(colours), np.asarray(image)[:, :, None].repeat(3, 2))
 
 
-def test_images_are_equal_to_pillows(jpeg: Path) -> None:
-    stock, stock_crop = Image.open(jpeg), Image.open(jpeg).crop((1, 2, 50, 60))
+def test_images_are_equal_to_pillows(photo: Path) -> None:
+    stock, stock_crop = Image.open(photo), Image.open(photo).crop((1, 2, 50, 60))
     fastpipe.pillow.register()
     try:
-        image = Image.open(jpeg)
+        image = Image.open(photo)
         assert image.crop((1, 2, 50, 60)) == stock_crop and stock_crop == image.crop((1, 2, 50, 60))
         assert image.crop((1, 2, 50, 61)) != stock_crop
-        assert image == stock and stock == Image.open(jpeg)
-        assert ImageChops.difference(Image.open(jpeg), stock).getbbox() is None
+        assert image == stock and stock == Image.open(photo)
+        assert ImageChops.difference(Image.open(photo), stock).getbbox() is None
     finally:
         fastpipe.pillow.unregister()
 
 
-def test_an_image_that_is_changed_leaves_others_as_they_are(jpeg: Path, lazily: None) -> None:
-    image = Image.open(jpeg).convert("RGB")
+def test_an_image_that_is_changed_leaves_others_as_they_are(photo: Path, lazily: None) -> None:
+    image = Image.open(photo).convert("RGB")
     part, array = image.crop((0, 0, 50, 50)), np.asarray(image)
     before = np.array(part)
     image.putpixel((0, 0), (1, 2, 3))
@@ -272,14 +320,14 @@ def test_an_image_that_is_changed_leaves_others_as_they_are(jpeg: Path, lazily: 
         np.asarray(part)[0, 0] = 0
 
 
-def test_pickles_need_no_fastpipe(jpeg: Path, lazily: None) -> None:
-    pickled = pickle.dumps([Image.open(jpeg), Image.open(jpeg).resize((9, 9))])
+def test_pickles_need_no_fastpipe(photo: Path, lazily: None) -> None:
+    pickled = pickle.dumps([Image.open(photo), Image.open(photo).resize((9, 9))])
     assert b"fastpipe" not in pickled
-    assert pickle.loads(pickled)[1] == Image.open(jpeg).resize((9, 9))
+    assert pickle.loads(pickled)[1] == Image.open(photo).resize((9, 9))
 
 
 @pytest.mark.parametrize("use", ["load", "crop", "convert"])
-def test_files_are_closed_as_by_pillow(jpeg: Path, use: str) -> None:
+def test_files_are_closed_as_by_pillow(photo: Path, use: str) -> None:
     calls: dict[str, Callable[[Any], Any]] = {
         "load": lambda image: image.load(),
         "crop": lambda image: image.crop((0, 0, 9, 9)),
@@ -287,14 +335,14 @@ def test_files_are_closed_as_by_pillow(jpeg: Path, use: str) -> None:
     }
 
     def run() -> Any:
-        image: Any = Image.open(jpeg)
+        image: Any = Image.open(photo)
         own = image.fp
         calls[use](image)
-        with jpeg.open("rb") as file:
+        with photo.open("rb") as file:
             other = Image.open(file)
             calls[use](other)
             place = file.tell()
-        with Image.open(jpeg) as third:
+        with Image.open(photo) as third:
             pass
         return own.closed, image.fp, place, other.fp, _done(third.load)[0]
 
@@ -302,18 +350,18 @@ def test_files_are_closed_as_by_pillow(jpeg: Path, use: str) -> None:
     assert found == expected
 
 
-def test_a_file_may_change_or_go_after_it_has_been_read(jpeg: Path, tmp_path: Path, lazily: None) -> None:
+def test_a_file_may_change_or_go_after_it_has_been_read(photo: Path, tmp_path: Path, lazily: None) -> None:
     path = tmp_path / "x.jpg"
-    path.write_bytes(jpeg.read_bytes())
+    path.write_bytes(photo.read_bytes())
     image = Image.open(path).convert("RGB")
     path.write_bytes(b"")
     path.unlink()
-    assert image.resize((20, 20)) == Image.open(jpeg).resize((20, 20))
+    assert image.resize((20, 20)) == Image.open(photo).resize((20, 20))
 
 
-def test_closed_images_say_so(jpeg: Path) -> None:
+def test_closed_images_say_so(photo: Path) -> None:
     def run() -> Any:
-        image = Image.open(jpeg)
+        image = Image.open(photo)
         image.load()
         image.close()
         return image.resize((9, 9))
@@ -322,9 +370,9 @@ def test_closed_images_say_so(jpeg: Path) -> None:
     assert found == expected and "closed image" in found[0][1]
 
 
-def test_a_limit_of_pixels_holds(jpeg: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_of_pixels_holds(photo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run() -> Any:
-        image = Image.open(jpeg).convert("RGB")
+        image = Image.open(photo).convert("RGB")
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 3000)
         try:
             return facts(image.crop((0, 0, 60, 60))), facts(image.crop((0, 0, 140, 140)))
@@ -338,21 +386,22 @@ def test_a_limit_of_pixels_holds(jpeg: Path, monkeypatch: pytest.MonkeyPatch) ->
 # ---- switching on and off --------------------------------------------------------------------------------
 
 
-def test_pillows_opener_is_restored(jpeg: Path) -> None:
+def test_pillows_opener_is_restored(photo: Path) -> None:
     before = dict(Image.OPEN), list(Image.ID)
     fastpipe.pillow.register()
     fastpipe.pillow.register()
-    image = Image.open(jpeg)
+    image = Image.open(photo)
     fastpipe.pillow.unregister()
     fastpipe.pillow.unregister()
     assert before == (Image.OPEN, Image.ID)
-    with Image.open(jpeg) as stock:
-        assert type(stock) is JpegImagePlugin.JpegImageFile
+    with Image.open(photo) as stock:
+        assert type(stock) is class_of(photo)
         assert image == stock
 
 
-def test_a_plugin_of_the_scripts_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(Image.OPEN, "JPEG", (lambda fp, name: None, lambda head: True))
+@pytest.mark.parametrize("name", ["JPEG", "PNG"])
+def test_a_plugin_of_the_scripts_is_left_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(Image.OPEN, name, (lambda fp, name: None, lambda head: True))
     with pytest.raises(OptionError, match="its own plugin"):
         fastpipe.pillow.register()
 

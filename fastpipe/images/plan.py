@@ -192,7 +192,9 @@ class Plan:
             shrink = [] if short_side is None else [described_short_side(short_side)]
             if None in shrink:
                 return None
-            found = native.ImagePlan(self._steps, self._how.native, self.draws, limit, turns, scaled, shrink)
+            found = native.ImagePlan(
+                self._steps, self._how.native, self.draws, limit, turns, scaled, shrink, reads_png=True
+            )
             self._native = {key: found}  # only the last plan is kept, because a script may change the key
         return found
 

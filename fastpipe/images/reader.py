@@ -37,7 +37,11 @@ _OPTIONAL = {
 _NO_DECODER = re.compile(r"decoder (\w+) not available")
 _NO_GHOSTSCRIPT = "Unable to locate Ghostscript"
 _FEATURES = {"jpeg2k": "jpg_2000", "jpeg": "jpg", "zip": "zlib"}
-_JPEG_BEGINS = b"\xff\xd8\xff\xe0\x00\x10JFIF\x00\x01\x01\x00\x00\x01"  # the bytes that plugins receive
+# The formats that the native core decodes: the bytes of a file that plugins receive, and Pillow's decoder.
+_NATIVE_FORMATS = {
+    "JPEG": (b"\xff\xd8\xff\xe0\x00\x10JFIF\x00\x01\x01\x00\x00\x01", "jpeg"),
+    "PNG": (b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR", "zip"),
+}
 
 
 class _Plugins(NamedTuple):
@@ -47,19 +51,19 @@ class _Plugins(NamedTuple):
     openers: Mapping[str, Any]
     decoders: Mapping[str, Any]
     changes: tuple[str, ...]  # a script's changes to the plugins, as text
-    has_jpeg: bool  # whether Pillow's own plugin opens JPEGs
+    own: frozenset[str]  # the formats of ``_NATIVE_FORMATS`` that Pillow's own plugins open and decode
 
 
-_plugins = _Plugins((), {}, {}, (), True)
+_plugins = _Plugins((), {}, {}, (), frozenset(_NATIVE_FORMATS))
 _formats: set[str] = set()  # Pillow's own formats ever registered in this process; Pillow loads some late
 
 
 class ImageReader:
     """A reader that opens encoded images as :class:`fastpipe.core.types.EncodedImage` objects.
 
-    The fast decoder decodes trusted JPEGs: complete JPEGs of kinds that it decodes to Pillow's pixels. Pillow
-    decodes all other files, and files that the fast decoder cannot decode.  Pillow also decides whether a
-    damaged file is an error.  Any number of threads may use the reader.  Pickling stores only its options.
+    The native core decodes trusted JPEGs: complete JPEGs of kinds that it decodes to Pillow's pixels. In
+    batches, it decodes trusted PNGs, too.  Pillow decodes all other files, and files that the native core
+    cannot decode.  Pillow also decides whether a damaged file is an error.  Any number of threads may use the reader.  Pickling stores only its options.
 
     >>> ImageReader(Decode()).open(b"GIF89a", "x.gif")
     Traceback (most recent call last):
@@ -85,13 +89,16 @@ class ImageReader:
         pillow = f"{name} {version}"
         if self._by_pillow:
             return f"images  →  {pillow}"
-        return f"JPEG  →  libjpeg-turbo, only the region that is needed; other images  →  {pillow}"
+        return (
+            "JPEG  →  libjpeg-turbo, only the region that is needed; PNG  →  libdeflate; "
+            f"other images  →  {pillow}"
+        )
 
     @property
     def is_native(self) -> bool:
-        """Return whether the native core decodes JPEGs at present. The user may change Pillow's plugins at
-        any time."""
-        return not self._by_pillow and _plugins_of(self._image).has_jpeg
+        """Return whether the native core decodes JPEGs and PNGs at present. The user may change Pillow's
+        plugins and limits at any time."""
+        return not self._by_pillow and opens_own() and _text_limits() == (_TEXT_CHUNK, _TEXT_MEMORY)
 
     @property
     def most_pixels(self) -> int | None:
@@ -119,7 +126,7 @@ class ImageReader:
         if header is not None and header.trusted and not (self.decode.exif and header.orientation != 1):
             pixels = header.height * header.width
             self._check_pixels(pixels, path)
-            if not self.objects_to(pixels) and _plugins_of(self._image).has_jpeg:
+            if not self.objects_to(pixels) and "JPEG" in _plugins_of(self._image).own:
                 return _FastImage(self, blob, path, header)
         return PillowImage(self, blob, path)
 
@@ -169,9 +176,7 @@ class ImageReader:
         """
         # Other settings, such as GifImagePlugin.LOADING_STRATEGY, do not affect RGB images.
         truncated = self._file.LOAD_TRUNCATED_IMAGES
-        # Pillow loads this module on first use. Another thread may be importing the module now.
-        png = sys.modules.get("PIL.PngImagePlugin")
-        texts = getattr(png, "MAX_TEXT_CHUNK", _TEXT_CHUNK), getattr(png, "MAX_TEXT_MEMORY", _TEXT_MEMORY)
+        texts = _text_limits()
         plugins = _plugins_of(self._image).changes
         if not truncated and not plugins and texts == (_TEXT_CHUNK, _TEXT_MEMORY):
             return ""
@@ -216,12 +221,22 @@ def _plugins_of(image: Any) -> _Plugins:
     ]
     changes += [f"no {name}" for name in sorted(_formats.difference(usable))]
     changes += [f"{name}: {_named(made)}" for name, made in decoders.items() if not _is_pillows(made)]
-    # Pillow tries plugins in order.  Plugins of Pillow that are not loaded yet come last.
-    before = usable[: usable.index("JPEG")] if "JPEG" in own else usable
-    has_jpeg = "no JPEG" not in changes and "jpeg" not in decoders
-    has_jpeg = has_jpeg and not any(_takes_jpeg(openers[name][1]) for name in before if name not in own)
-    _plugins = found = _Plugins(order, openers, decoders, tuple(changes), has_jpeg)
+    own_formats = []
+    for name, (begin, decoder) in _NATIVE_FORMATS.items():
+        # Pillow tries plugins in order.  Plugins of Pillow that are not loaded yet come last.
+        before = usable[: usable.index(name)] if name in own else usable
+        is_taken = any(_takes(openers[one][1], begin) for one in before if one not in own)
+        if f"no {name}" not in changes and decoder not in decoders and not is_taken:
+            own_formats.append(name)
+    _plugins = found = _Plugins(order, openers, decoders, tuple(changes), frozenset(own_formats))
     return found
+
+
+def _text_limits() -> tuple[int, int]:
+    """Return Pillow's present limits on the text in PNGs."""
+    # Pillow loads this module on first use. Another thread may be importing the module now.
+    png = sys.modules.get("PIL.PngImagePlugin")
+    return getattr(png, "MAX_TEXT_CHUNK", _TEXT_CHUNK), getattr(png, "MAX_TEXT_MEMORY", _TEXT_MEMORY)
 
 
 def converted(image: Any, mode: str) -> Any:
@@ -264,9 +279,20 @@ def load_image(blob: bytes) -> Any:
     return require("PIL.Image", extra="image").open(io.BytesIO(blob)).convert("RGB")
 
 
-def opens_jpegs() -> bool:
-    """Return whether Pillow's own plugin opens JPEGs at present, and Pillow's own decoder decodes them."""
-    return _plugins_of(require("PIL.Image", extra="image")).has_jpeg
+def opens_own() -> bool:
+    """Return whether Pillow's own plugins and decoders serve JPEGs and PNGs at present."""
+    return len(_plugins_of(require("PIL.Image", extra="image")).own) == len(_NATIVE_FORMATS)
+
+
+def read_to_end(image: Any) -> None:
+    """Have Pillow read all chunks of an opened PNG without decoding its pixels. Texts may follow the
+    pixels."""
+    image.fp.seek(image.tile[0][2])
+    image.load_prepare()
+    while image.load_read(1 << 20):
+        pass
+    image.tile = []
+    image.load_end()
 
 
 def _is_pillows(made: Any) -> bool:
@@ -278,11 +304,11 @@ def _named(made: Any) -> str:
     return f"{getattr(made, '__module__', '')}.{getattr(made, '__qualname__', repr(made))}"
 
 
-def _takes_jpeg(accept: Any) -> bool:
-    """Return whether a Pillow plugin would try to open a JPEG, by its function ``accept``. Errors are treated
-    as Pillow treats them."""
+def _takes(accept: Any, begin: bytes) -> bool:
+    """Return whether a Pillow plugin would try to open a file with these first bytes, by its function
+    ``accept``. Errors are treated as Pillow treats them."""
     try:
-        answer = accept is None or accept(_JPEG_BEGINS)
+        answer = accept is None or accept(begin)
     except (SyntaxError, IndexError, TypeError, struct.error):
         return False
     return bool(answer) and not isinstance(answer, str)

@@ -395,7 +395,7 @@ def conversion(kind: int, channels: int, interleaved: bool, word: int, divide: b
 class ImagePlan:
     """What is done to each image of a batch."""
 
-    def __init__(self, steps: Sequence[Step], conversion: Conversion, draws: int, max_pixels: int = -1, turns: bool = False, scaled: bool = False, shrink: Sequence[Step] = [], parity: int = 0, scaling: tuple[int, float, float] = (0, 1.0, 0.0), keeps_samples: bool = False) -> None: ...
+    def __init__(self, steps: Sequence[Step], conversion: Conversion, draws: int, max_pixels: int = -1, turns: bool = False, scaled: bool = False, shrink: Sequence[Step] = [], parity: int = 0, scaling: tuple[int, float, float] = (0, 1.0, 0.0), keeps_samples: bool = False, reads_png: bool = False) -> None: ...
 
 class ImageBatch(Batch):
     """A batch of images that is made."""
@@ -460,6 +460,11 @@ def make_axis(filter: int, in_size: int, out_size: int, first: int, length: int,
 
 def axis_table(filter: int, axis: tuple[int, int, int, int, int, int, bool, bool, int, int, int], table: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu')]) -> None:
     """Write starts, taps and weights of an axis."""
+
+def png_rows(file: Buffer) -> NDArray[numpy.uint8] | None:
+    """
+    The rows of a PNG as it stores them, (H, bytes, 1); None if it is not a complete, still, not interlaced PNG.
+    """
 
 def probe_jpeg(file: object) -> int:
     """

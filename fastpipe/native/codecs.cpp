@@ -74,6 +74,15 @@ Problem inflate_zlib(Bytes stored, std::uint8_t* out, std::size_t size, CodecSta
   return found == LIBDEFLATE_SUCCESS ? Problem::none : Problem::damaged;
 }
 
+bool inflates_to_at_most(Bytes stored, std::size_t most, Arena& arena, CodecStates& states) noexcept {
+  libdeflate_decompressor* const inflater = inflater_of(states);
+  auto* const out = arena.array<std::uint8_t>(most);
+  if (inflater == nullptr || out == nullptr) return false;
+  std::size_t made = 0;
+  return libdeflate_zlib_decompress(inflater, some(stored.data), stored.size, out, most, &made) !=
+         LIBDEFLATE_INSUFFICIENT_SPACE;
+}
+
 Problem inflate_gzip(Bytes stored, std::uint8_t* out, std::size_t size, CodecStates& states) noexcept {
   libdeflate_decompressor* const inflater = inflater_of(states);
   if (inflater == nullptr) return Problem::no_memory;

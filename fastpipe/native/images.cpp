@@ -51,6 +51,12 @@ Status decode_part(const ImageSource& source, const Box& part, Scratch& scratch,
     *pixels = inside({rows, row, part.height, source.size.width, 3}, {0, part.left, part.height, part.width});
     return Status::made();
   }
+  if (source.png.is_png()) {
+    Pixels rows;
+    const Status status = decode_png(source.file, source.png, part.bottom(), scratch.arena, scratch.codecs, &rows);
+    if (status.is_made()) *pixels = inside(rows, part);
+    return status;
+  }
   if (!waited_in_place_of_decoding()) return scratch.jpeg.decode(source.file, part, scratch.arena, pixels);
   const std::size_t pitch = std::size_t{3} * static_cast<std::size_t>(part.width);
   auto* memory = scratch.arena.array<std::uint8_t>(pitch * static_cast<std::size_t>(part.height));
@@ -125,7 +131,7 @@ Status draw(const Region& region, const ImageSource& source, const Conversion& h
             std::uint8_t* out, Totals* totals) noexcept {
   const std::int64_t begun = now_ns();
   const int filter = region.filter < 0 ? static_cast<int>(kNearestFloor) : region.filter;
-  const int factor = scaled && source.is_encoded() ? reduction(region, source.size) : 1;
+  const int factor = scaled && source.is_jpeg() ? reduction(region, source.size) : 1;
   Axis x, y;
   Pixels pixels;
   Status status;
@@ -301,13 +307,20 @@ Status ImageBatch::open(std::int64_t item, Scratch& scratch, Opened* opened) {
     if (!status.is_made() || !source.is_encoded()) return status;
   }
   const JpegHeader header = read_jpeg_header(source.file);
-  if (!header.is_jpeg()) return Status::declined(Reason::not_jpeg);
-  if (!header.trusted) return Status::declined(Reason::untrusted);
-  if (plan->turns && header.orientation != 1) return Status::declined(Reason::turned);
-  if (plan->max_pixels >= 0 && std::int64_t{header.height} * header.width > plan->max_pixels) {
+  bool trusted = header.trusted, may_turn = header.orientation != 1;
+  source.size = {header.height, header.width};
+  if (!header.is_jpeg() && plan->reads_png) {
+    source.png = read_png_header(source.file, scratch.arena, scratch.codecs);
+    trusted = source.png.trusted;
+    may_turn = source.png.may_turn;
+    source.size = {source.png.height, source.png.width};
+  }
+  if (source.size.height == 0) return Status::declined(Reason::unknown_format);
+  if (!trusted) return Status::declined(Reason::untrusted);
+  if (plan->turns && may_turn) return Status::declined(Reason::turned);
+  if (plan->max_pixels >= 0 && std::int64_t{source.size.height} * source.size.width > plan->max_pixels) {
     return Status::declined(Reason::too_large);
   }
-  source.size = {header.height, header.width};
   return Status::made();
 }
 
@@ -347,7 +360,7 @@ Status ImageBatch::make_whole(std::int64_t item, Scratch& scratch, Opened* opene
   if (pixels == nullptr) return Status::declined(Reason::no_memory);
   const Status status = draw(whole, source, as_it_is, plan->scaled, scratch, pixels, &totals);
   if (!status.is_made()) return status;
-  source = {to, source.file, {pixels, row, to.height, to.width, 3}, nullptr, 0};
+  source = {to, source.file, {}, {pixels, row, to.height, to.width, 3}, nullptr, 0};
   if (is_kept) {
     whole_[static_cast<std::size_t>(item)] = {std::move(made), opened->digest, opened->state,
                                               std::int64_t{before.height} * before.width};

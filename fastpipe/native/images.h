@@ -11,6 +11,7 @@
 #include "engine.h"
 #include "geometry.h"
 #include "kept.h"
+#include "png.h"
 #include "resample.h"
 #include "span.h"
 #include "status.h"
@@ -28,6 +29,7 @@ struct ImagePlan {
   std::int32_t draws = 0;             // numbers in a row of parameters
   std::int64_t max_pixels = -1;       // images with more are declined; -1 for no limit
   bool turns = false;                 // images that EXIF turns are declined
+  bool reads_png = false;             // otherwise only JPEGs are read
   bool scaled = false;                // decode at a part of the size where that loses no detail
   Parity parity = Parity::pillow;  // of TensorFlow `how` says the channels only, and samples are float32 before scaling
   Scaling scaling;                 // at last; samples are written before in interleaved pixels
@@ -129,14 +131,16 @@ class ImageBatch : public Work {
   std::atomic<std::int64_t> whole_nbytes_{0};
 };
 
-// What the pixels of an image are taken from: decoded ones, a kept image that is not in memory, or a trusted JPEG.
+// What the pixels of an image are taken from: decoded ones, a kept image that is not in memory, or a trusted file.
 struct ImageSource {
   Size size;
-  Bytes file;
+  Bytes file;  // a JPEG, or a PNG if there is a header of one
+  PngHeader png;
   Pixels pixels;                     // of the whole image; no data where they are not there
   const KeptImages* kept = nullptr;  // null where it is not there
   std::int64_t offset = 0;           // where in it
   bool is_encoded() const { return pixels.data == nullptr && kept == nullptr; }
+  bool is_jpeg() const { return is_encoded() && !png.is_png(); }
 };
 
 // Decode the part of an image that a region needs, or take it from where it is decoded, and resample it to `out`.

@@ -15,13 +15,13 @@ enum class Outcome : std::uint8_t {
 // Why a sample was declined; or how it was made.
 enum class Reason : std::uint8_t {
   none = 0,
-  unreadable = 1,  // the file cannot be opened or read; detail is errno, or 0
-  not_jpeg = 2,    // no JPEG, or broken before its first scan
-  untrusted = 3,   // a JPEG of a kind that Pillow may decode otherwise, or one with parts missing
-  too_large = 4,   // more pixels than the limit
-  turned = 5,      // EXIF turns it, and the plan wants that
-  damaged = 6,     // libjpeg warned, or gave up
-  not_folded = 7,  // the transform cannot be folded into one pass for an image of this size
+  unreadable = 1,      // the file cannot be opened or read; detail is errno, or 0
+  unknown_format = 2,  // no JPEG and no PNG, or broken before its first scan
+  untrusted = 3,       // a file of a kind that Pillow may decode otherwise, or one with parts missing
+  too_large = 4,       // more pixels than the limit
+  turned = 5,          // EXIF turns it, and the plan wants that
+  damaged = 6,         // libjpeg warned or gave up, or a PNG's pixels are damaged
+  not_folded = 7,      // the transform cannot be folded into one pass for an image of this size
   no_memory = 8,
   internal = 9,  // an exception where none is expected
   asked = 10,    // Python makes it in any case

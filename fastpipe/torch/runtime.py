@@ -26,7 +26,7 @@ from fastpipe.core.types import Box, EncodedImage, Size, UInt8Array
 from fastpipe.images.batch import Described, ImageBatch
 from fastpipe.images.cache import ShortSide, WholeImage
 from fastpipe.images.plan import Plan
-from fastpipe.images.reader import ImageReader, JpegHeader, PillowImage, read_many
+from fastpipe.images.reader import ImageReader, JpegHeader, PillowImage, read_many, read_to_end
 from fastpipe.options import BadSamples, Cache, Decode
 from fastpipe.torch.batches import BatchMemory, Items, Place, SpecGuess
 from fastpipe.torch.samples import BatchSamples
@@ -101,7 +101,10 @@ class ImageSource:
         return self._cache.begin_batch(self._reader.rules(), self._keep_pixels)
 
     def info_in(self, blob: bytes, path: str) -> dict[Any, Any]:
-        return dict(self._reader.open_pillow(blob, path).info)
+        image = self._reader.open_pillow(blob, path)
+        if image.format == "PNG":
+            read_to_end(image)
+        return dict(image.info)
 
     def read_past(self, path: str) -> Found:
         """Return the content of a file without using the cache."""

@@ -54,7 +54,7 @@ _STACK_S = 1.0  # longest time to wait for the stack that a worker writes
 
 
 def opens_lazily(source: Source | None, workers: int) -> bool:
-    """Return whether workers open JPEGs through ``fastpipe.pillow``: those of a dataset or a transform with
+    """Return whether workers open images through ``fastpipe.pillow``: those of a dataset or a transform with
     code of its own, in a script that has imported Pillow."""
     is_own = source is None or source.leaves_images
     if not is_own or not workers or "PIL.Image" not in sys.modules:
@@ -98,10 +98,10 @@ class WorkerInit:
     """
 
     def __init__(
-        self, function: Callable[[int], None] | None, lanes: Sequence[Lane], lazy_jpegs: bool
+        self, function: Callable[[int], None] | None, lanes: Sequence[Lane], lazy_images: bool
     ) -> None:
         self._function = function
-        self._lazy_jpegs = lazy_jpegs  # whether Pillow opens JPEGs through ``fastpipe.pillow``
+        self._lazy_images = lazy_images  # whether Pillow opens images through ``fastpipe.pillow``
         self.lanes = list(lanes)
         self._sent = 0
         self._is_forked = True
@@ -133,7 +133,7 @@ class WorkerInit:
                 raise KeyboardInterrupt
 
             signal.signal(signal.SIGINT, interrupted)
-        if self._lazy_jpegs:
+        if self._lazy_images:
             from fastpipe import pillow
 
             pillow.register()

@@ -90,12 +90,14 @@ def png_chunk(kind: bytes, payload: bytes) -> bytes:
 
 def png(
     samples: npt.NDArray[np.unsignedinteger], *, colour: int, interlaced: bool = False, extra: bytes = b"",
-    claimed_size: tuple[int, int] | None = None,
+    claimed_size: tuple[int, int] | None = None, behind: bytes = b"", filters: bytes = b"\0", piece: int = 1 << 30,
 ) -> bytes:  # fmt: skip
     """A PNG file of samples, uint8 or uint16 (H, W, channels).
 
-    ``colour`` is PNG's type: 0 grey, 2 RGB, 4 grey + alpha, 6 RGBA.  ``extra`` are whole chunks before the
-    pixels, and ``claimed_size`` a wrong (height, width) for the header.
+    ``colour`` is PNG's type: 0 grey, 2 RGB, 3 palette, 4 grey + alpha, 6 RGBA.  ``extra`` are whole chunks
+    before the pixels, ``behind`` are whole chunks after them, and ``claimed_size`` is a wrong (height, width)
+    for the header.  ``filters`` are the numbers of the rows' filters, used in turn; the samples are taken for
+    filtered ones.  ``piece`` is the most bytes of a chunk of pixels.
     """
     height, width = samples.shape[:2] if claimed_size is None else claimed_size
     header = struct.pack(">IIBBBBB", width, height, 8 * samples.itemsize, colour, 0, 0, int(interlaced))
@@ -103,8 +105,10 @@ def png(
     if interlaced:
         passes = [samples[row::down, column::right] for column, row, right, down in _ADAM7]
     # Every row starts with the number of its filter, 0 = none; empty passes have no rows at all.
-    rows = [b"\0" + row.astype(row.dtype.newbyteorder(">")).tobytes() for p in passes if p.size for row in p]
-    body = png_chunk(b"IHDR", header) + extra + png_chunk(b"IDAT", zlib.compress(b"".join(rows)))
+    rows = [row.astype(row.dtype.newbyteorder(">")).tobytes() for p in passes if p.size for row in p]
+    stored = zlib.compress(b"".join(filters[y % len(filters):][:1] + row for y, row in enumerate(rows)))
+    pixels = [png_chunk(b"IDAT", stored[at:at + piece]) for at in range(0, len(stored), piece)]
+    body = png_chunk(b"IHDR", header) + extra + b"".join(pixels) + behind
     return b"\x89PNG\r\n\x1a\n" + body + png_chunk(b"IEND", b"")
 
 

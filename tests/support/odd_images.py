@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import warnings
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,7 @@ from jpeg_surgery import (
 from fastpipe.bench.synthetic import photograph
 from fastpipe.core.extras import require
 
-__all__ = ["OddImage", "damaged_at_random", "odd_images", "write_fifo"]
+__all__ = ["OddImage", "damaged_at_random", "odd_images", "pngs", "write_fifo"]
 
 UInt8Array = npt.NDArray[np.uint8]
 Case = tuple[str, str, bytes, str]  # a name, a file's name, its bytes, a note
@@ -127,7 +128,8 @@ def _jpeg_metadata(photo: UInt8Array) -> list[Case]:
     ]  # fmt: skip
 
 
-def _png(photo: UInt8Array) -> list[Case]:
+def pngs(photo: UInt8Array) -> list[Case]:
+    """PNGs of every kind, whole and with chunks that may be refused."""
     image, wide = _image_of(photo), photo.astype(np.uint16) * 257
     palette, alpha = image.quantize(32), _image_of(np.ascontiguousarray(photo[:, :, 0]))
 
@@ -137,6 +139,11 @@ def _png(photo: UInt8Array) -> list[Case]:
             converted.putalpha(alpha)
         return _saved(converted, "PNG")
 
+    def text(words: bytes, kind: bytes = b"tEXt") -> bytes:
+        return png_chunk(kind, words)
+
+    profile = zlib.compress(icc_profile() + bytes(1 << 20))
+    filtered = {"filters": b"\1\2\3\4\0", "piece": 100}
     gamma, colour = png_chunk(b"gAMA", (30_000).to_bytes(4, "big")), tuple(map(int, photo[0, 0]))
     rgba, opacities = np.concatenate([wide, wide[:, :, :1]], axis=2), bytes(range(0, 256, 8))
     pages = {"save_all": True, "append_images": [image.rotate(90)]}
@@ -158,6 +165,35 @@ def _png(photo: UInt8Array) -> list[Case]:
           for name, pixels in (("8-bit", photo), ("16-bit", wide))),
         ("png gamma", "png_gamma.png", png(photo, colour=2, extra=gamma), "a gamma Pillow ignores"),
         ("png animated", "png_animated.png", _saved(image, "PNG", **pages), "two frames"),
+        *((f"png filters {name}", f"png_filters_{name}.png", png(samples, colour=kind, **filtered), "each filter")
+          for name, samples, kind in (("L", photo[:, :, :1], 0), ("LA", photo[:, :, :2], 4), ("RGB", photo, 2),
+                                      ("RGBA", rgba.astype(np.uint8), 6), ("16 L", wide[:, :, :1], 0),
+                                      ("16 RGB", wide, 2), ("16 RGBA", rgba, 6))),
+        ("png filter 5", "png_filter_5.png", png(photo, colour=2, filters=b"\0" * 60 + b"\5"), "no such filter"),
+        ("png palette filters", "png_palette_filters.png",
+         png(photo[:, :, :1] % 16, colour=3, extra=png_chunk(b"PLTE", bytes(range(48))), **filtered), "16 colours"),
+        ("png palette short", "png_palette_short.png",
+         png(photo[:, :, :1], colour=3, extra=png_chunk(b"PLTE", bytes(range(48)))), "colours that are not there"),
+        ("png palette missing", "png_palette_missing.png", png(photo[:, :, :1], colour=3), "no palette"),
+        ("png grey 4 bits", "png_grey_4.png", _saved(image.convert("L"), "PNG", bits=4), "two in a byte"),
+        ("png texts", "png_texts.png",
+         png(photo, colour=2, extra=text(b"Title\0here"), behind=text(b"date:create\x002026") +
+             text(b"Comment\0\0\0\0\0none", b"iTXt") + text(b"Note\0\0" + zlib.compress(b"text"), b"zTXt")), "texts"),
+        *((f"png text {name}", f"png_text_{name}.png", png(photo, colour=2, **{where: text(name.encode() + b"\x001")}),
+           "a name that Pillow uses")
+          for name, where in (("interlace", "extra"), ("transparency", "behind"), ("bbox", "behind"))),
+        *((f"png profile {name}", f"png_profile_{name}.png", png(photo, colour=2, extra=png_chunk(b"iCCP", content)),
+           "a colour profile")
+          for name, content in (("small", b"x\0\0" + zlib.compress(icc_profile())), ("large", b"x\0\0" + profile),
+                                ("damaged", b"x\0\0" + profile[:-9]), ("of another method", b"x\0\1" + profile),
+                                ("empty", b"x"))),
+        ("png unknown chunks", "png_unknown.png",
+         png(photo, colour=2, extra=png_chunk(b"abCd", b"1"), behind=png_chunk(b"abCd", b"2")), "private chunks"),
+        ("png chunk without a name", "png_nameless.png", png(photo, colour=2, behind=png_chunk(b"\1\2\3\4", b"2")), ""),
+        ("png data behind", "png_behind.png", png(photo, colour=2, behind=png_chunk(b"tIME", b"") + png_chunk(b"IDAT", b"")),
+         "pixels after another chunk"),
+        *((f"png gamma {size}", f"png_gamma_{size}.png", png(photo, colour=2, extra=png_chunk(b"gAMA", bytes(size))),
+           "a gamma that is too short") for size in (0, 3)),
         ("png exif", "png_exif.png", _saved(image, "PNG", exif=exif_block(6, b"")[6:]), "orientation tag 6"),
     ]  # fmt: skip
 
@@ -335,7 +371,7 @@ def odd_images(root: Path, seed: int = 0) -> list[OddImage]:
     photo = photograph(np.random.default_rng(seed), (70, 93))
     listed = []
     for make in (
-        _jpeg_samplings, _jpeg_shapes, _jpeg_colours, _jpeg_metadata, _png, _other, _named, _damaged_jpegs,
+        _jpeg_samplings, _jpeg_shapes, _jpeg_colours, _jpeg_metadata, pngs, _other, _named, _damaged_jpegs,
         _damaged_others,
     ):  # fmt: skip
         for name, file, data, note in make(photo):

@@ -245,6 +245,22 @@ nb::object decode_reduced(nb::handle file, int factor, std::int32_t count) {
   return pixels_copied(pixels);
 }
 
+nb::object png_rows(nb::handle file) {
+  const Buffer buffer(file);
+  Pixels rows;
+  Status status;
+  Scratch& scratch = own_scratch();
+  {
+    nb::gil_scoped_release free;
+    const PngHeader header = read_png_header(buffer.bytes(), scratch.arena, scratch.codecs);
+    status = header.is_png()
+                 ? decode_png_rows(buffer.bytes(), header, header.height, scratch.arena, scratch.codecs, &rows)
+                 : Status::declined(Reason::unknown_format);
+  }
+  if (!status.is_made()) return nb::none();
+  return pixels_copied(rows);
+}
+
 // Whether an encoded file may be decoded later: see JpegDecoder::probe().
 int probe(nb::handle file) {
   const Buffer buffer(file);
@@ -457,7 +473,7 @@ void register_images(nb::module_& m) {
           "__init__",
           [](ImagePlan* self, const std::vector<Step>& steps, const std::shared_ptr<OwnedConversion>& how,
              std::int32_t draws, std::int64_t max_pixels, bool turns, bool scaled, const std::vector<Step>& shrink,
-             int parity, const std::tuple<int, float, float>& scaling, bool keeps_samples) {
+             int parity, const std::tuple<int, float, float>& scaling, bool keeps_samples, bool reads_png) {
             check(draws >= 0, "fewer than no numbers in a row");
             check_draws(steps, static_cast<std::size_t>(draws));
             check(shrink.empty() || (shrink.size() == 1 && shrink.front().kind == Step::Kind::resize &&
@@ -479,12 +495,15 @@ void register_images(nb::module_& m) {
             check(kind >= 0 && kind <= 3 && (kind == 0 || (kind >= 2) == makes_floats), "no such scaling");
             self->scaling = {static_cast<Scaling::Kind>(kind), std::get<1>(scaling), std::get<2>(scaling)};
             self->keeps_samples = keeps_samples;
+            self->reads_png = reads_png;
             const bool is_plain = how->how.kind == Conversion::Kind::bytes && how->how.interleaved;
             check(is_plain || !makes_samples(*self), "samples of interleaved bytes before they are scaled");
+            check(!reads_png || self->parity == Parity::pillow, "PNGs are decoded as by Pillow");
           },
           nb::arg("steps"), nb::arg("conversion"), nb::arg("draws"), nb::arg("max_pixels") = -1,
           nb::arg("turns") = false, nb::arg("scaled") = false, nb::arg("shrink") = std::vector<Step>(),
-          nb::arg("parity") = 0, nb::arg("scaling") = std::make_tuple(0, 1.0f, 0.0f), nb::arg("keeps_samples") = false);
+          nb::arg("parity") = 0, nb::arg("scaling") = std::make_tuple(0, 1.0f, 0.0f), nb::arg("keeps_samples") = false,
+          nb::arg("reads_png") = false);
   nb::class_<BoundBatch, BoundWork>(m, "ImageBatch", "A batch of images that is made.")
       .def(
           "take_image",
@@ -620,6 +639,8 @@ void register_images(nb::module_& m) {
         axis_table(filter, axis, table.data(), exact.data());
       },
       nb::arg("filter"), nb::arg("axis"), nb::arg("table").noconvert(), "Write starts, taps and weights of an axis.");
+  m.def("png_rows", &png_rows, nb::arg("file"), nb::sig("def png_rows(file: Buffer) -> NDArray[numpy.uint8] | None"),
+        "The rows of a PNG as it stores them, (H, bytes, 1); None if it is not a complete, still, not interlaced PNG.");
   m.def("probe_jpeg", &probe, nb::arg("file"),
         "1 if a trusted JPEG can be decoded later without an error, 2 if that depends on its scans, which have to be "
         "read, 0 if it is declined.");

@@ -160,7 +160,7 @@ TEST("images: what is declined says why, and nothing else of the batch suffers")
   batch.run();
   CHECK(batch.statuses[0].is_made() && batch.statuses[5].is_made());
   CHECK(batch.statuses[1].reason == Reason::untrusted);
-  CHECK(batch.statuses[2].reason == Reason::not_jpeg);
+  CHECK(batch.statuses[2].reason == Reason::unknown_format);
   CHECK(batch.statuses[3].reason == Reason::too_large);
   CHECK(batch.statuses[4].reason == Reason::asked);
 }
