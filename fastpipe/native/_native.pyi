@@ -504,8 +504,10 @@ class VolumeSource:
     def swap(self, word: int) -> VolumeSource:
         """The same with numbers of so many bytes turned around."""
 
-    def scale(self, number: str, slope: float, intercept: float) -> VolumeSource:
-        """The same with elements, of a type as NumPy has it, scaled to float64."""
+    def scale(self, number: str, slope: float, intercept: float, scaled: str = 'f8', bits: int = 64) -> VolumeSource:
+        """
+        The same with elements scaled to float64, or integers to others of up to 32 bits; types are as NumPy has them; bits: of an integer, how many count.
+        """
 
     def copy_of(self, path: bytes, state: tuple[int, int, int, int]) -> VolumeSource:
         """The same as a copy of another file."""
@@ -516,6 +518,11 @@ def volume_in_memory(array: object) -> VolumeSource:
 def volume_in_file(path: bytes, state: tuple[int, int, int, int], itemsize: int, offset: int, steps: Sequence[int]) -> VolumeSource:
     """
     An array that lies in a file as it is; state: its device, inode, bytes and time of modification in ns; steps: bytes from one element to the next, below 0 where the order is reversed.
+    """
+
+def volume_in_pieces(pieces: Sequence[tuple[bytes, tuple[int, int, int, int], int]], piece_nbytes: int, itemsize: int, steps: Sequence[int]) -> VolumeSource:
+    """
+    An array that lies in several files as it is; pieces: path, state and first byte of each; piece_nbytes: bytes of it in each file.
     """
 
 def volume_in_files(folder: bytes, metadata: bytes, prefix: str, separator: str, shape: Sequence[int], chunk: Sequence[int], itemsize: int, codec: str, fill: bytes) -> VolumeSource:

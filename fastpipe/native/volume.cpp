@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <type_traits>
 
 #include "simulate.h"
 
@@ -235,6 +237,22 @@ bool read_segment(const VolumeSource& source, int descriptor, std::int64_t nbyte
 
 // ---- arrays that lie in a file as they are -----------------------------------------------------------------------
 
+// Read successive bytes of an array.
+bool read_run(const VolumeSource& source, int descriptor, std::uint8_t* out, std::int64_t size,
+              std::int64_t at) noexcept {
+  if (source.pieces.empty()) return read_at(descriptor, out, size, at);
+  while (size > 0) {
+    const VolumeSource::Piece& piece = source.pieces[static_cast<std::size_t>(at / source.piece_nbytes)];
+    const std::int64_t skipped = at % source.piece_nbytes, some = std::min(size, source.piece_nbytes - skipped);
+    const DataFile::Opened file(*piece.file);
+    if (file.descriptor() < 0 || !read_at(file.descriptor(), out, some, piece.offset + skipped)) return false;
+    out += some;
+    at += some;
+    size -= some;
+  }
+  return true;
+}
+
 // Read the part of the array that a unit is, as far as it is there; `out` is of the unit's shape.
 bool read_raw(const VolumeSource& source, int descriptor, const Grid& units, const Index& place, std::uint8_t* out,
               Scratch& scratch) noexcept {
@@ -270,7 +288,7 @@ bool read_raw(const VolumeSource& source, int descriptor, const Grid& units, con
       at += left % sizes[dim] * steps[dim];
       left /= sizes[dim];
     }
-    if (!read_at(descriptor, packed + number * run, run, at)) return false;
+    if (!read_run(source, descriptor, packed + number * run, run, at)) return false;
   }
   if (is_packed) return true;
   const Index packed_steps = steps_in_c_order(sizes, source.itemsize);
@@ -287,47 +305,88 @@ bool read_raw(const VolumeSource& source, int descriptor, const Grid& units, con
 
 // ---- what is done to elements ------------------------------------------------------------------------------------
 
+// The lowest bits of an integer, with the sign that the highest of these has.
 template <typename T>
-void scale(const std::uint8_t* from, double* to, std::int64_t count, double slope, double intercept) noexcept {
-  // In the order in which nibabel does it, which leaves out what changes nothing.
+T lowest_bits(T value, std::int32_t bits) noexcept {
+  using Bits = std::make_unsigned_t<T>;
+  const int unused = static_cast<int>(8 * sizeof(T)) - bits;
+  if (unused <= 0) return value;
+  return static_cast<T>(static_cast<T>(static_cast<Bits>(static_cast<Bits>(value) << unused)) >> unused);
+}
+
+template <typename T, typename Scaled>
+void scale(const VolumeSource& source, const std::uint8_t* from, std::uint8_t* to, std::int64_t count) noexcept {
+  const double slope = source.slope, intercept = source.intercept;
+  // Unsigned, because these do not overflow; whoever describes the volume has seen that values fit.
+  const auto whole = [](double value) {
+    return std::is_integral_v<Scaled> ? static_cast<std::uint64_t>(static_cast<std::int64_t>(value)) : 0;
+  };
+  const std::uint64_t factor = whole(slope), sum = whole(intercept);
   for (std::int64_t i = 0; i < count; ++i) {
     T stored;
     std::memcpy(&stored, from + i * static_cast<std::int64_t>(sizeof(T)), sizeof(T));
-    double value = static_cast<double>(stored);
-    if (slope != 1.0) value *= slope;
-    if (intercept != 0.0) value += intercept;
-    to[i] = value;
+    if constexpr (std::is_integral_v<T>) stored = lowest_bits(stored, source.bits);
+    Scaled made;
+    if constexpr (std::is_integral_v<Scaled>) {
+      made = static_cast<Scaled>(static_cast<std::uint64_t>(static_cast<std::int64_t>(stored)) * factor + sum);
+    } else {
+      // In the order in which nibabel does it, which leaves out what changes nothing.
+      made = static_cast<double>(stored);
+      if (slope != 1.0) made *= slope;
+      if (intercept != 0.0) made += intercept;
+    }
+    std::memcpy(to + i * static_cast<std::int64_t>(sizeof(Scaled)), &made, sizeof(Scaled));
   }
+}
+
+// Call a function with a number of a type.
+template <typename Function>
+void with_number(VolumeSource::Number number, const Function& function) noexcept {
+  switch (number) {
+    case VolumeSource::Number::i8:
+      return function(std::int8_t{});
+    case VolumeSource::Number::u8:
+      return function(std::uint8_t{});
+    case VolumeSource::Number::i16:
+      return function(std::int16_t{});
+    case VolumeSource::Number::u16:
+      return function(std::uint16_t{});
+    case VolumeSource::Number::i32:
+      return function(std::int32_t{});
+    case VolumeSource::Number::u32:
+      return function(std::uint32_t{});
+    case VolumeSource::Number::i64:
+      return function(std::int64_t{});
+    case VolumeSource::Number::u64:
+      return function(std::uint64_t{});
+    case VolumeSource::Number::f32:
+      return function(float{});
+    case VolumeSource::Number::f64:
+      return function(double{});
+    case VolumeSource::Number::none:
+      return;
+  }
+}
+
+template <typename T>
+constexpr bool is_small = std::is_integral_v<T> && sizeof(T) <= 4;
+
+bool is_small_number(VolumeSource::Number number) noexcept {
+  bool found = false;
+  with_number(number, [&](auto value) { found = is_small<decltype(value)>; });
+  return found;
 }
 
 void scale_elements(const VolumeSource& source, const std::uint8_t* from, std::uint8_t* out,
                     std::int64_t count) noexcept {
-  auto* to = reinterpret_cast<double*>(out);
-  const double slope = source.slope, intercept = source.intercept;
-  switch (source.number) {
-    case VolumeSource::Number::i8:
-      return scale<std::int8_t>(from, to, count, slope, intercept);
-    case VolumeSource::Number::u8:
-      return scale<std::uint8_t>(from, to, count, slope, intercept);
-    case VolumeSource::Number::i16:
-      return scale<std::int16_t>(from, to, count, slope, intercept);
-    case VolumeSource::Number::u16:
-      return scale<std::uint16_t>(from, to, count, slope, intercept);
-    case VolumeSource::Number::i32:
-      return scale<std::int32_t>(from, to, count, slope, intercept);
-    case VolumeSource::Number::u32:
-      return scale<std::uint32_t>(from, to, count, slope, intercept);
-    case VolumeSource::Number::i64:
-      return scale<std::int64_t>(from, to, count, slope, intercept);
-    case VolumeSource::Number::u64:
-      return scale<std::uint64_t>(from, to, count, slope, intercept);
-    case VolumeSource::Number::f32:
-      return scale<float>(from, to, count, slope, intercept);
-    case VolumeSource::Number::f64:
-      return scale<double>(from, to, count, slope, intercept);
-    case VolumeSource::Number::none:
-      return;
-  }
+  with_number(source.number, [&](auto stored) {
+    using Stored = decltype(stored);
+    if (source.scaled == VolumeSource::Number::f64) return scale<Stored, double>(source, from, out, count);
+    with_number(source.scaled, [&](auto made) {
+      using Made = decltype(made);
+      if constexpr (is_small<Stored> && is_small<Made>) scale<Stored, Made>(source, from, out, count);
+    });
+  });
 }
 
 std::int64_t size_of(VolumeSource::Number number) noexcept {
@@ -439,15 +498,38 @@ bool Volume::is_valid() const noexcept {
   }
   if (source.number == VolumeSource::Number::none) {
     if (source.itemsize != itemsize) return false;
-  } else if (itemsize != sizeof(double) || source.itemsize != size_of(source.number)) {
-    return false;
+  } else {
+    // Integers become integers by integers.
+    const auto is_whole = [](double value) { return value == std::trunc(value) && std::abs(value) < 4294967296.0; };
+    const bool is_right = source.scaled == VolumeSource::Number::f64 ||
+                          (is_small_number(source.number) && is_small_number(source.scaled) && is_whole(source.slope) &&
+                           is_whole(source.intercept));
+    if (!is_right || source.bits < 1 || itemsize != size_of(source.scaled) || source.itemsize != size_of(source.number))
+      return false;
   }
   if (memory != nullptr && (first_key < 0 || first_key > memory->shape().keys - count ||
                             memory->shape().slot_nbytes < units.elements() * itemsize)) {
     return false;
   }
   if (source.kind == VolumeSource::Kind::memory) return source.number == VolumeSource::Number::none;
-  if (source.kind != VolumeSource::Kind::files && source.file == nullptr) return false;
+  if (source.kind == VolumeSource::Kind::raw && !source.pieces.empty()) {
+    std::int64_t stored = 0;
+    for (const VolumeSource::Piece& piece : source.pieces) {
+      if (piece.file == nullptr || piece.offset < 0 || piece.offset > kMostElements / 2) return false;
+    }
+    const auto pieces = static_cast<std::int64_t>(source.pieces.size());
+    if (source.file != nullptr || source.offset != 0 || source.piece_nbytes < 1 ||
+        !multiply(pieces, source.piece_nbytes, kMostElements, &stored)) {
+      return false;
+    }
+    for (const std::int64_t side : units.shape) {
+      if (stored % side != 0) return false;
+      stored /= side;
+    }
+    if (stored != source.itemsize) return false;
+  } else if (source.kind != VolumeSource::Kind::files && source.file == nullptr) {
+    return false;
+  }
   if (source.kind == VolumeSource::Kind::raw) {
     return source.offset >= 0 && source.offset <= kMostElements / 2 && source.dims >= 1 && source.dims <= kDims &&
            is_dense(units.shape, source.steps, source.itemsize);

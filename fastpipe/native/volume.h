@@ -39,12 +39,16 @@ struct Grid {
 struct VolumeSource {
   enum class Kind : std::uint8_t {
     memory,    // they are in memory
-    raw,       // a file, in which they lie in order
+    raw,       // a file, or several, in which they lie in order
     files,     // each chunk is a file of its own in a folder
     segments,  // each chunk is a part of one file
   };
   enum class Codec : std::uint8_t { none, blosc, gzip, zlib, zstd };
   enum class Number : std::uint8_t { none, i8, u8, i16, u16, i32, u32, i64, u64, f32, f64 };
+  struct Piece {
+    std::shared_ptr<DataFile> file;
+    std::int64_t offset = 0;  // of its first byte in the file
+  };
 
   Kind kind = Kind::memory;
   std::int64_t itemsize = 1;  // bytes of an element, as it is stored
@@ -57,6 +61,8 @@ struct VolumeSource {
   std::shared_ptr<DataFile> file;    // raw, segments
   std::shared_ptr<DataFile> copied;  // raw: what the file is a copy of; null where it is none
   std::int64_t offset = 0;           // raw: of the element that comes first in the file
+  std::vector<Piece> pieces;         // raw: of equal size, each in a file of its own; empty where there is one file
+  std::int64_t piece_nbytes = 0;
 
   std::string folder;         // files: with a slash at its end
   std::string prefix;         // files: in front of a chunk's place
@@ -74,7 +80,9 @@ struct VolumeSource {
   bool is_clipped = false;          // segments: the last chunks end where the array does
 
   std::int32_t swapped = 0;      // bytes of a number that are turned around; 0: none
-  Number number = Number::none;  // of elements that are scaled to double: what they are
+  Number number = Number::none;  // of elements that are scaled: what they are
+  Number scaled = Number::f64;   // what they become: f64, or an integer of up to 32 bits
+  std::int32_t bits = 64;        // of integers that are scaled to these: how many count, from the lowest
   double slope = 1.0, intercept = 0.0;
 };
 

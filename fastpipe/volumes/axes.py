@@ -52,8 +52,8 @@ class Axes(NamedTuple):
         if self.orientation is not None:
             if affine is None or len(shape) < 3:
                 raise OptionError(
-                    f"orientation= is for NIfTI images of at least three dimensions, and {name} is none: "
-                    "reorient it when it is written"
+                    "orientation= is for DICOM series, and for NIfTI images of at least three dimensions, "
+                    f"and {name} is none: reorient it when it is written"
                 )
             if min(channels, default=3) < 3:
                 raise OptionError(

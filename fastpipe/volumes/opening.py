@@ -13,6 +13,7 @@ from fastpipe.core.text import in_bytes
 from fastpipe.errors import OptionError, VolumeError
 from fastpipe.volumes.axes import Axes, viewed_array
 from fastpipe.volumes.blosc2 import Blosc2Volume
+from fastpipe.volumes.dicom import DicomVolume, dicom_files, dicom_folder, is_dicom, is_series_name
 from fastpipe.volumes.hdf5 import hdf5_volume
 from fastpipe.volumes.nifti import ScaledVolume, nifti_volume
 from fastpipe.volumes.raw import MemoryVolume, RawVolume, npy_volume
@@ -36,12 +37,13 @@ class UnsupportedFormatError(VolumeError):
 def open_volume(
     what: Any, place: str = "volume", *, may_write: bool = False, axes: Axes | None = None
 ) -> Volume:
-    """Open a path or a URL, a NumPy array, or a list of TIFF files that are the slices of one volume.
+    """Open a path or a URL, a NumPy array, or a list of files: the slices of one volume, TIFF or DICOM.
 
     If a file or folder contains several arrays, the array's name follows the path: ``"scan.h5/raw"``,
-    ``"scan.zarr/0"``.  ``place`` is the name of the argument for messages.  With ``may_write``, fastpipe
-    stores data in the user's cache folder: copies of files that can only be read sequentially, and the places
-    of chunks.  ``axes`` selects the order and the direction of the dimensions.
+    ``"scan.zarr/0"``, ``"ct/1.2.840.113619"`` (a series of DICOM images).  ``place`` is the name of the
+    argument for messages.  With ``may_write``, fastpipe stores data in the user's cache folder: copies of
+    files that can only be read sequentially, and the places of chunks.  ``axes`` selects the order and the
+    direction of the dimensions.
     """
     if isinstance(what, np.ndarray):
         if what.dtype.kind not in _NUMBERS or not what.ndim:
@@ -50,7 +52,8 @@ def open_volume(
         view = None if axes is None else axes.view(what.shape, name, None)
         return MemoryVolume(what if view is None else viewed_array(what, *view), name)
     if isinstance(what, list) and what and all(isinstance(one, (str, os.PathLike)) for one in what):
-        return finished(seen(slices_volume(what), axes), place)
+        volume = dicom_files(what) if is_dicom(os.fspath(what[0])) else slices_volume(what)
+        return finished(seen(volume, axes), place)
     if not isinstance(what, (str, bytes, os.PathLike)):
         raise OptionError(f"{place}= must be a path or a NumPy array, got {type(what).__name__}: {what!r}")
     path = os.fsdecode(what)
@@ -59,7 +62,7 @@ def open_volume(
     file, inside = _split(path)
     try:
         if os.path.isdir(file):
-            return finished(seen(_folder(os.path.join(file, inside) if inside else file), axes), place)
+            return finished(seen(_folder(file, inside), axes), place)
         return finished(seen(_file(file, inside, may_write=may_write), axes), place)
     except (MemoryError, OverflowError) as error:  # impossible sizes in a header cause these errors
         raise VolumeError(f"{path} claims to be larger than anything that can be read: {error}") from error
@@ -70,7 +73,7 @@ def seen(volume: Volume, axes: Axes | None) -> Volume:
     view = None if axes is None else axes.view(volume.shape, volume.name, volume.affine)
     if view is None:
         return volume
-    if not isinstance(volume, (RawVolume, ScaledVolume)):
+    if not isinstance(volume, (RawVolume, ScaledVolume, DicomVolume)):
         raise OptionError(
             f"{volume.name} is stored in parts ({volume.how}), whose dimensions channel_dim= cannot move: "
             "make a copy in which channels come first (numpy.moveaxis)"
@@ -98,12 +101,16 @@ def _split(path: str) -> tuple[str, str]:
     while not os.path.exists(file):
         file, last = os.path.split(file.rstrip("/"))
         inside = f"{last}/{inside}" if inside else last
-        if not file or os.path.isdir(file):
+        if not file or (os.path.isdir(file) and not is_series_name(inside)):
             raise FileNotFoundError(2, os.strerror(2), path)
     return file, inside
 
 
-def _folder(path: str) -> Volume:
+def _folder(path: str, series: str) -> Volume:
+    if series:
+        if (named := dicom_folder(path, series)) is None:
+            raise FileNotFoundError(2, os.strerror(2), f"{path}/{series}")
+        return named
     if is_zarr(path):
         found = zarr_array(path)
         if not isinstance(found, str):
@@ -116,7 +123,9 @@ def _folder(path: str) -> Volume:
         return TensorStoreVolume(path, {"driver": "n5", "kvstore": _kvstore(path)})
     if any(map(is_tiff_name, os.listdir(path))):
         return tiff_volume(path)
-    raise VolumeError(f"{path} is a folder, but neither Zarr nor N5, nor one of TIFF files")
+    if (images := dicom_folder(path)) is not None:
+        return images
+    raise VolumeError(f"{path} is a folder, but neither Zarr nor N5, nor one of TIFF files or DICOM images")
 
 
 def _other_zarr(path: str, why: str) -> Volume:
@@ -153,9 +162,14 @@ def _file(path: str, inside: str, *, may_write: bool) -> Volume:
         return tiff_volume(path)
     if name.endswith(".b2nd"):
         return Blosc2Volume(path)
+    if is_dicom(path):
+        raise VolumeError(
+            f"{path} is a DICOM file, and a volume is a series of these: name the folder, or give a list of "
+            "the files of each volume, [[file, …], …]"
+        )
     if name.endswith(_NIFTI_NAMES):
         return nifti_volume(path, may_write=may_write)
     raise UnsupportedFormatError(
-        f"{path} is not a volume in a supported format: Zarr, N5, HDF5, TIFF, NIfTI, Blosc2's .b2nd, "
-        "NumPy's .npy"
+        f"{path} is not a volume in a supported format: Zarr, N5, HDF5, TIFF, NIfTI, DICOM, Blosc2's "
+        ".b2nd, NumPy's .npy"
     )

@@ -33,6 +33,7 @@ from fastpipe.hdf5.opening import open_library, raw_name
 from fastpipe.options import BadSamples, Cache, Rescale, Stage, ZScore
 from fastpipe.sampling import Sampling, Uniform
 from fastpipe.volumes.blosc2 import Blosc2Volume
+from fastpipe.volumes.dicom import DicomVolume
 from fastpipe.volumes.hdf5 import HDF5Volume
 from fastpipe.volumes.nifti import ScaledVolume
 from fastpipe.volumes.normalization import Normalizer, image_values, normalizers
@@ -79,7 +80,7 @@ def library_array(volume: Volume) -> Any:
         return volume.array
     if isinstance(volume, ZarrVolume):
         return require("zarr", extra="volume").open_array(volume.name, mode="r")
-    if isinstance(volume, ZarrPythonVolume):
+    if isinstance(volume, (ZarrPythonVolume, DicomVolume)):
         return volume.array_of_library()
     if isinstance(volume, RawVolume):
         return volume.mapped()

@@ -13,6 +13,7 @@ import h5py
 import nibabel
 import numcodecs
 import numpy as np
+import pydicom
 import tensorstore
 import tifffile
 import zarr
@@ -146,6 +147,50 @@ def write_blosc2(path: Path, data: Any, chunk: Any) -> None:
     blosc2.asarray(data, urlpath=os.fspath(path), mode="w", chunks=chunk, blocks=blocks)
 
 
+def write_dicom(
+    path: Path, data: Any, chunk: Any = None, *, scale: Any = None, bits: int | None = None, series: str = "1.2.3",
+    start: Any = (-10.0, 20.5, 30.0), directions: Any = (1, 0, 0, 0, 1, 0), step: float = 2.5,
+    spacing: Any = (0.7, 0.9), syntax: str = pydicom.uid.ExplicitVRLittleEndian,
+    change: Callable[[int, Any], None] | None = None,
+) -> None:  # fmt: skip
+    """Writes a series with pydicom.
+
+    Names of files are in another order than positions.  ``change`` may change the number and the header of a slice.
+    """
+    os.makedirs(path, exist_ok=True)
+    normal = np.cross(directions[:3], directions[3:])
+    for number, plane in enumerate(data):
+        header = pydicom.Dataset()
+        header.file_meta = pydicom.dataset.FileMetaDataset()
+        header.file_meta.TransferSyntaxUID = syntax
+        header.SOPClassUID, header.SOPInstanceUID = pydicom.uid.CTImageStorage, f"{series}.{number + 1}"
+        header.SeriesInstanceUID, header.Modality, header.SeriesDescription = series, "CT", "a scan"
+        header.Rows, header.Columns = plane.shape
+        header.SamplesPerPixel, header.PhotometricInterpretation = 1, "MONOCHROME2"
+        header.BitsAllocated = 8 * plane.itemsize
+        header.BitsStored = bits or header.BitsAllocated
+        header.HighBit, header.PixelRepresentation = header.BitsStored - 1, int(plane.dtype.kind == "i")
+        header.ImagePositionPatient = [round(float(at), 6) for at in start + normal * step * number]
+        header.ImageOrientationPatient = [round(float(one), 8) for one in directions]
+        header.PixelSpacing = list(spacing)
+        if scale is not None:
+            header.RescaleSlope, header.RescaleIntercept = scale
+        header.add_new(
+            "PixelData", "OB" if plane.itemsize == 1 else "OW", plane.tobytes() + b"\0" * (plane.nbytes % 2)
+        )
+        if change is not None:
+            change(number, header)
+        header.save_as(path / f"{(number * 7 + 3) % 1009}-{series}.dcm", enforce_file_format=True)
+
+
+def read_dicom(path: Path) -> Any:
+    """Reads a series with pydicom; the values are scaled to float64 if there are a slope and an intercept."""
+    images = [pydicom.dcmread(file) for file in path.iterdir()]
+    normal = np.cross(*np.reshape(images[0].ImageOrientationPatient, (2, 3)))
+    images.sort(key=lambda one: np.dot(one.ImagePositionPatient, normal))
+    return np.stack([pydicom.pixels.apply_rescale(one.pixel_array, one) for one in images])
+
+
 class Format(NamedTuple):
     """A format, as its own library has it."""
 
@@ -157,6 +202,7 @@ class Format(NamedTuple):
     has_parts: bool = False  # that may not be written
     is_file: bool = True
     least_dims: int = 1
+    most_dims: int = 4
     inside: str = ""  # the name of the array in it
     is_url: bool = False
 
@@ -190,6 +236,8 @@ FORMATS: dict[str, Format] = {
                                read_hdf5, NUMBERS, {}, True, inside="/x"),
     "nifti": Format("x.nii", write_nifti, read_nifti, ["u1", "<i2", ">i2", "<f4", ">f4", "<f8"], _SCALES, least_dims=3),
     "nifti, packed": Format("x.nii.gz", write_nifti, read_nifti, ["u1", ">i2", "<f4"], _SCALES, least_dims=3),
+    "dicom": Format("x", write_dicom, read_dicom, ["u1", "i1", "<i2", "<u2", "<i4", "<u4"],
+                    {"scale": st.sampled_from([None, (2.5, 0), (0.1, -7)])}, is_file=False, least_dims=3, most_dims=3),
     "tiff": Format("x.tif", write_tiff, tifffile.imread, ["u1", "<u2", ">i2", "<f4"], {
         "compression": st.sampled_from([None, "zlib"]), "rowsperstrip": st.sampled_from([None, 1, 7])}, least_dims=2),
     "tiff, predicted": Format("x.tif", partial(write_tiff, compression="zlib", predictor=True), tifffile.imread,

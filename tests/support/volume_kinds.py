@@ -12,7 +12,7 @@ import numcodecs
 import numpy as np
 import tifffile
 import zarr
-from volume_files import write_blosc2, write_n5, write_nifti, write_npy
+from volume_files import write_blosc2, write_dicom, write_n5, write_nifti, write_npy
 from zarr.codecs import BloscCodec, BytesCodec, GzipCodec, ZstdCodec
 
 
@@ -75,7 +75,7 @@ _WRITERS: dict[str, tuple[str, Callable[..., Any], dict[str, Any]]] = {
     "tiff folder": ("", _slices, {"end": "tif"}),
     "tiff folder zlib": ("", _slices, {"end": "TIF", "tile": True, **_ZLIB}),
     "nii": (".nii", write_nifti, {}), "nii.gz": (".nii.gz", write_nifti, {}), "b2nd": (".b2nd", write_blosc2, {}),
-    "npy": (".npy", write_npy, {}), "npy fortran": (".npy", write_npy, {"is_fortran": True}),
+    "dicom": ("", write_dicom, {}), "npy": (".npy", write_npy, {}), "npy fortran": (".npy", write_npy, {"is_fortran": True}),
 }  # fmt: skip
 VOLUME_KINDS = [*_WRITERS, "array"]
 
@@ -86,7 +86,7 @@ def write_volume(kind: str, path: str | os.PathLike[str], array: Any, chunk: Seq
         return array.copy()
     end, write, options = _WRITERS[kind]
     place = f"{os.fspath(path)}{end}"
-    named = write(Path(place) if write is write_nifti else place, array, chunk, **options)
+    named = write(Path(place) if write in (write_nifti, write_dicom) else place, array, chunk, **options)
     return named if isinstance(named, str) else place
 
 

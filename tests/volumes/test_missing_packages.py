@@ -57,6 +57,7 @@ CASES: dict[str, tuple[str, Callable[[Path], Any], str, str]] = {
     "tiff": ("x.tif", to("tiff"), "tifffile", OF_VOLUMES), "nifti": ("x.nii", to("nifti"), "nibabel", OF_VOLUMES),
     "nifti packed": ("x.nii.gz", to("nifti"), "nibabel", OF_VOLUMES), "spm": ("x.img", to_spm, "scipy.io", "scipy"),
     "blosc2": ("x.b2nd", to("blosc2"), "blosc2", OF_VOLUMES), "blosc2 header": ("x.b2nd", to("blosc2"), "msgpack", OF_VOLUMES),
+    "dicom": ("x", lambda path: FORMATS["dicom"].write(path, DATA[None]), "pydicom", OF_VOLUMES),
     "hdf5": ("x.h5", to("hdf5"), "h5py", "'.[hdf5]'"), "n5": ("x.n5", to("n5"), "tensorstore", OF_VOLUMES),
     "zarr order": ("x.zarr", to_zarr(zarr_format=2, order="F"), "tensorstore", OF_VOLUMES),
     "zarr filter": ("x.zarr", to_zarr(zarr_format=2, filters=[numcodecs.Delta("|u1")]), "zarr", OF_VOLUMES),
@@ -78,7 +79,7 @@ def test_a_missing_package_is_named_when_the_dataset_is_made(
     for policy in ("raise", "skip", "replace"):
         for given in (tmp_path / name, [tmp_path / "good.npy", tmp_path / name]):
             with pytest.raises(MissingDependencyError) as caught:
-                FastPatchDataset(given, (1,) * (3 if case == "spm" else 2), bad_samples=policy)
+                FastPatchDataset(given, (1,) * (3 if case in ("spm", "dicom") else 2), bad_samples=policy)
             assert f"pip install {command}" in str(caught.value)
 
 

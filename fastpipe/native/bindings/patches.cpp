@@ -20,6 +20,7 @@ namespace {
 
 using StepTuple = std::tuple<std::int32_t, std::int32_t, std::int32_t, std::int64_t>;
 using StateTuple = std::tuple<std::uint64_t, std::uint64_t, std::int64_t, std::int64_t>;
+using PieceTuple = std::tuple<nb::bytes, StateTuple, std::int64_t>;
 using Sides = std::vector<std::int64_t>;
 
 // What a source, and a volume, refers to: dropped with the lock held.
@@ -74,6 +75,13 @@ VolumeSource::Codec codec_of(const std::string& name) {
   return static_cast<VolumeSource::Codec>(found - codecs);
 }
 
+VolumeSource::Number number_of(const std::string& name) {
+  const char* const numbers[] = {"i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f4", "f8"};
+  const auto found = std::find(std::begin(numbers), std::end(numbers), name);
+  check(found != std::end(numbers), "integers or floats");
+  return static_cast<VolumeSource::Number>(found - numbers + 1);
+}
+
 BoundSource in_memory(const nb::ndarray<nb::numpy, nb::ro, nb::device::cpu>& array) {
   BoundSource made;
   const std::size_t dims = array.ndim();
@@ -97,6 +105,18 @@ BoundSource in_file(const nb::bytes& path, const StateTuple& state, std::int64_t
   made.source.file = file_of(path, state);
   made.source.itemsize = itemsize;
   made.source.offset = offset;
+  std::copy(steps.begin(), steps.end(), made.source.steps.end() - static_cast<std::ptrdiff_t>(steps.size()));
+  return made;
+}
+
+BoundSource in_pieces(const std::vector<PieceTuple>& pieces, std::int64_t piece_nbytes, std::int64_t itemsize,
+                      const Sides& steps) {
+  check(!steps.empty() && steps.size() <= std::size_t(kDims) && !pieces.empty(), "from one to five dimensions");
+  BoundSource made;
+  made.source.kind = VolumeSource::Kind::raw;
+  for (const auto& [path, state, offset] : pieces) made.source.pieces.push_back({file_of(path, state), offset});
+  made.source.piece_nbytes = piece_nbytes;
+  made.source.itemsize = itemsize;
   std::copy(steps.begin(), steps.end(), made.source.steps.end() - static_cast<std::ptrdiff_t>(steps.size()));
   return made;
 }
@@ -237,17 +257,18 @@ void register_patches(nb::module_& m) {
           nb::arg("word"), "The same with numbers of so many bytes turned around.")
       .def(
           "scale",
-          [](BoundSource& self, const std::string& number, double slope, double intercept) {
-            const char* const numbers[] = {"i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f4", "f8"};
-            const auto found = std::find(std::begin(numbers), std::end(numbers), number);
-            check(found != std::end(numbers), "integers or floats");
-            self.source.number = static_cast<VolumeSource::Number>(found - numbers + 1);
+          [](BoundSource& self, const std::string& number, double slope, double intercept, const std::string& scaled,
+             std::int32_t bits) {
+            self.source.number = number_of(number);
+            self.source.scaled = number_of(scaled);
+            self.source.bits = bits;
             self.source.slope = slope;
             self.source.intercept = intercept;
             return self;
           },
-          nb::arg("number"), nb::arg("slope"), nb::arg("intercept"),
-          "The same with elements, of a type as NumPy has it, scaled to float64.")
+          nb::arg("number"), nb::arg("slope"), nb::arg("intercept"), nb::arg("scaled") = "f8", nb::arg("bits") = 64,
+          "The same with elements scaled to float64, or integers to others of up to 32 bits; types are as NumPy has "
+          "them; bits: of an integer, how many count.")
       .def(
           "copy_of",
           [](BoundSource& self, const nb::bytes& path, const StateTuple& state) {
@@ -261,6 +282,10 @@ void register_patches(nb::module_& m) {
         nb::arg("steps"),
         "An array that lies in a file as it is; state: its device, inode, bytes and time of modification in ns; steps: "
         "bytes from one element to the next, below 0 where the order is reversed.");
+  m.def("volume_in_pieces", &in_pieces, nb::arg("pieces"), nb::arg("piece_nbytes"), nb::arg("itemsize"),
+        nb::arg("steps"),
+        "An array that lies in several files as it is; pieces: path, state and first byte of each; piece_nbytes: bytes "
+        "of it in each file.");
   m.def("volume_in_files", &in_files, nb::arg("folder"), nb::arg("metadata"), nb::arg("prefix"), nb::arg("separator"),
         nb::arg("shape"), nb::arg("chunk"), nb::arg("itemsize"), nb::arg("codec"), nb::arg("fill"),
         "An array each of whose chunks is a file.");

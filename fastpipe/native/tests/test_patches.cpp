@@ -319,6 +319,47 @@ TEST("patches: an array in a file as it is, in C and in Fortran's order, and bac
   }
 }
 
+TEST("patches: an array whose planes are in files of their own") {
+  Array array(sides({6, 5, 7}), 2);
+  constexpr std::size_t plane = 5 * 7 * 2;
+  Folder folder;
+  VolumeSource source;
+  source.kind = VolumeSource::Kind::raw;
+  source.itemsize = 2;
+  source.piece_nbytes = plane;
+  source.steps = steps_in_c_order(array.shape, 2);
+  std::string path;
+  for (std::size_t i = 0; i < 6; ++i) {
+    Content content(3 * i, 9);  // each begins elsewhere
+    content.insert(content.end(), array.content.begin() + static_cast<std::ptrdiff_t>(i * plane),
+                   array.content.begin() + static_cast<std::ptrdiff_t>((i + 1) * plane));
+    path = folder.write(std::to_string(i).c_str(), content);
+    source.pieces.push_back({std::make_shared<DataFile>(path, state_of(path)), static_cast<std::int64_t>(3 * i)});
+  }
+  for (const Index& unit : {sides({1, 5, 7}), sides({1, 2, 3}), sides({4, 5, 7}), sides({6, 1, 7})}) {
+    check_patches(volume_of(source, array.shape, unit, 2), array, 3, 4);
+  }
+  Array turned(sides({5, 6, 7}), 2);  // reversed along the planes, which are the second dimension
+  Index place{};
+  do {
+    std::memcpy(turned.at(Index{0, 0, place[3], 5 - place[2], place[4]}), array.at(place), 2);
+  } while (next_place(&place, array.shape));
+  VolumeSource other = source;
+  other.steps = Index{0, 0, source.steps[3], -source.steps[2], source.steps[4]};
+  check_patches(volume_of(other, turned.shape, sides({5, 1, 7}), 2), turned, 3, 4);
+  // The sizes of all must be those of the array; a file that has changed is left to Python.
+  Volume wrong = *volume_of(source, array.shape, array.shape, 2);
+  CHECK(wrong.is_valid());
+  wrong.source.pieces.pop_back();
+  CHECK(!wrong.is_valid());
+  wrong.source.pieces.push_back({nullptr, 0});
+  CHECK(!wrong.is_valid());
+  const auto volume = volume_of(source, array.shape, sides({1, 5, 7}), 2);
+  folder.write("5", Content(4, 0));
+  CHECK(One(volume, sides({5, 5, 7}), 3, {0, 0, 0}).is_made());
+  CHECK(!One(volume, sides({1, 5, 7}), 3, {5, 0, 0}).is_made());
+}
+
 TEST("patches: chunks that are parts of a file") {
   Array array(sides({10, 12, 9}), 4);
   const Index chunk = sides({4, 5, 9});
@@ -383,6 +424,45 @@ TEST("patches: elements that are scaled are what nibabel makes of them") {
     std::memcpy(&value, one.out.data() + 8 * i, 8);
     CHECK(value == static_cast<double>(stored) * 0.1 + -3.5);
   }
+}
+
+TEST("patches: integers that are scaled to integers") {
+  Array array(sides({4, 50}), 2);
+  Folder folder;
+  const std::string path = folder.write("raw", array.content);
+  VolumeSource source;
+  source.kind = VolumeSource::Kind::raw;
+  source.file = std::make_shared<DataFile>(path, state_of(path));
+  source.itemsize = 2;
+  source.steps = steps_in_c_order(array.shape, 2);
+  source.slope = -3.0;
+  source.intercept = 1000.0;
+  source.scaled = VolumeSource::Number::i32;
+  for (const std::int32_t bits : {1, 12, 16, 64}) {
+    source.bits = bits;
+    for (const bool is_signed : {false, true}) {
+      source.number = is_signed ? VolumeSource::Number::i16 : VolumeSource::Number::u16;
+      const One one(volume_of(source, array.shape, sides({2, 50}), 4), sides({4, 50}), 2, {0, 0});
+      CHECK(one.is_made());
+      for (std::size_t i = 0; i < 200; ++i) {
+        std::uint16_t stored;
+        std::int32_t value;
+        std::memcpy(&stored, array.content.data() + 2 * i, 2);
+        std::memcpy(&value, one.out.data() + 4 * i, 4);
+        const int range = 1 << std::min(bits, 16);
+        int wanted = stored % range;
+        if (is_signed && wanted >= range / 2) wanted -= range;
+        CHECK(value == wanted * -3 + 1000);
+      }
+    }
+  }
+  Volume wrong = *volume_of(source, array.shape, array.shape, 4);
+  wrong.source.slope = 0.5;
+  CHECK(!wrong.is_valid());
+  wrong.source.slope = 2.0;
+  CHECK(wrong.is_valid());
+  wrong.itemsize = 8;
+  CHECK(!wrong.is_valid());
 }
 
 TEST("patches: elements that are no number are kept, replaced, or left to Python") {

@@ -182,7 +182,7 @@ def test_images_without_an_orientation_are_errors(tmp_path: Path) -> None:
     write(tmp_path / "flat.nii", np.ones((4, 4), "f4"), np.eye(4))
     for path in (tmp_path / "x.npy", tmp_path / "flat.nii"):
         with pytest.raises(
-            OptionError, match="orientation= is for NIfTI images of at least three dimensions"
+            OptionError, match="orientation= is for DICOM series, and for NIfTI images of at least"
         ):
             FastPatchDataset(path, (2, 2), orientation="RAS")
     write(tmp_path / "x.nii", np.ones((4, 4, 4, 2), "f4"), np.eye(4))

@@ -49,7 +49,8 @@ HOW = {
     "tiff folder": "TIFF, 24 files in natural order (0000.tif … 0023.tif), not compressed",
     "tiff folder zlib": "24 files in natural order (0000.TIF … 0023.TIF), parts of 16×32 (1 KiB; adobe_deflate)",
     "nii": "NIfTI, not compressed", "nii.gz": "NIfTI, from a copy that is not compressed",
-    "b2nd": f"Blosc2, {CHUNKS}; zstd) in blocks of 5×8×16", "npy": "an array in NumPy's file format",
+    "b2nd": f"Blosc2, {CHUNKS}; zstd) in blocks of 5×8×16",
+    "dicom": "DICOM, 24 slices in the order of their positions, not compressed", "npy": "an array in NumPy's file format",
     "npy fortran": "an array in NumPy's file format", "array": "an array in memory",
 }  # fmt: skip
 

@@ -83,6 +83,7 @@ GROUPS: dict[str, Any] = {
     "tensorstore": (SLOWER, (1, 4), ["u1", "i2", "f4"], 15),
     "pages of TIFF": (PAGED, (3, 3), ["u1", "u2", "i4", "f4"], 20),
     "NIfTI": (["nii", "nii.gz"], (3, 4), ["u1", "i2", "f4", "f8"], 10),
+    "DICOM": (["dicom"], (3, 3), ["u1", "i1", "u2", "i2", "i4"], 10),
     "a filter of the library alone": (["hdf5 scale-offset"], (1, 3), ["u1", "i2", "i4"], 10),
 }
 
