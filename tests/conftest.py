@@ -215,6 +215,7 @@ def _make_files_of_documents() -> None:
     import numpy as np
     import tensorstore  # here: few tests need them
     from PIL import Image
+    from volume_files import write_dicom
 
     Path("photos").mkdir(exist_ok=True)
     Image.new("RGB", (64, 48), "teal").save("photos/1.jpg")
@@ -247,6 +248,7 @@ def _make_files_of_documents() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         small = nibabel.Nifti1Image(array[:40].astype(np.int16), np.eye(4))
         nibabel.save(small, folder / f"{name}.nii.gz")
+    write_dicom(Path("ct/case001"), image[:40].astype(np.int16), scale=(1, -1024))
 
 
 @pytest.fixture(scope="session")

@@ -18,8 +18,8 @@ Shuffle(window=W, unit="group"), chunks are in random order and samples are shuf
 W chunks: each chunk is decoded once. Without filters nothing is decoded, and samples are
 read one by one.
 
-For a volume (Zarr, N5, TIFF, NIfTI, .npy; after a slash, the name of an array within a file
-or folder), a part is decoded to measure the speed. With --patch, the report has the cost of
+For a volume (Zarr, N5, TIFF, NIfTI, DICOM, .npy; after a slash, the name of an array within
+a file or folder), a part is decoded to measure the speed. With --patch, the report has the cost of
 patches of that size: alone, in uniform order, and on a tour, the order of
 Shuffle(unit="group"); and whether other chunks would be better. If the file was read just
 before, speeds are those of the page cache.

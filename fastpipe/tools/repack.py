@@ -24,8 +24,8 @@ removes the unfinished file of a killed run.
 
 Folders that are missing above OUT are made.
 
-A volume (Zarr, N5, TIFF, NIfTI, .npy; after a slash, the name of an array within a file or
-folder) becomes a Zarr array in the folder OUT, in chunks of --chunks; so does one dataset
+A volume (Zarr, N5, TIFF, NIfTI, DICOM, .npy; after a slash, the name of an array within a file
+or folder) becomes a Zarr array in the folder OUT, in chunks of --chunks; so does one dataset
 of an HDF5 file, if OUT ends in .zarr. OUT may be in a group: scan.zarr/image makes the Zarr
 group scan.zarr if it is missing. Chunks that contain only the fill value are not
 written. The data in memory take at most --memory, for any size of the volume. While the

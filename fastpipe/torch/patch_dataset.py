@@ -123,14 +123,15 @@ class FastPatchDataset(PatchSamples, RowsDataset):
 
     Args:
         volume: a path, URL, pattern or array, a sequence of these, or a table.  A path is that of a Zarr, N5,
-            HDF5, TIFF, NIfTI, Blosc2 (.b2nd) or NumPy (.npy) file or folder.  Append ``/name`` for an array
-            inside it.  A URL is that of a Zarr array.  Each new dataset lists the array's chunks.  The
+            HDF5, TIFF, NIfTI, DICOM, Blosc2 (.b2nd) or NumPy (.npy) file or folder.  Append ``/name`` for an
+            array inside it.  A URL is that of a Zarr array.  Each new dataset lists the array's chunks.  The
             matches of a pattern such as ``"cases/*/image.zarr"`` are in natural order (``case_2`` before
             ``case_10``).  Spawned workers get a copy of a NumPy array.  From a ``numpy.memmap``, they map the
             file.  A table is a sequence of tuples (volume, labels[, mask]) or a ``.csv`` file with columns of
             these names.  A folder of TIFF files is one volume whose slices are in natural order.  A list of
             TIFF files inside the sequence is one volume whose slices are in the order of the list:
-            ``[sorted(glob.glob("scan/*.tif"))]``.
+            ``[sorted(glob.glob("scan/*.tif"))]``.  A folder or a list of DICOM files is one series, whose
+            slices are sorted by position, as by SimpleITK.  If a folder has several series, append ``/UID``.
         patch_size: number of voxels along each of the last dimensions.  A patch contains all elements of the
             leading dimensions, such as channels.
         labels, mask: volumes with the same numbers of voxels as ``volume``.  Their patches are cut at the
@@ -139,8 +140,8 @@ class FastPatchDataset(PatchSamples, RowsDataset):
             channels or time points, whose shape is (x, y, z, channels).  It may be several dimensions.  In
             patches, they come first.  An array with no more dimensions than ``patch_size`` has no channels.
             Possible for NIfTI, for arrays in memory, and for arrays that lie uncompressed in one file.
-        orientation: three letters, such as ``"RAS"``.  The dimensions of NIfTI images are reordered and
-            reversed by each image's affine, as by MONAI's ``Orientation`` and
+        orientation: three letters, such as ``"RAS"``.  The dimensions of NIfTI images and DICOM series are
+            reordered and reversed by each image's affine, as by MONAI's ``Orientation`` and
             ``nibabel.as_closest_canonical``.  Voxels are not resampled.
         sampling: how an epoch's patches are chosen, one of :mod:`fastpipe.sampling`.  None means ``Uniform``
             with a default number of patches: those of an epoch have as many voxels in total as the volumes.

@@ -13,6 +13,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -42,6 +43,7 @@ _NAMES = (".dcm", ".dicom", ".ima")  # files with these extensions must be DICOM
 _UID = re.compile(r"[0-9]+(\.[0-9]+)+")
 _PIXELS = b"\xe0\x7f\x10\x00"  # the tag (7FE0,0010)
 _LONG_VRS = (b"OB", b"OW")  # the types of pixel data; a length of four bytes follows two unused bytes
+_MOST_HEAD = 12  # bytes of the pixel data's tag, type and length
 _UNDEFINED = 0xFFFFFFFF  # the length of compressed pixel data
 # The uncompressed transfer syntaxes that are read, and True if types (VRs) are explicit.
 _SYNTAXES = {"1.2.840.10008.1.2": False, "1.2.840.10008.1.2.1": True}
@@ -83,11 +85,26 @@ class _Scale(NamedTuple):
         return (stored.astype(np.int64) * int(self.slope) + int(self.intercept)).astype(dtype)
 
 
+class _Header(NamedTuple):
+    path: str
+    state: FileState
+    tags: Any  # pydicom's dataset
+    pixels: tuple[int, bytes]  # where the pixel data begin, and their first bytes
+
+    @property
+    def series(self) -> str:
+        """The UID of the series, which follows the path of a folder."""
+        return str(self.tags.get("SeriesInstanceUID") or "0.0")
+
+    @property
+    def about(self) -> str:
+        found = f"{self.tags.get('Modality') or ''} {self.tags.get('SeriesDescription') or ''}".strip()
+        return found or "not described"
+
+
 class _Slice(NamedTuple):
     path: str
     state: FileState
-    series: str  # the UID
-    about: str  # the series' modality and description
     position: npt.NDArray[np.float64]  # mm, of the first voxel: left, posterior, superior
     directions: npt.NDArray[np.float64]  # (2, 3): along a row, and along a column
     spacing: tuple[float, float]  # mm, between rows and between columns
@@ -120,28 +137,28 @@ def dicom_folder(path: str, series: str = "") -> DicomVolume | None:
     """
     names = natural_sorted(entry.name for entry in os.scandir(path) if entry.is_file())
     files = [os.path.join(path, name) for name in names if not name.startswith(".")]
-    found = [one for file in files if (one := _slice(file, is_optional=True)) is not None]
+    found = [one for file in files if (one := _header(file, is_optional=True)) is not None]
     if not found:
         return None
     counts = Counter(one.series for one in found)
     if series not in counts and (series or len(counts) > 1):
-        about = {one.series: one.about for one in found}
-        shown = [f"{path}/{uid} ({counts[uid]:,} slices, {about[uid]})" for uid in [*counts][:_MOST_SHOWN]]
+        about = {one.series: f"{counts[one.series]:,} files, {one.about}" for one in found}
+        shown = [f"{os.path.join(path, uid)} ({about[uid]})" for uid in list(counts)[:_MOST_SHOWN]]
         more = "" if len(counts) <= _MOST_SHOWN else f" and {len(counts) - _MOST_SHOWN:,} more"
         what = f"no series {series}" if series else f"{len(counts):,} series"
         raise VolumeError(f"{path} has {what}; name one of these: {', '.join(shown)}{more}")
     chosen = [one for one in found if one.series == series or not series]
-    return DicomVolume(f"{path}/{series}" if series else path, chosen)
+    return DicomVolume(os.path.join(path, series) if series else path, list(map(_slice, chosen)))
 
 
 def dicom_files(files: Sequence[str | os.PathLike[str]]) -> DicomVolume:
     """Open files that are the slices of one volume, in any order."""
     paths = [os.fspath(file) for file in files]
-    slices = [one for path in paths if (one := _slice(path, is_optional=False)) is not None]
-    return DicomVolume(f"{len(paths):,} files from {paths[0]}", slices)
+    found = [one for path in paths if (one := _header(path, is_optional=False)) is not None]
+    return DicomVolume(f"{len(paths):,} files from {paths[0]}", list(map(_slice, found)))
 
 
-def _slice(path: str, *, is_optional: bool) -> _Slice | None:
+def _header(path: str, *, is_optional: bool) -> _Header | None:
     """Read the header of a file.
 
     If ``is_optional``, return None for a file that is not DICOM, and for an object without an image.
@@ -152,20 +169,32 @@ def _slice(path: str, *, is_optional: bool) -> _Slice | None:
             if is_optional and not path.lower().endswith(_NAMES):
                 return None
             raise VolumeError(f"{path} is not a DICOM file; copy it again")
-        pydicom = require("pydicom", extra="volume")
-        with as_volume_error(f"{path} cannot be read as DICOM", pydicom.errors.InvalidDicomError):
-            header = pydicom.dcmread(file, stop_before_pixels=True, specific_tags=_TAGS)
-            if header.get("Rows") is None:
-                about = header.file_meta
+        with _as_dicom_error(path):
+            tags = require("pydicom", extra="volume").dcmread(
+                file, stop_before_pixels=True, specific_tags=_TAGS
+            )
+            if tags.get("Rows") is None:
+                about = tags.file_meta
                 kind = getattr(about.get("MediaStorageSOPClassUID"), "name", "Image")
                 if is_optional and "Image" not in kind and "TransferSyntaxUID" in about:
                     return None  # such as a report; a file that is cut off has no transfer syntax
                 raise VolumeError(f"{path} has no image; leave it out, or copy it again if it is cut off")
-            return _described(path, state, header, file)
+            return _Header(path, state, tags, (file.tell(), file.read(_MOST_HEAD)))
 
 
-def _described(path: str, state: FileState, header: Any, file: BinaryIO) -> _Slice:
-    syntax = header.file_meta.get("TransferSyntaxUID")
+def _as_dicom_error(path: str) -> AbstractContextManager[None]:
+    invalid = require("pydicom.errors", extra="volume").InvalidDicomError
+    return as_volume_error(f"{path} cannot be read as DICOM", invalid)
+
+
+def _slice(header: _Header) -> _Slice:
+    with _as_dicom_error(header.path):
+        return _described(header)
+
+
+def _described(header: _Header) -> _Slice:
+    path, state, tags, _ = header
+    syntax = tags.file_meta.get("TransferSyntaxUID")
     if syntax not in _SYNTAXES:
         name = getattr(syntax, "name", syntax)
         raise VolumeError(
@@ -173,39 +202,45 @@ def _described(path: str, state: FileState, header: Any, file: BinaryIO) -> _Sli
             "decompress the series once, with pydicom's Dataset.decompress() and save_as(), or convert it to "
             "NIfTI with dcm2niix"
         )
-    frames, samples = int(header.get("NumberOfFrames") or 1), int(header.get("SamplesPerPixel") or 1)
+    frames, samples = int(tags.get("NumberOfFrames") or 1), int(tags.get("SamplesPerPixel") or 1)
     if frames != 1 or samples != 1:
         what = f"{frames} frames" if frames != 1 else f"{samples} samples for each pixel"
-        raise VolumeError(f"{path} has {what}, and not one image of numbers: convert it, as dcm2niix does")
-    if missing := [name for name in _NEEDED if header.get(name) in (None, "")]:
+        raise VolumeError(
+            f"{path} has {what}, and not one image of numbers: leave it out, or convert it with dcm2niix"
+        )
+    if missing := [name for name in _NEEDED if tags.get(name) in (None, "")]:
         what = " and no ".join(missing)
         raise VolumeError(f"{path} has no {what}: it is no slice of a volume; leave it out")
-    if header.get("ModalityLUTSequence"):
+    if tags.get("ModalityLUTSequence"):
         raise VolumeError(f"{path} has a Modality LUT, which is not supported: apply it once, and save it")
-    offset, nbytes = _pixels(path, header, file, is_explicit=_SYNTAXES[syntax])
-    allocated, bits = int(header.BitsAllocated), int(header.BitsStored)
-    highest = int(header.get("HighBit", bits - 1))
-    if allocated not in (8, 16, 32) or not 0 < bits <= allocated or highest != bits - 1:
-        raise VolumeError(
-            f"{path} has elements of {allocated} bits, of which {bits} up to bit {highest} are used. This is "
-            "not supported: convert it, as dcm2niix does"
-        )
-    dtype = np.dtype(f"<{'i' if header.PixelRepresentation else 'u'}{allocated // 8}")
-    slope, intercept = header.get("RescaleSlope"), header.get("RescaleIntercept")
-    scale = _Scale(1.0 if slope is None else float(slope), float(intercept or 0), bits)
-    if not math.isfinite(scale.slope) or not math.isfinite(scale.intercept):
-        raise VolumeError(f"{path} has the rescale slope {slope} and the intercept {intercept}: correct them")
-    shape = int(header.Rows), int(header.Columns)
+    offset, nbytes = _pixels(header, is_explicit=_SYNTAXES[syntax])
+    dtype, scale = _elements(header)
+    shape = int(tags.Rows), int(tags.Columns)
     needed = math.prod(shape) * dtype.itemsize
     if nbytes < needed or state.state.size < offset + needed:
         there = in_bytes(max(0, min(nbytes, state.state.size - offset)))
         raise VolumeError(f"{path} is cut off: its image has {there} of {in_bytes(needed)}; copy it again")
-    about = f"{header.get('Modality', '')} {header.get('SeriesDescription', '')}".strip() or "no description"
     return _Slice(
-        path, state, str(header.get("SeriesInstanceUID") or "0.0"), about,
-        _numbers(header.ImagePositionPatient, 3), _numbers(header.ImageOrientationPatient, 6).reshape(2, 3),
-        tuple(_numbers(header.PixelSpacing, 2).tolist()), shape, dtype, scale, offset,
+        path, state, _numbers(tags.ImagePositionPatient, 3),
+        _numbers(tags.ImageOrientationPatient, 6).reshape(2, 3),
+        tuple(_numbers(tags.PixelSpacing, 2).tolist()), shape, dtype, scale, offset,
     )  # fmt: skip
+
+
+def _elements(header: _Header) -> tuple[np.dtype[Any], _Scale]:
+    path, tags = header.path, header.tags
+    allocated, bits = int(tags.BitsAllocated), int(tags.BitsStored)
+    highest = int(tags.get("HighBit", bits - 1))
+    if allocated not in (8, 16, 32) or not 0 < bits <= allocated or highest != bits - 1:
+        raise VolumeError(
+            f"{path} has elements of {allocated} bits, of which {bits} up to bit {highest} are used. This is "
+            "not supported: convert it with dcm2niix"
+        )
+    slope, intercept = tags.get("RescaleSlope"), tags.get("RescaleIntercept")
+    scale = _Scale(1.0 if slope is None else float(slope), float(intercept or 0), bits)
+    if not math.isfinite(scale.slope) or not math.isfinite(scale.intercept):
+        raise VolumeError(f"{path} has the rescale slope {slope} and the intercept {intercept}: correct them")
+    return np.dtype(f"<{'i' if tags.PixelRepresentation else 'u'}{allocated // 8}"), scale
 
 
 def _numbers(values: Any, count: int) -> npt.NDArray[np.float64]:
@@ -215,19 +250,15 @@ def _numbers(values: Any, count: int) -> npt.NDArray[np.float64]:
     return found
 
 
-def _pixels(path: str, header: Any, file: BinaryIO, *, is_explicit: bool) -> tuple[int, int]:
-    """Return the byte where the pixel data begin, and their number of bytes.
-
-    pydicom has read the file up to the pixel data.
-    """
-    at, head = file.tell(), file.read(12)
-    is_known = not is_explicit or head[4:6] in _LONG_VRS
+def _pixels(header: _Header, *, is_explicit: bool) -> tuple[int, int]:
+    """Return the byte where the elements begin, and their number of bytes."""
+    at, head = header.pixels
     size = 12 if is_explicit else 8
-    if head[:4] != _PIXELS or len(head) < size or not is_known:
-        raise VolumeError(f"{path} has no pixel data of integers: leave it out")
+    if head[:4] != _PIXELS or len(head) < size or (is_explicit and head[4:6] not in _LONG_VRS):
+        raise VolumeError(f"{header.path} has no pixel data of integers: leave it out")
     nbytes = int.from_bytes(head[size - 4 : size], "little")
     if nbytes == _UNDEFINED:
-        raise VolumeError(f"{path} has compressed pixel data, and its transfer syntax is an uncompressed one")
+        raise VolumeError(f"{header.path} has compressed pixel data, and an uncompressed transfer syntax")
     return at + size, nbytes
 
 

@@ -23,6 +23,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
+from volume_files import write_dicom
 
 from fastpipe import FastHDF5Dataset, FastImageFolder, FastPatchDataset
 from fastpipe.bench.synthetic import photo_tree
@@ -402,6 +403,9 @@ KINDS: dict[str, Kind] = {
         _volumes_of_hdf5, _patches("x.h5/x", "x.h5/labels"), lambda _: Slices(VOLUME, LABELS), _DRAWN, _bad_labels
     ),
     "patches of NIfTI": Kind(_nifti, _patches("x.nii.gz"), lambda _: Slices(VOLUME), _DRAWN),
+    "patches of DICOM": Kind(
+        lambda folder: write_dicom(folder / "ct", VOLUME), _patches("ct"), lambda _: Slices(VOLUME), _DRAWN
+    ),
     "patches, remote": Kind(
         _remote_zarr, _with(_patches("x.zarr"), url="memory://"), lambda _: Slices(VOLUME), _DRAWN
     ),
