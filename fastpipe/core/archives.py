@@ -30,7 +30,7 @@ _COMPRESSED = {b"\x1f\x8b": "gunzip", b"BZh": "bunzip2", b"\xfd7zXZ": "unxz", b"
 # The header before a file in a zip archive: a signature, the lengths of the name and of the extra data.
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 _KEEP_FROM_S = 0.25
-_FORMAT = 1
+_FORMAT = 2
 _NOT_KEPT = "The list of what is in the archives is not kept, so they are read each time"
 _THREADS = 8  # reading lists mostly waits for the disk
 

@@ -1,4 +1,4 @@
-"""Shards: tar files of samples, as WebDataset writes and reads them."""
+"""Shards: tar files of samples, as WebDataset writes and reads them.  The values of samples in archives."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from fastpipe.errors import OptionError
 _NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
 _OF_SHARD = re.compile(r"__[^/]*__($|/)")  # files that are about the shard, not of a sample
 _BRACES = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}")
-_KEY = "__key__"
+KEY = "__key__"
 _READ: dict[str, Callable[[str], Any]] = {
     **dict.fromkeys(("txt", "text", "transcript"), str),
     **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), int),
     **dict.fromkeys(("json", "jsn"), json.loads),
 }
-_MOST_BYTES = 1 << 20  # of a value
+MOST_BYTES = 1 << 20  # of a value
 
 
-class Shards(NamedTuple):
-    """The samples of tar files.
+class Samples(NamedTuple):
+    """The samples of archives.
 
     Attributes:
         images: the path of each sample's image.
@@ -49,9 +49,7 @@ def shard_paths(pattern: str) -> list[str]:
     ['train-008.tar', 'train-009.tar', 'train-010.tar', 'train-011.tar']
     """
     if is_url(pattern):
-        raise OptionError(
-            f"{pattern!r} must be a file of this machine: copy the shards to a local disk first"
-        )
+        raise OptionError(f"{pattern!r} must be a file of this machine: copy it to a local disk first")
     if os.path.exists(pattern):
         return [pattern]
     found = _BRACES.search(pattern)
@@ -70,7 +68,7 @@ def shard_paths(pattern: str) -> list[str]:
     return [pattern]
 
 
-def read_shards(paths: Sequence[str], image: str, names: Sequence[str], keeps: bool) -> Shards:
+def read_shards(paths: Sequence[str], image: str, names: Sequence[str], keeps: bool) -> Samples:
     """Return the samples of tar files: the places of their images, and the values of their other files.
 
     Args:
@@ -85,58 +83,73 @@ def read_shards(paths: Sequence[str], image: str, names: Sequence[str], keeps: b
         OptionError: a sample lacks a file, or a file is not as its extension says.  The message names it.
     """
     for name in names:
-        if name != _KEY and _kind(name) not in _READ:
+        if name != KEY and _kind(name) not in _READ:
             raise OptionError(
                 f"values of {name!r} are not known. The extensions of values are {', '.join(sorted(_READ))}"
             )
     kinds = image.lower().split(";")
-    wanted = [name for name in names if name != _KEY]
+    wanted = [name for name in names if name != KEY]
+
+    def samples_of(path: str, version: int) -> Iterator[tuple[str, ...]]:
+        return _samples_of(path, version, kinds, wanted)
+
+    return collect_samples(paths, ["shards", kinds, wanted], names, keeps, samples_of)
+
+
+def collect_samples(
+    paths: Sequence[str], about: list[Any], names: Sequence[str], keeps: bool,
+    samples_of: Callable[[str, int], Iterator[tuple[str, ...]]],
+) -> Samples:  # fmt: skip
+    """Return the samples of archives.
+
+    Args:
+        paths: the archives.
+        about: what is read of them, for the list that is kept.
+        names: the names of values.  What follows the last dot is their kind, as in ``read_shards``; values
+            without a known kind are texts.
+        keeps: whether to keep what was read for the next time.
+        samples_of: a function that yields for each sample of an archive, given its path and version: the
+            place and the name of the image, the name of the sample, and the texts of the values.
+    """
 
     def columns(path: str, version: int) -> list[list[str]]:
-        return list(map(list, zip(*_samples_of(path, version, kinds, wanted), strict=True)))
+        return list(map(list, zip(*samples_of(path, version), strict=True)))
 
+    wanted = [name for name in names if name != KEY]
     archives: list[str] = []
-    insides: list[str] = []
-    texts: list[list[str]] = [[] for _ in wanted]
-    for path, found in zip(paths, listed(paths, ["shards", kinds, wanted], keeps, columns), strict=True):
-        if found:  # else the shard has no samples
+    texts: list[list[str]] = [[] for _ in range(2 + len(wanted))]
+    for path, found in zip(paths, listed(paths, about, keeps, columns), strict=True):
+        if found:  # else the archive has no samples
             archives += [path] * len(found[0])
-            insides += found[0]
-            for text, more in zip(texts, found[1:], strict=True):
+            for text, more in zip(texts, found, strict=True):
                 text += more
+    insides, keys, *texts = texts
 
     def where(number: int) -> str:
-        return f"sample {_key_of(insides[number])!r} of {archives[number]}"
+        return f"sample {keys[number]!r} of {archives[number]}"
 
-    values: dict[str, list[Any]] = {_KEY: list(map(_key_of, insides))} if _KEY in names else {}
+    values: dict[str, list[Any]] = {KEY: keys} if KEY in names else {}
     for name, column in zip(wanted, texts, strict=True):
         values[name] = [_value(text, name, number, where) for number, text in enumerate(column)]
     images = [f"{path}/@{inside}" for path, inside in zip(archives, insides, strict=True)]
-    return Shards(images, values, where)
+    return Samples(images, values, where)
 
 
 def _kind(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def _key_of(inside: str) -> str:
-    """Return the name of a sample whose image is ``inside``: its place, a slash and its name."""
-    found = _NAME.fullmatch(inside.split("/", 1)[1])
-    assert found is not None
-    return found[1]
-
-
 def _value(text: str, name: str, number: int, where: Callable[[int], str]) -> Any:
     try:
-        return _READ[_kind(name)](text)
+        return _READ.get(_kind(name), str)(text)
     except ValueError as error:
-        raise OptionError(f"{where(number)} has {text[:80]!r} in its file {name!r}: {error}") from error
+        raise OptionError(f"{where(number)} has {text[:80]!r} for {name!r}: {error}") from error
 
 
 def _samples_of(
     path: str, version: int, kinds: Sequence[str], names: Sequence[str]
 ) -> Iterator[tuple[str, ...]]:  # fmt: skip
-    """Yield for each sample of a shard: the place and the name of its image, and the texts of its values."""
+    """Yield for each sample: the place and name of its image, its own name, and the texts of its values."""
     files = []
     for name, place in members_of(path).items():
         found = _NAME.fullmatch(name)
@@ -154,10 +167,10 @@ def _samples_of(
                 )
             texts = []
             for name, place in (of_sample[name] for name in names):
-                if place.nbytes > _MOST_BYTES:
+                if place.nbytes > MOST_BYTES:
                     raise OptionError(f"{name!r} in {path!r} has {place.nbytes} bytes, too many for a value")
                 try:
                     texts.append(read_member(shard.fileno(), Member(path, *place, version), name).decode())
                 except UnicodeDecodeError as error:
                     raise OptionError(f"{name!r} in {path!r} is not a text in UTF-8: {error}") from error
-            yield f"{place_of(*image[1], version)}/{image[0]}", *texts
+            yield f"{place_of(*image[1], version)}/{image[0]}", key, *texts

@@ -1,4 +1,4 @@
-"""Tables of samples: data frames of pandas and Polars, CSV and JSON files, shards, and rows that are dicts.
+"""Tables of samples: data frames of pandas and Polars, CSV and JSON files, archives, and rows that are dicts.
 
 A table is read column by column, and only the columns that are used.  The packages pandas and Polars are not
 imported: a data frame is an object with ``columns`` and with ``table[column].to_list()``.
@@ -19,12 +19,14 @@ import numpy as np
 
 from fastpipe.core.arrow_tables import is_arrow, read_arrow
 from fastpipe.core.files import is_url
+from fastpipe.core.lmdb_files import is_lmdb, read_lmdb
 from fastpipe.core.sample_tables import FrozenRecords, FrozenTargets, RowTable, SampleTable
 from fastpipe.core.shards import read_shards, shard_paths
 from fastpipe.errors import OptionError
 
 _KINDS = (
-    "a table is a pandas or Polars DataFrame, a .csv, .json, .jsonl or .tar file, or an iterable of dicts"
+    "a table is a pandas or Polars DataFrame, a .csv, .json, .jsonl, .tar or .lmdb file, or an iterable of "
+    "dicts"
 )
 _REMEDY = "Leave the row out"
 _SHOWN = 50  # an error lists at most so many columns
@@ -73,13 +75,14 @@ def read_table(
     or the object that the table has.
 
     Args:
-        table: a DataFrame, the path of a file, paths or a pattern of tar files, or an iterable of dicts.
+        table: a DataFrame, the path of a file, paths or a pattern of tar files or LMDBs, or an iterable of
+            dicts.
         image: the column of the images' paths.
         target: a column, whose values are the targets; several columns, for targets that are tuples; or a
             dict whose values are columns, for targets that are dicts with the same keys.
         root: the base folder of relative paths.
         classes: names of classes.  Texts of the column ``target`` are replaced with their indices.
-        keeps: whether to keep the list of what is in tar files for the next time.
+        keeps: whether to keep the list of what is in archives for the next time.
 
     Raises:
         OptionError: there is no such table or column, or a value is missing or does not fit.  The message
@@ -107,8 +110,8 @@ def read_table(
             "classes, or replace the texts in the table with indices"
         )
     others = list(dict.fromkeys(name for name in names if name != image))
-    if shards := _shards_of(table):
-        columns = _of_shards(shards, image, others, root, keeps)
+    if archives := _archives_of(table):
+        columns = _of_archives(archives, image, others, root, keeps)
     elif is_arrow(table):
         columns = _Columns(read_arrow(table, image, others, _place), _row)
     else:
@@ -156,27 +159,35 @@ def _columns_of(table: Any, names: Sequence[Any]) -> _Columns:
     return _of_rows(table, names, _row)
 
 
-def _shards_of(table: Any) -> list[str]:
-    """Return the paths of tar files, if a table consists of such files."""
+def _archives_of(table: Any) -> list[str]:
+    """Return the paths of tar files or LMDBs, if a table consists of such files."""
     given = [table] if isinstance(table, (str, os.PathLike)) else table
     if not isinstance(given, (list, tuple)) or not all(isinstance(one, (str, os.PathLike)) for one in given):
         return []
     patterns = [os.fsdecode(one) for one in given]
-    if not all(pattern.lower().endswith(".tar") for pattern in patterns):
+    if not all(map(_is_shard, patterns)) and not all(map(is_lmdb, patterns)):
         return []
     return [path for pattern in patterns for path in shard_paths(pattern)]
 
 
-def _of_shards(
-    paths: Sequence[str], image: Any, names: Sequence[Any], root: str | os.PathLike[str], keeps: bool
+def _is_shard(path: str) -> bool:
+    return path.lower().endswith(".tar")
+
+
+def _of_archives(
+    paths: Sequence[str], image: Any, names: Sequence[str], root: str | os.PathLike[str], keeps: bool
 ) -> _Columns:
+    are_shards = _is_shard(paths[0])
     if os.fspath(root) or not all(isinstance(name, str) for name in (image, *names)):
+        how = 'extensions, such as image="jpg", target="cls"'
+        if not are_shards:
+            how = 'keys, such as image="image-*", target="label-*"'
         raise OptionError(
-            "tar files contain their images, so leave root= out, and name columns by extensions, such as "
-            f'image="jpg", target="cls"; got image={image!r}, root={root!r}'
+            f"archives contain their images, so leave root= out, and name columns by {how}; "
+            f"got image={image!r}, root={root!r}"
         )
-    shards = read_shards(paths, image, names, keeps)
-    return _Columns({**shards.columns, image: shards.images}, shards.where)
+    samples = (read_shards if are_shards else read_lmdb)(paths, image, names, keeps)
+    return _Columns({**samples.columns, image: samples.images}, samples.where)
 
 
 def _is_frame(table: Any) -> bool:

@@ -246,10 +246,11 @@ class FastImageFolder(BatchedDataset, _Folder):
             samples: a table: a DataFrame of pandas or Polars, the path of a ``.csv``, ``.json`` or ``.jsonl``
                 file, or an iterable of dicts.  Tar files with WebDataset's names are a table, too: their
                 paths, or a pattern such as ``"train-{000..146}.tar"``; columns are the extensions, such as
-                ``image="jpg", target="cls"``.  So are tables with images in a column: a ``Dataset`` of
-                Hugging Face's package ``datasets``, or an ``.arrow`` file.  Or, without ``image`` and
-                ``target``, an iterable of pairs (path, target), as in ``ImageFolder.samples``, with targets
-                of any kind that can be collated.
+                ``image="jpg", target="cls"``.  So are an LMDB of encoded images, ``"data.lmdb"``, whose
+                columns are keys, such as ``image="image-*", target="label-*"``, and tables with images in a
+                column: a ``Dataset`` of Hugging Face's package ``datasets``, or an ``.arrow`` file.  Or,
+                without ``image`` and ``target``, an iterable of pairs (path, target), as in
+                ``ImageFolder.samples``, with targets of any kind that can be collated.
             transform, target_transform: as in ``ImageFolder``.
             image: the table's column of paths.
             target: the table's column of targets.  With a list of columns, a sample's target is the tuple of

@@ -288,8 +288,8 @@ def test_values_of_shards(tmp_path: Path) -> None:
     ("files", "names", "said"),
     [({"a.jpg": b"", "b.txt": b""}, [], r"sample 'b' of .*x.tar' has no file 'jpg'; it has txt"),
      ({"a.jpg": b"", "a.txt": b""}, ["cls"], "sample 'a' .* has no file 'cls'; it has jpg, txt"),
-     ({"a.jpg": b"", "a.cls": b"x"}, ["cls"], r"sample 'a' of .*x.tar has 'x' in its file 'cls': invalid literal"),
-     ({"a.jpg": b"", "a.json": b"{"}, ["json"], "has '{' in its file 'json'"),
+     ({"a.jpg": b"", "a.cls": b"x"}, ["cls"], r"sample 'a' of .*x.tar has 'x' for 'cls': invalid literal"),
+     ({"a.jpg": b"", "a.json": b"{"}, ["json"], "has '{' for 'json'"),
      ({"a.jpg": b"", "a.txt": b"\xff"}, ["txt"], "'a.txt' in .* is not a text in UTF-8"),
      ({"a.jpg": b"", "a.txt": b"1" * (1 << 20 | 1)}, ["txt"], "has 1048577 bytes, too many"),
      ({"a.jpg": b"", "a.pyd": b""}, ["pyd"], "values of 'pyd' are not known")],
@@ -312,7 +312,7 @@ def test_patterns_name_shards(tmp_path: Path) -> None:
     assert shard_paths(f"{tmp_path}/{{1..2}}.tar") == [f"{tmp_path}/{{1..2}}.tar"]
     with pytest.raises(FileNotFoundError, match="no file matches"):
         shard_paths(f"{tmp_path}/y-*.tar")
-    with pytest.raises(OptionError, match="must be a file of this machine: copy the shards"):
+    with pytest.raises(OptionError, match="must be a file of this machine: copy it"):
         shard_paths("s3://x/{0..2}.tar")
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import fsspec
 import h5py
+import lmdb
 import nibabel
 import numpy as np
 import pandas as pd
@@ -99,6 +100,24 @@ class OwnImages(Dataset[Any]):
         path, target = self.table[index]
         image = Image.open(path).convert("RGB")
         return image if self.transform is None else self.transform(image), target
+
+
+class LmdbImages(Dataset[Any]):
+    """A script's own dataset over an LMDB of images, with a text and a class for each."""
+
+    def __init__(self, path: Path, transform: Any) -> None:
+        self.path, self.transform = path, transform
+
+    def __len__(self) -> int:
+        return int(self._values(b"num-samples")[0])
+
+    def __getitem__(self, index: int) -> Any:
+        image, text, target = self._values(*_keys(index))
+        return self.transform(Image.open(io.BytesIO(image)).convert("RGB")), (text.decode(), int(target))
+
+    def _values(self, *keys: bytes) -> list[bytes]:
+        with lmdb.open(str(self.path), readonly=True, lock=False, readahead=False) as env, env.begin() as txn:
+            return [txn.get(key) for key in keys]
 
 
 class Slices(Dataset[Any]):
@@ -206,6 +225,39 @@ def _no_members(folder: Path) -> list[int]:
             for offset in offsets:
                 file.seek(offset)
                 file.write(b"no image")
+    return [2, 9]
+
+
+def _keys(number: int) -> list[bytes]:
+    return [f"image-{number:03}".encode(), f"label-{number:03}".encode(), f"{number:03}.cls".encode()]
+
+
+def _lmdb(folder: Path) -> None:
+    _photos(folder)
+    samples = ImageFolder(folder / "tree").samples
+    with lmdb.open(str(folder / "x.lmdb"), map_size=1 << 24) as env, env.begin(write=True) as txn:
+        txn.put(b"num-samples", str(len(samples)).encode())
+        for number, (path, target) in enumerate(samples):
+            for key, value in zip(
+                _keys(number), (Path(path).read_bytes(), f"é{number}", target), strict=True
+            ):
+                txn.put(key, value if isinstance(value, bytes) else str(value).encode())
+
+
+def _of_lmdb(folder: Path, **options: Any) -> FastImageFolder:
+    return FastImageFolder.from_samples(
+        folder / "x.lmdb",
+        **{"transform": STEADY, "image": "image-*", "target": ["label-*", "*.cls"], **options},
+    )
+
+
+def _no_values(folder: Path) -> list[int]:
+    samples, path = ImageFolder(folder / "tree").samples, folder / "x.lmdb" / "data.mdb"
+    data = path.read_bytes()
+    with open(path, "r+b") as file:
+        for number in (2, 9):
+            file.seek(data.index(Path(samples[number][0]).read_bytes()))
+            file.write(b"no image")
     return [2, 9]
 
 
@@ -381,6 +433,9 @@ KINDS: dict[str, Kind] = {
     "images in shards": Kind(_shards, _of_shards, _as_in_shards, {"transform": RANDOM}, _no_members),
     "images in shards, kept": Kind(
         _shards, _with(_of_shards, cache="ram"), _as_in_shards, {"transform": RANDOM}, _no_members
+    ),
+    "images in an LMDB": Kind(
+        _lmdb, _of_lmdb, lambda folder: LmdbImages(folder / "x.lmdb", STEADY), {"transform": RANDOM}, _no_values
     ),
     "images, staged": Kind(_photos, _staged(_images), _stock_images, {"transform": RANDOM}),
     "images, remote": Kind(

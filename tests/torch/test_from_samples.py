@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import numpy as np
 import pytest
 import torch
@@ -134,7 +135,7 @@ def test_shards_are_named_by_a_list_or_a_pattern_and_have_no_root(tmp_path: Path
         dataset = FastImageFolder.from_samples(shards, **given)  # type: ignore[arg-type]
         assert dataset.targets == [f"{number:03}" for number in range(15)]
     assert len(FastImageFolder.from_samples(paths[1], **given)) == 5
-    with pytest.raises(OptionError, match="tar files contain their images, so leave root= out"):
+    with pytest.raises(OptionError, match="archives contain their images, so leave root= out"):
         FastImageFolder.from_samples(paths, root=tmp_path, **given)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="a table needs the names of two columns"):
         FastImageFolder.from_samples(paths[0])
@@ -142,15 +143,27 @@ def test_shards_are_named_by_a_list_or_a_pattern_and_have_no_root(tmp_path: Path
         FastImageFolder.from_samples("s3://bucket/x.tar", **given)
 
 
+def _grow(folder: Path) -> None:
+    with (folder / "shard-1.tar").open("ab") as file:
+        file.write(bytes(10240))
+
+
+def _put(folder: Path) -> None:
+    with lmdb.open(str(folder / "x.lmdb"), map_size=1 << 24) as env, env.begin(write=True) as txn:
+        txn.put(b"more", b"x")
+
+
 @pytest.mark.parametrize("policy", ["raise", "skip", "replace"])
-def test_an_archive_that_changes_is_an_error_with_every_policy(tmp_path: Path, policy: Any) -> None:
-    kind = KINDS["images in shards"]
+@pytest.mark.parametrize(("name", "change"), [("images in shards", _grow), ("images in an LMDB", _put)])
+def test_an_archive_that_changes_is_an_error_with_every_policy(
+    tmp_path: Path, name: str, change: Any, policy: Any
+) -> None:
+    kind = KINDS[name]
     kind.write(tmp_path)
     dataset = kind.fast(tmp_path, bad_samples=policy)
     loader = FastLoader(dataset, 5)
     assert len(list(loader)) == 3
-    data = (tmp_path / "shard-1.tar").read_bytes()
-    (tmp_path / "shard-1.tar").write_bytes(data + bytes(10240))
+    change(tmp_path)
     with pytest.raises(OSError, match="the archive has changed since it was listed: make the dataset anew"):
         list(loader)
     assert len(list(FastLoader(kind.fast(tmp_path), 5))) == 3
