@@ -59,8 +59,14 @@ def find_member(path: str) -> Member | None:
     >>> find_member("train/cat/1.jpg") is None
     True
     """
+    member = split_member(path)
+    return None if member is None or os.path.isdir(member.archive) else member
+
+
+def split_member(path: str) -> Member | None:
+    """Return the place that a path or key names, as ``find_member``, without a look at the file system."""
     found = _PLACE.search(path) if "/@" in path else None
-    if found is None or not found.start() or os.path.isdir(path[: found.start()]):
+    if found is None or not found.start():
         return None
     offset, nbytes, size, version = found.groups()
     place = int(offset), int(nbytes), None if size is None else int(size)
@@ -76,8 +82,12 @@ def version_of(status: os.stat_result) -> int:
 def check_version(member: Member, status: os.stat_result, path: str) -> None:
     """Raise a ChangedArchiveError (``errno.ESTALE``) if the archive has changed since it was listed."""
     if version_of(status) != member.version:
-        text = "the archive has changed since it was listed: make the dataset anew"
-        raise ChangedArchiveError(errno.ESTALE, text, path)
+        raise changed_archive(path)
+
+
+def changed_archive(path: str) -> ChangedArchiveError:
+    text = "the archive has changed since it was listed: make the dataset anew"
+    return ChangedArchiveError(errno.ESTALE, text, path)
 
 
 def read_member(descriptor: int, member: Member, path: str) -> bytes:

@@ -11,6 +11,7 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,18 +66,39 @@ def members_of(path: str) -> dict[str, Place]:
             lead out of it.
     """
     with open(path, "rb", opener=open_file) as file:
-        begin = file.read(8)
+        is_zip = file.read(2) == b"PK"
         file.seek(0)
-        for magic, remedy in _COMPRESSED.items():
-            if begin.startswith(magic):
-                raise OptionError(
-                    f"{path!r} is compressed as a whole, so its files cannot be read one by one. Make a .tar "
-                    f"file of it with {remedy}: compressed images do not become smaller again"
-                )
-        try:
-            return dict(_of_zip(file) if begin.startswith(b"PK") else _of_tar(file))
-        except (tarfile.TarError, zipfile.BadZipFile, struct.error, EOFError, OptionError) as error:
-            raise OptionError(f"{path!r} cannot be read as an archive: {error}") from error
+        return dict(zip_members(file, path) if is_zip else tar_members(file, path))
+
+
+def tar_members(file: Any, path: str) -> Iterator[tuple[str, Place]]:
+    """Yield what ``members_of`` returns for a tar file that is open for reading.
+
+    Between two members, the caller may read other parts of the file.
+    """
+    begin = file.read(8)
+    for magic, remedy in _COMPRESSED.items():
+        if begin.startswith(magic):
+            raise OptionError(
+                f"{path!r} is compressed as a whole, so its files cannot be read one by one. Make a .tar "
+                f"file of it with {remedy}: compressed images do not become smaller again"
+            )
+    file.seek(0)
+    with _readable(path):
+        yield from _of_tar(file)
+
+
+def zip_members(file: Any, path: str) -> Iterator[tuple[str, Place]]:
+    with _readable(path):
+        yield from _of_zip(file)
+
+
+@contextmanager
+def _readable(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (tarfile.TarError, zipfile.BadZipFile, struct.error, EOFError, OptionError) as error:
+        raise OptionError(f"{path!r} cannot be read as an archive: {error}") from error
 
 
 def _of_tar(file: Any) -> Iterator[tuple[str, Place]]:
@@ -212,7 +234,7 @@ class ArchiveFolder:
     def _files(self) -> Iterator[tuple[str, str]]:
         """Yield what is below the folder: paths from there, and places."""
         if self._found is None:
-            (self._found,) = listed([self._archive], ["members"], self._keeps, _names_and_places)
+            (self._found,) = listed([Archive.of(self._archive)], ["members"], self._keeps, _names_and_places)
         for name, place in zip(*self._found, strict=True):
             if name.startswith(self._inside):
                 yield name[len(self._inside) :], place
@@ -226,16 +248,43 @@ def _names_and_places(path: str, version: int) -> list[list[str]]:
 # ---- lists are kept -------------------------------------------------------------------------------
 
 
+class Archive(NamedTuple):
+    """An archive in one state.
+
+    Attributes:
+        path: the path or URL.
+        identity: what identifies the archive, whatever its state.
+        state: what changes when the archive changes.
+        version: a number, 32 bits, made of the state.
+        changed_ns: when it was changed, in nanoseconds since 1970.
+    """
+
+    path: str
+    identity: list[Any]
+    state: list[Any]
+    version: int
+    changed_ns: int
+
+    @classmethod
+    def of(cls, path: str) -> Archive:
+        """Return the file at a path.  Errors are those of ``os.stat``."""
+        found = regular_status(path)
+        state, changed = (
+            [found.st_size, found.st_mtime_ns, found.st_ctime_ns],
+            max(found.st_mtime_ns, found.st_ctime_ns),
+        )
+        return cls(path, [found.st_dev, found.st_ino], state, version_of(found), changed)
+
+
 def listed(
-    paths: Sequence[str], about: list[Any], keeps: bool, make: Callable[[str, int], list[list[str]]]
+    archives: Sequence[Archive], about: list[Any], keeps: bool, make: Callable[[str, int], list[list[str]]]
 ) -> list[list[list[str]]]:  # fmt: skip
     """Return the columns of texts that ``make`` returns for each archive and its version.
 
     They are kept until an archive changes; ``about`` says what they are.
     """
-    statuses = [regular_status(path) for path in paths]
-    states = [[one.st_size, one.st_mtime_ns, one.st_ctime_ns] for one in statuses]
-    key = [about, _FORMAT, [[one.st_dev, one.st_ino] for one in statuses]]
+    states = [one.state for one in archives]
+    key = [about, _FORMAT, [one.identity for one in archives]]
     folder = default_folder() if keeps else None
     files = None if folder is None else KeptFiles(folder, _NOT_KEPT)
 
@@ -246,13 +295,13 @@ def listed(
     if found is not None:
         return found
     start, now = time.perf_counter(), time.time_ns()
-    with SlowWork(f"Listing {counted(len(paths), 'archive')}") as progress:
+    with SlowWork(f"Listing {counted(len(archives), 'archive')}") as progress:
         found = []
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="fastpipe-list") as pool:
-            for columns in pool.map(make, paths, map(version_of, statuses)):
+            for columns in pool.map(lambda one: make(one.path, one.version), archives):
                 found.append(columns)
                 progress(f"{len(found):,} so far")
-    is_old = all(is_settled(max(one.st_mtime_ns, one.st_ctime_ns), now) for one in statuses)
+    is_old = all(is_settled(one.changed_ns, now) for one in archives)
     if files is not None and is_old and time.perf_counter() - start > _KEEP_FROM_S:
         packed = [pack_paths("", column) for columns in found for column in columns]
         arrays = {

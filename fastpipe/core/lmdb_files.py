@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from fastpipe.core.archive_paths import place_of
-from fastpipe.core.archives import Place
+from fastpipe.core.archives import Archive, Place
 from fastpipe.core.files import open_file, read_at
 from fastpipe.core.shards import KEY, MOST_BYTES, Samples, collect_samples
 from fastpipe.errors import OptionError
@@ -73,7 +73,7 @@ def read_lmdb(paths: Sequence[str], image: str, names: Sequence[str], keeps: boo
     def samples_of(path: str, version: int) -> Iterator[tuple[str, ...]]:
         return _samples_of(path, version, image, wanted)
 
-    return collect_samples(files, ["lmdb", image, wanted], names, keeps, samples_of)
+    return collect_samples(list(map(Archive.of, files)), ["lmdb", image, wanted], names, keeps, samples_of)
 
 
 def _samples_of(path: str, version: int, image: str, names: Sequence[str]) -> Iterator[tuple[str, ...]]:

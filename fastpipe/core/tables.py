@@ -21,7 +21,7 @@ from fastpipe.core.arrow_tables import is_arrow, read_arrow
 from fastpipe.core.files import is_url
 from fastpipe.core.lmdb_files import is_lmdb, read_lmdb
 from fastpipe.core.sample_tables import FrozenRecords, FrozenTargets, RowTable, SampleTable
-from fastpipe.core.shards import read_shards, shard_paths
+from fastpipe.core.shards import Samples, read_shards, shard_paths
 from fastpipe.errors import OptionError
 
 _KINDS = (
@@ -35,6 +35,9 @@ _LONGEST = 80  # characters of a value in an error
 # Other texts that Python converts, such as "007", "1_000", "nan" and "inf", may be names.
 _INTEGER = re.compile(r"\s*[+-]?(0|[1-9]\d*)\s*", re.ASCII)
 _FLOAT = re.compile(r"\s*[+-]?((0|[1-9]\d*)(\.\d*)?|\.\d+)(e[+-]?\d+)?\s*", re.ASCII | re.IGNORECASE)
+
+
+ReadShards = Callable[[Sequence[str], str, Sequence[str], bool], Samples]
 
 
 class DataFrame(Protocol):
@@ -66,7 +69,7 @@ def is_table(samples: Any) -> bool:
 
 def read_table(
     table: Any, image: Any, target: Any, root: str | os.PathLike[str] = "", classes: Sequence[str] = (),
-    keeps: bool = True,
+    keeps: bool = True, read_remote: ReadShards | None = None,
 ) -> SampleTable | RowTable:  # fmt: skip
     """Return the samples (path, target) of a table.
 
@@ -83,6 +86,7 @@ def read_table(
         root: the base folder of relative paths.
         classes: names of classes.  Texts of the column ``target`` are replaced with their indices.
         keeps: whether to keep the list of what is in archives for the next time.
+        read_remote: reads tar files in a store, whose URLs ``table`` has, as ``read_shards``.
 
     Raises:
         OptionError: there is no such table or column, or a value is missing or does not fit.  The message
@@ -110,15 +114,18 @@ def read_table(
             "classes, or replace the texts in the table with indices"
         )
     others = list(dict.fromkeys(name for name in names if name != image))
-    if archives := _archives_of(table):
-        columns = _of_archives(archives, image, others, root, keeps)
+    if read_remote is not None:
+        columns = _of_archives(table, image, others, root, keeps, read_remote)
+    elif archives := _archives_of(table):
+        read = read_shards if _is_shard(archives[0]) else read_lmdb
+        columns = _of_archives(archives, image, others, root, keeps, read)
     elif is_arrow(table):
         columns = _Columns(read_arrow(table, image, others, _place), _row)
     else:
         columns = _columns_of(table, [image, *others])
     if not columns.values[image]:
         raise OptionError("the table has no rows: is it empty, or filtered away?")
-    paths = _paths(columns, image, root)
+    paths = columns.values[image] if read_remote is not None else _paths(columns, image, root)
     targets = [_stored(_targets(columns, name, classes)) for name in names]
     if not is_one:
         return RowTable(paths, FrozenRecords(targets, list(target) if isinstance(target, Mapping) else None))
@@ -159,12 +166,23 @@ def _columns_of(table: Any, names: Sequence[Any]) -> _Columns:
     return _of_rows(table, names, _row)
 
 
-def _archives_of(table: Any) -> list[str]:
-    """Return the paths of tar files or LMDBs, if a table consists of such files."""
+def remote_shards(table: Any) -> list[str]:
+    """Return the URLs of tar files, or their patterns, if a table consists of such URLs."""
+    patterns = _names_of(table)
+    return patterns if all(is_url(pattern) and _is_shard(pattern) for pattern in patterns) else []
+
+
+def _names_of(table: Any) -> list[str]:
+    """Return the paths, URLs and patterns that a table consists of, if it does."""
     given = [table] if isinstance(table, (str, os.PathLike)) else table
     if not isinstance(given, (list, tuple)) or not all(isinstance(one, (str, os.PathLike)) for one in given):
         return []
-    patterns = [os.fsdecode(one) for one in given]
+    return [os.fsdecode(one) for one in given]
+
+
+def _archives_of(table: Any) -> list[str]:
+    """Return the paths of tar files or LMDBs, if a table consists of such files."""
+    patterns = _names_of(table)
     if not all(map(_is_shard, patterns)) and not all(map(is_lmdb, patterns)):
         return []
     return [path for pattern in patterns for path in shard_paths(pattern)]
@@ -175,18 +193,18 @@ def _is_shard(path: str) -> bool:
 
 
 def _of_archives(
-    paths: Sequence[str], image: Any, names: Sequence[str], root: str | os.PathLike[str], keeps: bool
-) -> _Columns:
-    are_shards = _is_shard(paths[0])
+    paths: Sequence[str], image: Any, names: Sequence[Any], root: str | os.PathLike[str], keeps: bool,
+    read: ReadShards,
+) -> _Columns:  # fmt: skip
     if os.fspath(root) or not all(isinstance(name, str) for name in (image, *names)):
         how = 'extensions, such as image="jpg", target="cls"'
-        if not are_shards:
+        if not _is_shard(paths[0]):
             how = 'keys, such as image="image-*", target="label-*"'
         raise OptionError(
             f"archives contain their images, so leave root= out, and name columns by {how}; "
             f"got image={image!r}, root={root!r}"
         )
-    samples = (read_shards if are_shards else read_lmdb)(paths, image, names, keeps)
+    samples = read(paths, image, names, keeps)
     return _Columns({**samples.columns, image: samples.images}, samples.where)
 
 

@@ -154,10 +154,10 @@ def stock_dataset(dataset: Any) -> Any:
     )
     for name in ("loader", "extensions", "classes", "class_to_idx"):
         setattr(folder, name, getattr(dataset, name))
+    folder.samples = list(dataset.samples)
     if dataset._remote is not None:
         folder.loader = dataset._remote.load
-    folder.samples = list(dataset.samples)
-    if any(find_member(os.fspath(path)) for path, _ in folder.samples):
+    elif any(find_member(os.fspath(path)) for path, _ in folder.samples):
         folder.loader = _load_member  # torchvision's loader does not read members of archives
     folder.targets = [target for _, target in folder.samples]
     folder.imgs = folder.samples

@@ -21,7 +21,7 @@ from fastpipe.core import class_folders
 from fastpipe.core.archives import ArchiveFolder
 from fastpipe.core.progress import SlowWork
 from fastpipe.core.sample_tables import RowTable, SampleTable, TargetTable
-from fastpipe.core.tables import DataFrame, is_table, read_table, why_not_local
+from fastpipe.core.tables import DataFrame, is_table, read_table, remote_shards, why_not_local
 from fastpipe.core.text import printable_lines
 from fastpipe.core.types import Key
 from fastpipe.errors import OptionError
@@ -39,15 +39,17 @@ if TYPE_CHECKING:
     from fastpipe.torch.staging import RemoteImages
 
 
-_OF_FOLDERS = ("is_valid_file", "allow_empty", "stage", "storage_options", "refresh")
+_OF_STORES = ("stage", "storage_options")
+_OF_FOLDERS = ("is_valid_file", "allow_empty", "refresh", *_OF_STORES)
 
 
 def _listed_samples(
     samples: Any, image: Any, target: Any, root: str | os.PathLike[str], classes: Sequence[str],
     options: Mapping[str, Any],
-) -> tuple[list[str], Any]:  # fmt: skip
+) -> tuple[list[str], Any, RemoteImages | None]:  # fmt: skip
+    shards = remote_shards(samples)
     for name in _OF_FOLDERS:
-        if name in options:
+        if name in options and not (shards and name in _OF_STORES):
             raise OptionError(
                 f"{name}= applies to images found in a folder; from_samples() receives the list of images. "
                 f"Got {name}={options[name]!r}. Leave it out, or use FastImageFolder(root, …)"
@@ -56,7 +58,16 @@ def _listed_samples(
         raise OptionError(f"classes must be names of classes, got {classes!r}")
     if image is not None and target is not None:
         keeps = Cache.of(options.get("cache", "auto")).where != "off"
-        return list(classes), read_table(samples, image, target, root, classes, keeps)
+        if not shards:
+            return list(classes), read_table(samples, image, target, root, classes, keeps), None
+        from fastpipe.torch.staging import RemoteShards  # this also imports the stores
+
+        stage = options.get("stage")
+        stage = None if stage is None else Stage.of(stage)
+        remote = RemoteShards(shards, options.get("storage_options"), stage)
+        found = read_table(remote.paths, image, target, root, classes, keeps, remote.read_samples)
+        remote.hold(found)
+        return list(classes), found, remote
     if image is not None or target is not None or is_table(samples):
         raise OptionError(
             f"a table needs the names of two columns, got image={image!r}, target={target!r}, such as "
@@ -66,7 +77,7 @@ def _listed_samples(
     if not items:
         raise OptionError("from_samples(samples=…) has no samples: is the table empty, or filtered away?")
     is_flat = all(type(target) is int for _, target in items)
-    return list(classes), SampleTable(items) if is_flat else items
+    return list(classes), SampleTable(items) if is_flat else items, None
 
 
 def _item(name: str, sample: Any, root: str | os.PathLike[str]) -> tuple[str, Any]:
@@ -165,7 +176,8 @@ class FastImageFolder(BatchedDataset, _Folder):
     targets: Sequence[Any]
     classes: list[str]
     class_to_idx: dict[str, int]
-    _listed: tuple[list[str], Any] | None = None  # classes and samples, during ``from_samples``
+    # During ``from_samples``: classes, samples, and the store that contains these.
+    _listed: tuple[list[str], Any, RemoteImages | None] | None = None
 
     def __init__(
         self,
@@ -200,7 +212,9 @@ class FastImageFolder(BatchedDataset, _Folder):
         self._only_classes = list(classes) if isinstance(classes, list) else classes
         self.stage = None if stage is None else Stage.of(stage)
         self._remote: RemoteImages | None = None
-        if self.stage is not None or storage_options is not None or refresh or ":" in os.fspath(root):
+        if self._listed is not None:
+            self._remote = self._listed[2]
+        elif self.stage is not None or storage_options is not None or refresh or ":" in os.fspath(root):
             from fastpipe.torch.staging import remote_images  # this also imports the stores
 
             self._remote = remote_images(root, storage_options, self.stage, refresh)
@@ -245,12 +259,12 @@ class FastImageFolder(BatchedDataset, _Folder):
         Args:
             samples: a table: a DataFrame of pandas or Polars, the path of a ``.csv``, ``.json`` or ``.jsonl``
                 file, or an iterable of dicts.  Tar files with WebDataset's names are a table, too: their
-                paths, or a pattern such as ``"train-{000..146}.tar"``; columns are the extensions, such as
-                ``image="jpg", target="cls"``.  So are an LMDB of encoded images, ``"data.lmdb"``, whose
-                columns are keys, such as ``image="image-*", target="label-*"``, and tables with images in a
-                column: a ``Dataset`` of Hugging Face's package ``datasets``, or an ``.arrow`` file.  Or,
-                without ``image`` and ``target``, an iterable of pairs (path, target), as in
-                ``ImageFolder.samples``, with targets of any kind that can be collated.
+                paths, or a pattern such as ``"train-{000..146}.tar"``, also URLs of S3; columns are the
+                extensions, such as ``image="jpg", target="cls"``.  So are an LMDB of encoded images,
+                ``"data.lmdb"``, whose columns are keys, such as ``image="image-*", target="label-*"``, and
+                tables with images in a column: a ``Dataset`` of Hugging Face's package ``datasets``, or an
+                ``.arrow`` file.  Or, without ``image`` and ``target``, an iterable of pairs (path, target),
+                as in ``ImageFolder.samples``, with targets of any kind that can be collated.
             transform, target_transform: as in ``ImageFolder``.
             image: the table's column of paths.
             target: the table's column of targets.  With a list of columns, a sample's target is the tuple of
@@ -260,7 +274,8 @@ class FastImageFolder(BatchedDataset, _Folder):
             root: the base folder of relative paths.  Default: the working directory.
             classes: names of classes, in the order of their indices.  Names in the column ``target`` become
                 indices, and integers must be indices.  Without ``classes``, texts remain texts.
-            options: options of the class, except options about folders.  ``bad_samples="replace"`` uses a
+            options: options of the class, except options about folders; of these, tar files in S3 take
+                ``stage`` and ``storage_options``.  ``bad_samples="replace"`` uses a
                 sample with an equal target, or any sample if targets are neither integers nor strings.
 
         Targets of a table are Python objects: ``default_collate`` gives int64 for integers and float64 for

@@ -16,7 +16,8 @@ import numpy.typing as npt
 from fastpipe.core.class_folders import IndexCache
 from fastpipe.core.file_identity import states_of_objects
 from fastpipe.core.files import is_url
-from fastpipe.core.sample_tables import PackedPaths, SampleTable, packed_paths
+from fastpipe.core.sample_tables import PackedPaths, RowTable, SampleTable, packed_paths
+from fastpipe.core.shards import Samples
 from fastpipe.errors import OptionError
 from fastpipe.images.batch import Arriving
 from fastpipe.images.reader import load_image
@@ -24,8 +25,10 @@ from fastpipe.options import Stage, Subset
 from fastpipe.stores.class_folders import find_remote_classes, scan_store
 from fastpipe.stores.fetching import ObjectReader, new_reader
 from fastpipe.stores.listing import Listing
+from fastpipe.stores.locations import Location
 from fastpipe.stores.opening import open_store
 from fastpipe.stores.retrying import RetryingStore
+from fastpipe.stores.shards import ShardStore, find_shards, read_remote_shards
 from fastpipe.stores.stage import StageFolder
 from fastpipe.torch.upcoming import UpcomingIndices
 from fastpipe.torch.wrappers import indices_in
@@ -151,6 +154,36 @@ class RemoteImages:
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_row_of"} | {"_reader": None}
+
+
+class RemoteShards(RemoteImages):
+    """The images of one dataset in tar files of a store.
+
+    Args:
+        patterns: URLs, see ``stores.shards.find_shards``.
+    """
+
+    def __init__(
+        self, patterns: Sequence[str], storage_options: Mapping[str, Any] | None, stage: Stage | None
+    ) -> None:
+        location = Location.of(os.path.dirname(patterns[0]))
+        super().__init__(location.store, storage_options, stage, refresh=False)
+        found = find_shards(self._store, self._location, patterns)
+        self.paths = [self._location.path(one.key) for one in found]
+        self._shards = dict(zip(self.paths, found, strict=True))
+        self._bare = ShardStore(self._bare)
+        self._table = SampleTable()
+
+    def read_samples(self, paths: Sequence[str], image: str, names: Sequence[str], keeps: bool) -> Samples:
+        """Return the samples of some of ``paths``, as ``core.shards.read_shards``."""
+        shards = [self._shards[path] for path in paths]
+        samples, self.listing = read_remote_shards(self._store, self._location, shards, image, names, keeps)
+        return samples
+
+    def hold(self, samples: SampleTable | RowTable) -> None:
+        """Take the samples of the dataset, to find their rows without a search."""
+        if isinstance(samples, SampleTable):
+            self._table = samples.copy()
 
 
 def remote_images(

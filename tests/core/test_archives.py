@@ -245,7 +245,10 @@ def test_lists_are_kept_until_an_archive_changes(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(archives, "_KEEP_FROM_S", -1.0)
     monkeypatch.setattr(archives, "default_folder", lambda: tmp_path / "cache")
     read: list[str] = []
-    monkeypatch.setattr(shards, "members_of", lambda path: read.append(path) or members_of(path))
+    tar_members = archives.tar_members
+    monkeypatch.setattr(
+        shards, "tar_members", lambda file, path: read.append(path) or tar_members(file, path)
+    )
     for number in range(2):
         _tar(tmp_path / f"{number}.tar", {f"{number}.jpg": b"j", f"{number}.txt": f"é{number}\n".encode()})
     paths = shard_paths(f"{tmp_path}/?.tar")

@@ -112,7 +112,7 @@ class LmdbImages(Dataset[Any]):
         return int(self._values(b"num-samples")[0])
 
     def __getitem__(self, index: int) -> Any:
-        image, text, target = self._values(*_keys(index))
+        image, text, target = self._values(*_keys(range(len(self))[index]))
         return self.transform(Image.open(io.BytesIO(image)).convert("RGB")), (text.decode(), int(target))
 
     def _values(self, *keys: bytes) -> list[bytes]:
@@ -204,9 +204,9 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
     archive.addfile(member, io.BytesIO(content))
 
 
-def _of_shards(folder: Path, **options: Any) -> FastImageFolder:
+def _of_shards(folder: Path, root: Any = None, **options: Any) -> FastImageFolder:
     return FastImageFolder.from_samples(
-        f"{folder}/shard-{{0..2}}.tar",
+        f"{root or folder}/shard-{{0..2}}.tar",
         **{"transform": STEADY, "image": "jpg", "target": ["cls", "json"], **options},
     )
 
@@ -215,6 +215,11 @@ def _as_in_shards(folder: Path) -> OwnImages:
     samples = ImageFolder(folder / "tree").samples
     table = [(path, (target, {"name": f"é{n}"})) for n, (path, target) in enumerate(samples)]
     return OwnImages(table, STEADY)
+
+
+def _remote_shards(folder: Path) -> None:
+    _shards(folder)
+    _put(folder)
 
 
 def _no_members(folder: Path) -> list[int]:
@@ -433,6 +438,10 @@ KINDS: dict[str, Kind] = {
     "images in shards": Kind(_shards, _of_shards, _as_in_shards, {"transform": RANDOM}, _no_members),
     "images in shards, kept": Kind(
         _shards, _with(_of_shards, cache="ram"), _as_in_shards, {"transform": RANDOM}, _no_members
+    ),
+    "images in remote shards": Kind(
+        _remote_shards, lambda folder, **options: _of_shards(folder, f"memory://{folder}", **options), _as_in_shards,
+        {"transform": RANDOM},
     ),
     "images in an LMDB": Kind(
         _lmdb, _of_lmdb, lambda folder: LmdbImages(folder / "x.lmdb", STEADY), {"transform": RANDOM}, _no_values

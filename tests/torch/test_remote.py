@@ -17,6 +17,8 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from dataset_kinds import KINDS
+from delay_proxy import Faults
 from mounts import Mount, missing_for_mounts, rclone_mount, s3fs_mount
 from same import same
 from streams import BY_PROCESSES, plain, stream
@@ -26,6 +28,8 @@ from torchvision.datasets import ImageFolder
 
 import fastpipe
 from fastpipe import Cache, FastHDF5Dataset, FastImageFolder, FastLoader, Stage
+from fastpipe.core import archives
+from fastpipe.core.archive_paths import ChangedArchiveError
 from fastpipe.errors import BadSampleError, OptionError, StageError, StoreAccessError, StoreError
 
 pytestmark = pytest.mark.usefixtures("same_generators", "own_cache_folder")
@@ -303,6 +307,66 @@ def test_errors_of_a_bucket_name_it_and_no_secret(s3: Any, bucket: str) -> None:
     with pytest.raises((StoreError, FileNotFoundError), match="no-such-bucket-of-ours") as caught:
         FastImageFolder("s3://no-such-bucket-of-ours/train", STEADY, storage_options=s3.options)
     assert s3.options["secret"] not in str(caught.value)
+
+
+@pytest.fixture
+def shards(s3: Any, tmp_path: Path) -> str:
+    """The URL of shards in a bucket, which also lie in ``tmp_path``."""
+    name = s3.bucket()
+    KINDS["images in shards"].write(tmp_path)
+    for path in sorted(tmp_path.glob("*.tar")):
+        s3.put(name, f"of/{path.name}", path.read_bytes())
+    return f"s3://{name}/of/shard-{{0..2}}.tar"
+
+
+def _of_shards(url: str, s3: Any, target: Any = ("cls", "json"), **options: Any) -> FastImageFolder:
+    options = {"storage_options": s3.options, **options}
+    return FastImageFolder.from_samples(url, RANDOM, image="jpg", target=target, **options)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", [DataLoader, BY_PROCESSES])
+def test_shards_in_a_bucket_have_the_batches_of_the_files(
+    kind: Any, workers: int, s3: Any, shards: str, near: Any, tmp_path: Path
+) -> None:
+    ours, theirs = _of_shards(shards, s3, **near), KINDS["images in shards"].fast(tmp_path, transform=RANDOM)
+    options = {"batch_size": 4, "shuffle": True, "num_workers": workers}
+    assert _epochs(kind(ours, **options)) == _epochs(kind(theirs, **options))
+    assert ours.samples[3][0].startswith(f"{shards.partition('shard')[0]}shard-0.tar/@")
+    classes = _of_shards(shards.replace("{0..2}", "*"), s3, "cls", **near)
+    assert classes.targets == [target for target, _ in theirs.targets]
+    assert s3.options["secret"].encode() not in pickle.dumps(classes)
+
+
+def test_shards_are_listed_once_and_a_busy_server_is_asked_again(
+    s3: Any, shards: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archives, "_KEEP_FROM_S", -1.0)
+    theirs = KINDS["images in shards"].fast(tmp_path, transform=RANDOM)
+    with s3.proxy(Faults(delay_ms=0, jitter_ms=0)) as proxy:
+        made = []
+        for _ in range(2):
+            made.append(proxy.counts().requests)
+            assert _of_shards(shards, s3, storage_options=proxy.options).targets == theirs.targets
+        made.append(proxy.counts().requests)
+        assert made[2] - made[1] == made[1] - made[0] - 3  # each shard is read in one request
+        proxy.change(busy=0.3, cut=0.2, cut_after=300)
+        ours = _of_shards(shards, s3, storage_options=proxy.options, cache="off")
+        assert _epochs(FastLoader(ours, 5)) == _epochs(FastLoader(theirs, 5))
+        assert proxy.counts().busy and proxy.counts().cut
+
+
+@pytest.mark.parametrize("policy", ["raise", "skip", "replace"])
+def test_a_shard_that_changes_in_the_bucket_is_an_error(s3: Any, shards: str, near: Any, policy: Any) -> None:
+    bucket = shards.split("/")[2]
+    ours = _of_shards(shards, s3, bad_samples=policy, **near)
+    s3.put(bucket, "of/shard-1.tar", bytes(20480))
+    with pytest.raises(ChangedArchiveError, match="the archive has changed since it was listed"):
+        list(FastLoader(ours, 5))
+    with pytest.raises(FileNotFoundError, match="shard-3"):
+        _of_shards(shards.replace("0..2", "0..3"), s3)
+    with pytest.raises(FileNotFoundError, match=r"no object matches .*of/x-\*"):
+        _of_shards(shards.replace("shard-{0..2}", "x-*"), s3)
 
 
 _PROGRAMS = {"s3fs": s3fs_mount, "rclone": rclone_mount}
