@@ -82,17 +82,18 @@ class ImageReader:
     def __reduce__(self) -> tuple[object, ...]:
         return (ImageReader, (self.decode,))
 
-    def describe(self) -> str:
-        """Return a line that names the decoders in use."""
+    def describe(self, *, reads_png: bool = True) -> str:
+        """Return a line that names the decoders in use.
+
+        ``reads_png`` says whether the native core may decode PNGs.
+        """
         version = require("PIL", extra="image").__version__
         name = "Pillow-SIMD" if ".post" in version else "Pillow"
         pillow = f"{name} {version}"
         if self._by_pillow:
             return f"images  →  {pillow}"
-        return (
-            "JPEG  →  libjpeg-turbo, only the region that is needed; PNG  →  libdeflate; "
-            f"other images  →  {pillow}"
-        )
+        png = "PNG  →  libdeflate; " if reads_png else ""
+        return f"JPEG  →  libjpeg-turbo, only the region that is needed; {png}other images  →  {pillow}"
 
     @property
     def is_native(self) -> bool:

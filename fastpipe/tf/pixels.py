@@ -150,7 +150,7 @@ class PillowPixels:
 
     def describe(self) -> str:
         """Return a line that names the decoders."""
-        return self.reader.describe()
+        return self.reader.describe(reads_png=self._spec.channels == 3)
 
     def native(self, boxes: Boxes | None, scaling: Scaling, keeps: bool) -> Any:
         """Return the ``native.ImagePlan`` for these boxes; None if the native core cannot make the samples.
@@ -347,6 +347,8 @@ def _native_plan(
         steps, Conversion("bytes", spec.channels, interleaved=True).native, 0 if boxes is None else 4,
         -1 if limit is None else limit, parity == 0 and decode.exif, parity == 0 and decode.scaled,
         parity=parity, scaling=scaling.as_native(), keeps_samples=keeps,
+        # Pillow converts palettes to grey with other roundings than colours.
+        reads_png=parity == 0 and spec.channels == 3,
     )  # fmt: skip
 
 
