@@ -61,12 +61,12 @@ def register() -> None:
     reason = why_not()
     if reason:
         raise OptionError(f"fastpipe cannot decode images for Pillow: {reason}")
-    for name, lazy in {"JPEG": LazyJpegFile, "PNG": LazyPngFile}.items():
-        opener, accept = _replaced[name] = Image.OPEN[name]
-        Image.register_open(name, _lazily(opener, lazy), accept)
+    for lazy in (LazyJpegFile, LazyPngFile):
+        opener, accept = _replaced[lazy.format] = Image.OPEN[lazy.format]
+        Image.register_open(lazy.format, _lazily(opener, lazy), accept)
 
 
-def _lazily(opener: _Opener, lazy: type[_LazyFile]) -> _Opener:
+def _lazily(opener: _Opener, lazy: type[LazyJpegFile] | type[LazyPngFile]) -> _Opener:
     def opened(fp: Any, filename: Any = None) -> Any:
         image = opener(fp, filename)
         if type(image) is lazy._stock:
@@ -377,7 +377,8 @@ class LazyJpegFile(_LazyFile, JpegImagePlugin.JpegImageFile):
     _stock = JpegImagePlugin.JpegImageFile
 
     def _read(self) -> _Source | None:
-        if self._mode not in ("L", "RGB") or self.tile[0] != ("jpeg", (0, 0, *self._size), 0, (self._mode, "")):
+        codec, _, offset, arguments = self.tile[0]
+        if codec != "jpeg" or offset != 0 or arguments != (self._mode, "") or self._mode not in ("L", "RGB"):
             return None
         file = self._file()
         kind = native.probe_jpeg(file)
@@ -419,7 +420,7 @@ class LazyPngFile(_LazyFile, PngImagePlugin.PngImageFile):
         if self.tile[0][3] != "RGB":  # of 16 bits
             rows = np.asarray(Image.frombytes("RGB", self._size, rows, "raw", self.tile[0][3]))
         pixels = rows.reshape(self._size[1], self._size[0], 3)
-        self._im = Image.core.new("RGB", (1, 1))  # so that Pillow allocates no memory for the pixels
+        self._im = Image.new("RGB", (1, 1)).im  # so that Pillow allocates no memory for the pixels
         try:
             read_to_end(self)
         except BaseException:
@@ -430,8 +431,7 @@ class LazyPngFile(_LazyFile, PngImagePlugin.PngImageFile):
 
     def _rows(self) -> UInt8Array | None:
         """Return the rows as the file stores them; None if Pillow has to decode them."""
-        packed = ("zip", (0, 0, *self._size), self.tile[0][2], self.tile[0][3]) if self.tile else None
-        if not self._is_usual() or self.tile[0] != packed or self.info.get("interlace"):
+        if not self._is_usual() or self.tile[0][0] != "zip" or self.info.get("interlace"):
             return None
         rows: UInt8Array | None = native.png_rows(self._file())
         return rows

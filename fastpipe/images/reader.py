@@ -63,7 +63,8 @@ class ImageReader:
 
     The native core decodes trusted JPEGs: complete JPEGs of kinds that it decodes to Pillow's pixels. In
     batches, it decodes trusted PNGs, too.  Pillow decodes all other files, and files that the native core
-    cannot decode.  Pillow also decides whether a damaged file is an error.  Any number of threads may use the reader.  Pickling stores only its options.
+    cannot decode.  Pillow also decides whether a damaged file is an error.  Any number of threads may use the
+    reader.  Pickling stores only its options.
 
     >>> ImageReader(Decode()).open(b"GIF89a", "x.gif")
     Traceback (most recent call last):

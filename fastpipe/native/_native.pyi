@@ -461,7 +461,7 @@ def make_axis(filter: int, in_size: int, out_size: int, first: int, length: int,
 def axis_table(filter: int, axis: tuple[int, int, int, int, int, int, bool, bool, int, int, int], table: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu')]) -> None:
     """Write starts, taps and weights of an axis."""
 
-def png_rows(file: Buffer) -> NDArray[numpy.uint8] | None:
+def png_rows(file: object) -> NDArray[numpy.uint8] | None:
     """
     The rows of a PNG as it stores them, (H, bytes, 1); None if it is not a complete, still, not interlaced PNG.
     """

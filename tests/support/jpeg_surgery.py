@@ -106,8 +106,8 @@ def png(
         passes = [samples[row::down, column::right] for column, row, right, down in _ADAM7]
     # Every row starts with the number of its filter, 0 = none; empty passes have no rows at all.
     rows = [row.astype(row.dtype.newbyteorder(">")).tobytes() for p in passes if p.size for row in p]
-    stored = zlib.compress(b"".join(filters[y % len(filters):][:1] + row for y, row in enumerate(rows)))
-    pixels = [png_chunk(b"IDAT", stored[at:at + piece]) for at in range(0, len(stored), piece)]
+    stored = zlib.compress(b"".join(filters[y % len(filters) :][:1] + row for y, row in enumerate(rows)))
+    pixels = [png_chunk(b"IDAT", stored[at : at + piece]) for at in range(0, len(stored), piece)]
     body = png_chunk(b"IHDR", header) + extra + b"".join(pixels) + behind
     return b"\x89PNG\r\n\x1a\n" + body + png_chunk(b"IEND", b"")
 

@@ -639,7 +639,7 @@ void register_images(nb::module_& m) {
         axis_table(filter, axis, table.data(), exact.data());
       },
       nb::arg("filter"), nb::arg("axis"), nb::arg("table").noconvert(), "Write starts, taps and weights of an axis.");
-  m.def("png_rows", &png_rows, nb::arg("file"), nb::sig("def png_rows(file: Buffer) -> NDArray[numpy.uint8] | None"),
+  m.def("png_rows", &png_rows, nb::arg("file"), nb::sig("def png_rows(file: object) -> NDArray[numpy.uint8] | None"),
         "The rows of a PNG as it stores them, (H, bytes, 1); None if it is not a complete, still, not interlaced PNG.");
   m.def("probe_jpeg", &probe, nb::arg("file"),
         "1 if a trusted JPEG can be decoded later without an error, 2 if that depends on its scans, which have to be "
