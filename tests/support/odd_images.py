@@ -182,7 +182,7 @@ def pngs(photo: UInt8Array) -> list[Case]:
         *((f"png text {name}", f"png_text_{name}.png", png(photo, colour=2, **{where: text(name.encode() + b"\x001")}),
            "a name that Pillow uses")
           for name, where in (("interlace", "extra"), ("transparency", "behind"), ("bbox", "behind"))),
-        *((f"png profile {name}", f"png_profile_{name}.png", png(photo, colour=2, extra=png_chunk(b"iCCP", content)),
+        *((f"png profile {name}", f"png_profile_{name.replace(' ', '_')}.png", png(photo, colour=2, extra=png_chunk(b"iCCP", content)),
            "a colour profile")
           for name, content in (("small", b"x\0\0" + zlib.compress(icc_profile())), ("large", b"x\0\0" + profile),
                                 ("damaged", b"x\0\0" + profile[:-9]), ("of another method", b"x\0\1" + profile),
