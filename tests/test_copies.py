@@ -139,7 +139,7 @@ _OF_IMAGES = {
 # Functions, types, bases and modules, of which there is nothing to copy; and what other tests make.
 _NOT_OBJECTS = {
     "fastpipe": {"autotune", "autotune_batch_size", "errors", "sampling", "segment_reduce", "stitch"},
-    "fastpipe.torch": {"prepare", "segment_reduce", "stitch"}, "fastpipe.options": set(),
+    "fastpipe.torch": {"accelerate_trainer", "prepare", "segment_reduce", "stitch"}, "fastpipe.options": set(),
     "fastpipe.augment": {"Augmentation", "BatchTransform", "from_torchvision", "preview"},
     "fastpipe.sampling": {"Sampling"}, "fastpipe.generation": {"Generated", "ProbeReport"},
     "fastpipe.tools": {

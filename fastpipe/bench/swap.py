@@ -1,9 +1,10 @@
 """The case ``swap``: short training scripts, before and after an exchange of one to three lines.
 
 The scripts are in ``examples/swapped/``.  A comment ``# becomes: LINE`` at the end of a line has the line
-that replaces it.  Each script has ``make_loader(folder)``.  Scripts that need data of their own also have
-``make_data(photos, folder)``, which writes it.  ``IN_ANY_ORDER = True`` says that the swap changes the order
-of the samples, which are then compared without it.
+that replaces it.  Each script has ``make_loader(folder)``, which returns the loader that the training
+iterates over.  If a trainer makes or wraps the loader, it is the trainer's.  Scripts that need data of their
+own also have ``make_data(photos, folder)``, which writes it.  ``IN_ANY_ORDER = True`` says that the swap
+changes the order of the samples, which are then compared without it.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def same(a: Any, b: Any) -> bool:
         return False
     if isinstance(a, torch.Tensor):
         is_alike = a.dtype == b.dtype and a.shape == b.shape
-        return is_alike and bool(a.numpy().tobytes() == b.numpy().tobytes())
+        return is_alike and bool(a.cpu().numpy().tobytes() == b.cpu().numpy().tobytes())
     if isinstance(a, Mapping):
         return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
     if isinstance(a, (list, tuple)):
@@ -137,7 +138,7 @@ def _samples(epoch: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
 
 
 def _bits(sample: tuple[Any, ...]) -> bytes:
-    return b"".join(part.numpy().tobytes() for part in sample)
+    return b"".join(part.cpu().numpy().tobytes() for part in sample)
 
 
 class Bench(Case):

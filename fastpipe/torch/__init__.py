@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from fastpipe.torch.patch_dataset import FastPatchDataset
     from fastpipe.torch.segments import group_batches, segment_reduce
     from fastpipe.torch.stitching import stitch
-    from fastpipe.torch.trainers import EpochTimer, prepare
+    from fastpipe.torch.trainers import EpochTimer, accelerate_trainer, prepare
 
 __all__ = [
     "EpochTimer", "FastHDF5Dataset", "FastImageFolder", "FastLoader", "FastPatchDataset", "accelerate",
-    "group_batches", "prepare", "segment_reduce", "stitch",
+    "accelerate_trainer", "group_batches", "prepare", "segment_reduce", "stitch",
 ]  # fmt: skip
 
 
@@ -34,6 +34,7 @@ _LAZY = {
     "FastLoader": "fastpipe.torch.loader",
     "FastPatchDataset": "fastpipe.torch.patch_dataset",
     "accelerate": "fastpipe.torch.loader",
+    "accelerate_trainer": "fastpipe.torch.trainers",
     "group_batches": "fastpipe.torch.segments",
     "prepare": "fastpipe.torch.trainers",
     "segment_reduce": "fastpipe.torch.segments",

@@ -641,7 +641,8 @@ def _check(loader: Any) -> None:
     if type(loader).__module__.partition(".")[0] == "accelerate":
         raise OptionError(
             f"this {type(loader).__name__} comes from accelerator.prepare(): write "
-            "accelerator.prepare(fastpipe.accelerate(loader)) with the loader from before"
+            "fastpipe.torch.prepare(accelerator, loader) with the loader from before, or, for Hugging Face's "
+            "Trainer, fastpipe.torch.accelerate_trainer(trainer)"
         )
     known = FastLoader if isinstance(loader, FastLoader) else DataLoader
     kinds = type(loader).__mro__[: type(loader).__mro__.index(known)]

@@ -1,4 +1,5 @@
-"""Support for trainers: ``EpochTimer`` for Lightning, and ``prepare`` for Hugging Face Accelerate."""
+"""Support for trainers: ``EpochTimer`` for Lightning, ``prepare`` for Hugging Face Accelerate, and
+``accelerate_trainer`` for Hugging Face's Trainer."""
 
 from __future__ import annotations
 
@@ -242,9 +243,14 @@ def _check_loader(loader: Any) -> None:
         )
 
 
-def _arguments(loader: FastLoader[Any], accelerator: Any, seed: int | None) -> dict[str, Any]:
+def _options(loader: FastLoader[Any]) -> dict[str, Any]:
+    """Return the arguments of a loader, without those that define which samples form which batch."""
     names = inspect.signature(FastLoader).parameters.keys() - _SAMPLING
-    arguments = {name: getattr(loader, name) for name in names if hasattr(loader, name)} | {"seed": seed}
+    return {name: getattr(loader, name) for name in names if hasattr(loader, name)}
+
+
+def _arguments(loader: FastLoader[Any], accelerator: Any, seed: int | None) -> dict[str, Any]:
+    arguments = _options(loader) | {"seed": seed}
     if accelerator.device_placement and accelerator.device.type != "cpu":
         arguments["device"] = accelerator.device
     sampling = sampling_of(loader, is_default(loader.sampler))  # a sampler of the script stays in use
@@ -276,6 +282,74 @@ def _check_sampling(sampling: dict[str, Any], seed: int | None) -> None:
             )
     if sampling["batch_size"] is None:
         raise OptionError(f"with several processes prepare() deals out batches: give a batch_size, {_REMEDY}")
+
+
+# ---- ``accelerate_trainer``: Hugging Face's Trainer ----------------------------------------------------
+
+_LOADER_METHODS = ("get_train_dataloader", "get_eval_dataloader", "get_test_dataloader")
+_Trainer = TypeVar("_Trainer")
+
+
+class _Base(FastLoader[_T_co]):
+    """The loader from which a loader of Accelerate takes its batches.
+
+    Like a plain ``DataLoader``, it has no ``state_dict``.  Otherwise Accelerate would call this method after
+    each batch.  The Trainer does not need it, because it skips batches to resume.
+    """
+
+    @property
+    def state_dict(self) -> Any:
+        raise AttributeError("state_dict")
+
+
+def accelerate_trainer(trainer: _Trainer) -> _Trainer:
+    """Make the loaders of a Hugging Face ``Trainer`` faster, with the same batches.
+
+    The Trainer makes its loaders itself, with Accelerate.  These loaders stay in use, and take their batches
+    from a :class:`fastpipe.FastLoader`, as :func:`fastpipe.torch.accelerate` makes one.  The order of the
+    samples, several processes and resuming from a checkpoint are still the Trainer's.
+
+    Args:
+        trainer: a ``transformers.Trainer``, also of a class of your own.  Its methods
+            ``get_train_dataloader``, ``get_eval_dataloader`` and ``get_test_dataloader`` are replaced.  Call
+            this function before ``trainer.train()``.
+
+    Returns:
+        The same trainer.
+
+    Raises:
+        OptionError: ``trainer`` has no such methods.  When a loader is requested: it is not a ``DataLoader``,
+            or of a class that overrides methods.
+
+    >>> import tempfile, torch
+    >>> from transformers import Trainer, TrainingArguments
+    >>> args = TrainingArguments(tempfile.gettempdir(), per_device_train_batch_size=4, report_to="none")
+    >>> data = [{"x": x} for x in range(6)]
+    >>> trainer = accelerate_trainer(Trainer(torch.nn.Linear(1, 1), args, train_dataset=data))
+    >>> len(trainer.get_train_dataloader())
+    2
+    """
+    missing = [name for name in _LOADER_METHODS if not hasattr(trainer, name)]
+    if missing:
+        raise OptionError(
+            f"accelerate_trainer() takes a transformers.Trainer, got a {type(trainer).__name__}, which has "
+            f"no {missing[0]}(): for a loader, write fastpipe.accelerate(loader)"
+        )
+    for name in _LOADER_METHODS:
+        setattr(trainer, name, functools.partial(_accelerated, getattr(trainer, name)))
+    return trainer
+
+
+def _accelerated(make: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Call a method that makes a loader, and return this loader, made faster."""
+    loader = make(*args, **options)
+    base = getattr(loader, "base_dataloader", None)
+    if base is None:  # a loader that the script's own method has made without Accelerate
+        return loader if isinstance(loader, FastLoader) else accelerate(loader)
+    if not isinstance(base, FastLoader):
+        fast = accelerate(base)
+        loader.base_dataloader = _Base(**_options(fast) | sampling_of(fast, is_keyed=False))
+    return loader
 
 
 # ``EpochTimer``: durations of Lightning's epochs and steps, and the time that they wait for data.

@@ -25,6 +25,7 @@ def test_each_script_exchanges_at_most_three_lines() -> None:
 
 
 @pytest.mark.leaks("matplotlib keeps its fonts open")
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated:FutureWarning")  # in Lightning
 def test_the_scripts_are_compared_and_measured(
     run: Command, tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
