@@ -1,6 +1,6 @@
 """What tests of trainers share, and what each of several processes runs for them.
 
-Usage: trainer_ranks.py (shard | lightning | accelerate | resume) FOLDER
+Usage: trainer_ranks.py (shard | lightning | accelerate | resume | hugging_face) FOLDER
 Each rank writes what it saw as JSON.
 """
 
@@ -22,7 +22,7 @@ from torchvision import transforms as v1
 
 from fastpipe import FastImageFolder, FastLoader, Shard
 from fastpipe.errors import OptionError
-from fastpipe.torch import prepare
+from fastpipe.torch import accelerate_trainer, prepare
 
 SEED = 5
 SAMPLES = 19
@@ -95,6 +95,49 @@ def trainer_of(folder: Path, *callbacks: Any, **options: Any) -> Any:
         "enable_progress_bar": False, "enable_model_summary": False, "default_root_dir": folder,
         "callbacks": list(callbacks), **options,
     })  # fmt: skip
+
+
+class NoisyRows(torch.utils.data.Dataset[Any]):
+    """Sample i is i, with a random number, as of an augmentation."""
+
+    def __len__(self) -> int:
+        return 11
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"x": torch.tensor([float(index)]), "noise": torch.rand(1)}
+
+
+class _NoisyModel(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.seen: list[list[float]] = []
+
+    def forward(self, x: torch.Tensor, noise: torch.Tensor) -> dict[str, torch.Tensor]:
+        self.seen.append(torch.cat([x, noise]).flatten().tolist())
+        return {"loss": (self.weight - x).square().mean(), "logits": x}
+
+
+def hugging_face_trainer(folder: Path, **options: Any) -> Any:
+    """Hugging Face's Trainer of ``NoisyRows``, three to a batch; ``model.seen`` has the batches."""
+    import transformers  # here: it takes seconds
+
+    args = transformers.TrainingArguments(**{
+        "output_dir": str(folder), "per_device_train_batch_size": 3, "per_device_eval_batch_size": 3,
+        "num_train_epochs": 3, "report_to": "none", "use_cpu": True, "disable_tqdm": True,
+        "save_strategy": "no", "remove_unused_columns": False, "dataloader_pin_memory": False, **options,
+    })  # fmt: skip
+    return transformers.Trainer(_NoisyModel(), args, train_dataset=NoisyRows(), eval_dataset=NoisyRows())
+
+
+def seen_by_trainers(folder: Path, change: Callable[[Any], Any], steps: Iterable[int]) -> list[Any]:
+    """The batches of a training by ``hugging_face_trainer``, then of others that resume after ``steps``."""
+    seen = []
+    for step in (0, *steps):
+        trainer = change(hugging_face_trainer(folder, save_strategy="steps", save_steps=1))
+        trainer.train(resume_from_checkpoint=str(folder / f"checkpoint-{step}") if step else None)
+        seen.append(trainer.model.seen)
+    return seen
 
 
 def run_ranks(what: str, folder: Path, world: int, *launcher: str) -> list[dict[str, Any]]:
@@ -255,7 +298,17 @@ def _resume(folder: Path) -> None:
     accelerator.end_training()
 
 
+def _hugging_face(folder: Path) -> None:
+    """Hugging Face's Trainer, as it is and accelerated; each resumes in its second epoch."""
+    changes: dict[str, Callable[[Any], Any]] = {"stock": lambda trainer: trainer, "fast": accelerate_trainer}
+    found = {name: seen_by_trainers(folder / name, change, [3]) for name, change in changes.items()}
+    _write(folder, int(os.environ["RANK"]), found)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    modes = {"shard": _shard, "lightning": _lightning, "accelerate": _accelerate, "resume": _resume}
+    modes = {
+        "shard": _shard, "lightning": _lightning, "accelerate": _accelerate, "resume": _resume,
+        "hugging_face": _hugging_face,
+    }  # fmt: skip
     modes[sys.argv[1]](Path(sys.argv[2]))
