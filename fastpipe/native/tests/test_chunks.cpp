@@ -171,6 +171,7 @@ struct Batch {
   std::shared_ptr<RowBatch> work = std::make_shared<RowBatch>();
   std::vector<const Dataset*> sets;
   std::vector<Numbers> samples, rows;
+  Numbers firsts;  // rows with which memory begins
   std::vector<Content> outs;
   std::vector<Status> statuses;
   std::int64_t size;
@@ -182,17 +183,19 @@ struct Batch {
     for (Status& status : statuses) std::memset(static_cast<void*>(&status), 0xEE, sizeof status);
     samples.reserve(8), rows.reserve(8), outs.reserve(8);
   }
-  void add(const Dataset& set, Numbers of, Numbers to = {}) {
+  void add(const Dataset& set, Numbers of, Numbers to = {}, std::int64_t first = 0) {
     sets.push_back(&set);
+    firsts.push_back(first);
     samples.push_back(std::move(of));
     rows.push_back(std::move(to));
-    outs.emplace_back(static_cast<std::size_t>(size * set.set->grid.sample_nbytes + 128), kUntouched);
+    outs.emplace_back(static_cast<std::size_t>((size - first) * set.set->grid.sample_nbytes + 128), kUntouched);
     RowBatch::Source source;
     source.dataset = set.set;
     source.samples = samples.back().data();
     source.rows = rows.back().empty() ? nullptr : rows.back().data();
     source.count = static_cast<std::int64_t>(samples.back().size());
     source.out = outs.back().data() + 64;
+    source.first_row = first;
     work->sources.push_back(source);
   }
   void run() {
@@ -213,7 +216,7 @@ struct Batch {
       for (std::size_t i = 0; i < samples[s].size(); ++i) {
         const auto at = static_cast<std::size_t>(row(s, i));
         is_wanted[at] = true;
-        const std::uint8_t* out = outs[s].data() + 64 + row(s, i) * nbytes;
+        const std::uint8_t* out = outs[s].data() + 64 + (row(s, i) - firsts[s]) * nbytes;
         if (nbytes > 0 && statuses[at].is_made() &&
             std::memcmp(out, sets[s]->sample(samples[s][i]), static_cast<std::size_t>(nbytes)) != 0) {
           return -1;
@@ -225,8 +228,8 @@ struct Batch {
           !std::all_of(outs[s].end() - 64, outs[s].end(), is_untouched)) {
         return -2;
       }
-      for (std::size_t at = 0; at < is_wanted.size(); ++at) {
-        const auto first = begin + static_cast<std::ptrdiff_t>(at) * nbytes;
+      for (auto at = static_cast<std::size_t>(firsts[s]); at < is_wanted.size(); ++at) {
+        const auto first = begin + (static_cast<std::ptrdiff_t>(at) - firsts[s]) * nbytes;
         if (!is_wanted[at] && !std::all_of(first, first + nbytes, is_untouched)) return -3;
       }
     }
@@ -423,6 +426,33 @@ TEST("rows: of several datasets, to rows in any order") {
   batch.add(plain, {16, 2, 0}, {8, 2, 5});
   batch.run();
   CHECK(batch.made() == 9);  // rows that no source has are made as well
+}
+
+TEST("rows: each dataset has memory that begins with the first of its rows") {
+  std::mt19937 random(5);
+  for (int round = 0; round < 60; ++round) {
+    // Read from the file, decoded, decoded into memory, kept as a whole in memory, and never written.
+    const Dataset plain(Array({17, 3}, {17, 3}, 2), 1), packed(Array({30, 8}, {4, 5}, 4), 1, kDeflated),
+        remembered(Array({9, 4}, {2, 4}, 1), 1, kDeflated), holes(Array({9, 4}, {2, 4}, 1), 1, kDeflated, 1);
+    Dataset inside(Array({20, 7}, {20, 7}, 3), 1);
+    inside.set->inside = inside.array.bytes.data();
+    const Memory memory(5, 5, remembered.array.chunk_nbytes());
+    remembered.set->memory = memory.units;
+    const int threads = static_cast<int>(random() % 3);
+    Batch batch(25, std::max(threads, 1));
+    std::int64_t first = 0;
+    for (const Dataset* set : {&plain, &packed, &remembered, &holes, static_cast<const Dataset*>(&inside)}) {
+      const std::int64_t count = 1 + random() % 5;
+      Numbers rows(static_cast<std::size_t>(count));
+      std::iota(rows.begin(), rows.end(), first);
+      std::shuffle(rows.begin(), rows.end(), random);
+      batch.add(*set, some_samples(random, set->set->grid.count, rows.size()), rows, first);
+      first += count;
+    }
+    if (threads == 0) batch.run();
+    if (threads > 0) CHECK(run_in_threads(batch, threads) && batch.work->is_complete());
+    CHECK(batch.made() == first);
+  }
 }
 
 TEST("rows: data inside the file's records, and where nothing was written") {

@@ -1,4 +1,6 @@
 // Patches of volumes: whatever holds the bytes, they are those of the array; what is unusual is declined.
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <cstdio>
@@ -358,6 +360,67 @@ TEST("patches: an array whose planes are in files of their own") {
   folder.write("5", Content(4, 0));
   CHECK(One(volume, sides({5, 5, 7}), 3, {0, 0, 0}).is_made());
   CHECK(!One(volume, sides({1, 5, 7}), 3, {5, 0, 0}).is_made());
+}
+
+TEST("patches: an array in any order of its dimensions, each forwards or backwards") {
+  std::mt19937 random(17);
+  for (int round = 0; round < 200; ++round) {
+    const int dims = 3 + static_cast<int>(random() % 3);
+    const std::int64_t itemsize = std::int64_t{1} << random() % 5;
+    Index shape = sides({1}), unit = shape;
+    for (int dim = kDims - dims; dim < kDims; ++dim) {
+      shape[dim] = 1 + random() % (dim < 2 ? 3 : 9);
+      unit[dim] = 1 + random() % static_cast<std::uint32_t>(shape[dim] + 1);
+    }
+    Array array(shape, itemsize);
+    std::array<int, kDims> order{0, 1, 2, 3, 4};  // the last dimension lies closest
+    std::shuffle(order.begin(), order.end(), random);
+    VolumeSource source;
+    source.itemsize = itemsize;
+    std::int64_t step = itemsize, first = 0;  // of the array's first element
+    for (int at = kDims; at-- > 0;) {
+      const int dim = order[static_cast<std::size_t>(at)];
+      const bool is_backwards = random() % 2 == 0;
+      source.steps[dim] = is_backwards ? -step : step;
+      if (is_backwards) first += (shape[dim] - 1) * step;
+      step *= shape[dim];
+    }
+    Content stored(array.content.size());
+    Index place{};
+    do {
+      std::int64_t to = first;
+      for (int dim = 0; dim < kDims; ++dim) to += place[dim] * source.steps[dim];
+      std::memcpy(&stored[static_cast<std::size_t>(to)], array.at(place), static_cast<std::size_t>(itemsize));
+    } while (next_place(&place, array.shape));
+    source.data = stored.data() + first;
+    check_patches(volume_of(source, shape, unit, itemsize), array, 3, 18);
+    Folder folder;
+    Content content(7, 3);
+    append(&content, stored);
+    const std::string path = folder.write("raw", content);
+    source.kind = VolumeSource::Kind::raw;
+    source.file = std::make_shared<DataFile>(path, state_of(path));
+    source.offset = 7;
+    check_patches(volume_of(source, shape, unit, itemsize), array, 3, 19);
+    VolumeSource cut = source;  // at the dimension that comes first in the file
+    cut.file = nullptr;
+    cut.offset = 0;
+    const auto pieces = static_cast<std::size_t>(shape[order[0]]), nbytes = stored.size() / pieces;
+    cut.piece_nbytes = static_cast<std::int64_t>(nbytes);
+    for (std::size_t i = 0; i < pieces; ++i) {
+      Content piece(i % 3, 9);
+      append(&piece, slice(stored, i * nbytes, (i + 1) * nbytes));
+      const std::string file = folder.write(std::to_string(i).c_str(), piece);
+      cut.pieces.push_back({std::make_shared<DataFile>(file, state_of(file)), static_cast<std::int64_t>(i % 3)});
+    }
+    check_patches(volume_of(cut, shape, unit, itemsize), array, 3, 20);
+    // An array with gaps does not lie in a file as it is.
+    const int dim = order[0];
+    if (shape[dim] == 1) continue;
+    Volume other = *volume_of(source, shape, unit, itemsize);
+    other.source.steps[dim] += other.source.steps[dim] > 0 ? itemsize : -itemsize;
+    CHECK(!other.is_valid());
+  }
 }
 
 TEST("patches: chunks that are parts of a file") {
