@@ -110,9 +110,10 @@ $(DOCS)/.ready: pyproject.toml constraints-docs.txt
 	  --python $(DOCS)/bin/python --editable ".[docs]"
 	@touch $@
 
+# A new environment has been made with it, which make has not seen: it looks at files before it runs commands.
 $(BUILT): $(READY) $(NATIVE_SOURCES)
-	@echo "==> compiling the native core"
-	@$(UV) --no-deps --editable .
+	@[ -e $@ ] && [ -z "$$(find $^ -newer $@)" ] || \
+	  { echo "==> compiling the native core"; $(UV) --no-deps --editable .; }
 	@touch $@
 
 venv: $(BUILT)
