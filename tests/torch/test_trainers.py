@@ -27,6 +27,7 @@ from trainer_ranks import (
     trainer_of,
 )
 
+import fastpipe
 from fastpipe import FastImageFolder, FastLoader, Shard
 from fastpipe.bench.synthetic import photo_tree
 from fastpipe.core.order import BlockShard, RankBatch, ShardedBatches
@@ -253,6 +254,11 @@ def test_prepare_refuses_what_it_cannot_keep(accelerator: Any) -> None:
     ):
         with pytest.raises(OptionError, match=words):
             prepare(first, second)
+
+
+def test_a_loader_that_was_prepared_is_refused_with_the_remedy(accelerator: Any) -> None:
+    with pytest.raises(OptionError, match=r"torch\.prepare\(accelerator, loader\) with.*accelerate_trainer"):
+        fastpipe.accelerate(accelerator.prepare(DataLoader(Rows())))
 
 
 @given(count=st.integers(0, 70), size=st.integers(1, 7), world=st.integers(1, 6), start=st.integers(0, 30))
