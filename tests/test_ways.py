@@ -14,7 +14,7 @@ import fastpipe
 _TREE = Path(fastpipe.__file__).parents[1]
 _PAGE = Path(__file__).resolve().parents[1] / "docs" / "design" / "ways.md"
 _TITLES = {
-    "image": "A JPEG", "row": "A row of an HDF5 file", "patch": "A patch of a volume",
+    "image": "A JPEG or PNG", "row": "A row of an HDF5 file", "patch": "A patch of a volume",
     "tensorflow": "An image for TensorFlow", "profile": "A profile", "bench": "A benchmark's case",
 }  # fmt: skip
 _SLOW = ("tensorflow", "profile", "bench")

@@ -79,7 +79,7 @@ def test_odd_images_get_verdicts_messages_and_notes(tmp_path: Path) -> None:
     dataset.close()
     assert "(1,232 bytes)" in messages["odd/cut_jpeg_50.jpg"]
     assert "OSError: image file is truncated (… bytes not processed) (12)" in done.stdout
-    assert "    odd/cut_jpeg_50.jpg  1,232 bytes" in done.stdout and "42 remain" in done.stdout
+    assert "    odd/cut_jpeg_50.jpg  1,232 bytes" in done.stdout and "49 remain" in done.stdout
     notes = {one["path"]: one["notes"] for one in found["notes"]}
     for name, note in {
         "is_jpeg.png": "the name says .png, the content is JPEG",

@@ -318,13 +318,13 @@ def slow_first(
     request: pytest.FixtureRequest, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[Callable[[], None], Callable[[], None]], FastImageFolder]:
     """Makes a dataset which calls a function before its first image is read, and another for each other image
-    that is read: by Python's threads, or by those of the native core, which leave the first, a PNG, to Python."""
+    that is read: by Python's threads, or by those of the native core, which leave the first, a BMP, to Python."""
 
     def make(before_first: Callable[[], None], before_another: Callable[[], None]) -> FastImageFolder:
         shutil.copytree(tree, tmp_path / "slow")
         if request.param == "native":
             path = min((tmp_path / "slow").rglob("*.jpg"))
-            Image.open(path).save(path, "PNG")
+            Image.open(path).save(path, "BMP")
         decode = Decode(backend="pillow" if request.param == "python" else "auto")
         dataset = FastImageFolder(tmp_path / "slow", STEADY, threads=2, decode=decode)
         maker, first, look = dataset._running().maker, dataset.samples[0][0], ImageBatch._look
