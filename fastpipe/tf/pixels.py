@@ -15,7 +15,7 @@ import tensorflow as tf
 from fastpipe.core.casting import unheld
 from fastpipe.core.native import native
 from fastpipe.core.types import Box, Size, UInt8Array
-from fastpipe.errors import OptionError
+from fastpipe.errors import FastpipeError, OptionError
 from fastpipe.images.cache import WholeImage
 from fastpipe.images.pillow_rules import FILTERS, grey_is_known, pillow_filter
 from fastpipe.images.pixels import Conversion, Region, draw, fold, part_of
@@ -255,7 +255,18 @@ class TensorFlowPixels:
         return _native_plan((self._spec, boxes), self.reader, (0, 0), self._resize, scaling, keeps)
 
     def open(self, blob: bytes, path: str) -> Any:
-        size, is_plain = self.reader.look_at(blob, path)
+        try:
+            size, is_plain = self.reader.look_at(blob, path)
+        except FastpipeError:
+            raise
+        except (OSError, SyntaxError, ValueError) as error:  # Pillow refuses files that TensorFlow reads
+            if self.reader.decode.max_pixels is not None:
+                raise
+            try:
+                whole = _decoded(blob, None, self._spec.channels, "tf").numpy()
+            except tf.errors.OpError:
+                raise error from None
+            return _TensorFlowImage(blob, Size(*whole.shape[:2]), self._spec.channels, False, whole)
         return _TensorFlowImage(blob, size, self._spec.channels, is_plain)
 
     def make(self, image: Any, box: Box | None, out: Array) -> None:
@@ -281,10 +292,12 @@ class TensorFlowPixels:
 class _TensorFlowImage:
     """An image for TensorFlow's pixels. Only its header is read until its pixels are needed."""
 
-    def __init__(self, blob: bytes, size: Size, channels: int, is_plain: bool) -> None:
+    def __init__(
+        self, blob: bytes, size: Size, channels: int, is_plain: bool, whole: UInt8Array | None = None
+    ) -> None:
         self.size = size
         self._blob, self._channels, self._is_plain = blob, channels, is_plain
-        self._whole: UInt8Array | None = None
+        self._whole = whole
         self._given: tuple[Box, UInt8Array] | None = None
 
     def encoded(self) -> bytes | None:
