@@ -126,7 +126,7 @@ def without_other_work(monkeypatch: MonkeyPatch) -> None:
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.usefixtures("without_other_work")
+@pytest.mark.usefixtures("without_other_work", "without_least_gain")
 def test_rows_of_an_hdf5_file_are_read_by_fastpipe(
     rows: Path, workers: int, getitem: Any, monkeypatch: MonkeyPatch
 ) -> None:
@@ -141,7 +141,7 @@ def test_rows_of_an_hdf5_file_are_read_by_fastpipe(
     assert h5py.Dataset.__getitem__ is getitem
 
 
-@pytest.mark.usefixtures("without_other_work")
+@pytest.mark.usefixtures("without_other_work", "without_least_gain")
 def test_a_dataset_that_changes_its_rows_is_not_replaced_by_one_that_only_reads(rows: Path) -> None:
     dataset = Rows(rows, scale=2.0)
     loader = DataLoader(dataset, batch_size=16, shuffle=True)
@@ -158,6 +158,7 @@ def test_a_dataset_that_changes_its_rows_is_not_replaced_by_one_that_only_reads(
     )
 
 
+@pytest.mark.usefixtures("without_least_gain")
 def test_other_work_of_a_dataset_of_rows_is_counted_as_transform_and_left_out_as_augment(rows: Path) -> None:
     loader = DataLoader(Rows(rows, work=3), batch_size=16, shuffle=True)
     whole, as_it_is = advice_of(loader, "FastHDF5Dataset")
@@ -225,6 +226,7 @@ def test_volumes_of_a_group_are_known_by_what_is_read_of_them(tmp_path: Path) ->
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.usefixtures("without_least_gain")
 def test_patches_of_volumes_that_are_loaded_are_read_by_fastpipe(tmp_path: Path, workers: int) -> None:
     values = np.random.default_rng(0).integers(0, 9, (64, 64, 48)).astype(np.int16)
     files = [(str(tmp_path / f"{case}.nii.gz"), str(tmp_path / f"{case}-labels.nii.gz")) for case in range(2)]
