@@ -14,6 +14,7 @@ import functools
 import io
 import operator
 import re
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -361,9 +362,9 @@ class _LazyFile(_Lazy, ImageFile.ImageFile):
             return False
         return self.tile[0][1] == (0, 0, *self._size) and self.tile[0][0] not in Image.DECODERS
 
+    @abstractmethod
     def _read(self) -> _Source | None:
         """Read the file, if its pixels are certain to be Pillow's and without an error."""
-        raise NotImplementedError
 
     def _file(self) -> bytes:
         assert self.fp is not None

@@ -68,7 +68,10 @@ def members_of(path: str) -> dict[str, Place]:
     with open(path, "rb", opener=open_file) as file:
         is_zip = file.read(2) == b"PK"
         file.seek(0)
-        return dict(zip_members(file, path) if is_zip else tar_members(file, path))
+        if not is_zip:
+            return dict(tar_members(file, path))
+        with _readable(path):
+            return dict(_of_zip(file))
 
 
 def tar_members(file: Any, path: str) -> Iterator[tuple[str, Place]]:
@@ -86,11 +89,6 @@ def tar_members(file: Any, path: str) -> Iterator[tuple[str, Place]]:
     file.seek(0)
     with _readable(path):
         yield from _of_tar(file)
-
-
-def zip_members(file: Any, path: str) -> Iterator[tuple[str, Place]]:
-    with _readable(path):
-        yield from _of_zip(file)
 
 
 @contextmanager
@@ -269,10 +267,8 @@ class Archive(NamedTuple):
     def of(cls, path: str) -> Archive:
         """Return the file at a path.  Errors are those of ``os.stat``."""
         found = regular_status(path)
-        state, changed = (
-            [found.st_size, found.st_mtime_ns, found.st_ctime_ns],
-            max(found.st_mtime_ns, found.st_ctime_ns),
-        )
+        state = [found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+        changed = max(found.st_mtime_ns, found.st_ctime_ns)
         return cls(path, [found.st_dev, found.st_ino], state, version_of(found), changed)
 
 

@@ -52,10 +52,7 @@ Status decode_part(const ImageSource& source, const Box& part, Scratch& scratch,
     return Status::made();
   }
   if (source.png.is_png()) {
-    Pixels rows;
-    const Status status = decode_png(source.file, source.png, part.bottom(), scratch.arena, scratch.codecs, &rows);
-    if (status.is_made()) *pixels = inside(rows, part);
-    return status;
+    return decode_png(source.file, source.png, part, scratch.arena, scratch.codecs, pixels);
   }
   if (!waited_in_place_of_decoding()) return scratch.jpeg.decode(source.file, part, scratch.arena, pixels);
   const std::size_t pitch = std::size_t{3} * static_cast<std::size_t>(part.width);

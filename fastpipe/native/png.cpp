@@ -286,8 +286,8 @@ bool gather(Bytes file, const PngHeader& header, Arena& arena, Bytes* stored) {
   return true;
 }
 
-bool copy_to_rgb(const PngHeader& header, const std::uint8_t* from, std::uint8_t* to) {
-  const auto width = static_cast<std::size_t>(header.width);
+bool copy_to_rgb(const PngHeader& header, const std::uint8_t* from, std::int32_t pixels, std::uint8_t* to) {
+  const auto width = static_cast<std::size_t>(pixels);
   switch (header.colour) {
     case PngColour::grey:
     case PngColour::grey_alpha: {
@@ -387,22 +387,25 @@ Status decode_png_rows(Bytes file, const PngHeader& header, std::int32_t count, 
   return Status::made();
 }
 
-Status decode_png(Bytes file, const PngHeader& header, std::int32_t count, Arena& arena, CodecStates& states,
+Status decode_png(Bytes file, const PngHeader& header, const Box& box, Arena& arena, CodecStates& states,
                   Pixels* pixels) noexcept {
   Pixels rows;
-  const Status status = decode_png_rows(file, header, count, arena, states, &rows);
+  const Status status = decode_png_rows(file, header, box.bottom(), arena, states, &rows);
   if (!status.is_made()) return status;
+  const std::uint8_t* first = rows.data + box.top * rows.pitch + std::int64_t{box.left} * header.channels();
   if (header.colour == PngColour::rgb) {
-    *pixels = {rows.data, rows.pitch, count, header.width, 3};
+    *pixels = {first, rows.pitch, box.height, box.width, 3};
     return status;
   }
-  const std::int64_t pitch = std::int64_t{3} * header.width;
-  auto* memory = arena.array<std::uint8_t>(static_cast<std::size_t>(pitch) * static_cast<std::size_t>(count));
+  const std::int64_t pitch = std::int64_t{3} * box.width;
+  auto* memory = arena.array<std::uint8_t>(static_cast<std::size_t>(pitch) * static_cast<std::size_t>(box.height));
   if (memory == nullptr) return Status::declined(Reason::no_memory);
-  for (std::int32_t y = 0; y < count; ++y) {
-    if (!copy_to_rgb(header, rows.data + y * rows.pitch, memory + y * pitch)) return Status::declined(Reason::damaged);
+  for (std::int32_t y = 0; y < box.height; ++y) {
+    if (!copy_to_rgb(header, first + y * rows.pitch, box.width, memory + y * pitch)) {
+      return Status::declined(Reason::damaged);
+    }
   }
-  *pixels = {memory, pitch, count, header.width, 3};
+  *pixels = {memory, pitch, box.height, box.width, 3};
   return status;
 }
 

@@ -40,11 +40,11 @@ PngHeader read_png_header(Bytes file, Arena& arena, CodecStates& states) noexcep
 Status decode_png_rows(Bytes file, const PngHeader& header, std::int32_t count, Arena& arena, CodecStates& states,
                        Pixels* rows) noexcept;
 
-// Decode the first rows to RGB as Pillow's convert("RGB") does.
+// Decode a box that lies inside the image to RGB, as Pillow's convert("RGB") does.
 //
 // file: of which read_png_header() says that it is trusted.
 // Otherwise as decode_png_rows().
-Status decode_png(Bytes file, const PngHeader& header, std::int32_t count, Arena& arena, CodecStates& states,
+Status decode_png(Bytes file, const PngHeader& header, const Box& box, Arena& arena, CodecStates& states,
                   Pixels* pixels) noexcept;
 
 }  // namespace fastpipe

@@ -317,7 +317,7 @@ T lowest_bits(T value, std::int32_t bits) noexcept {
 template <typename T, typename Scaled>
 void scale(const VolumeSource& source, const std::uint8_t* from, std::uint8_t* to, std::int64_t count) noexcept {
   const double slope = source.slope, intercept = source.intercept;
-  // Unsigned, because these do not overflow; whoever describes the volume has seen that values fit.
+  // Unsigned numbers wrap instead of overflowing.  Python has checked that all results fit the type.
   const auto whole = [](double value) {
     return std::is_integral_v<Scaled> ? static_cast<std::uint64_t>(static_cast<std::int64_t>(value)) : 0;
   };

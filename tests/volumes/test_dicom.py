@@ -61,7 +61,7 @@ def test_a_series_has_the_values_of_pydicom(case: Any) -> None:
             assert found.dtype == volume.dtype and np.array_equal(found, expected)
 
 
-# What SimpleITK's ImageSeriesReader made of such series, with version 2.5.7.
+# The dtypes that ImageSeriesReader of SimpleITK 2.5.7 returned for these series.
 @pytest.mark.parametrize(
     ("kind", "bits", "scale", "expected"),
     [

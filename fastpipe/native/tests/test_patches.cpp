@@ -466,15 +466,21 @@ TEST("patches: chunks that are parts of a file") {
   CHECK(!One(volume_of(source, array.shape, chunk, 4), sides({1, 1, 1}), 3, {0, 5, 0}).is_made());
 }
 
-TEST("patches: elements that are scaled are what nibabel makes of them") {
-  Array array(sides({4, 5}), 2);
-  Folder folder;
-  const std::string path = folder.write("raw", array.content);
+// An array in a file as it is.
+VolumeSource source_in_file(Folder* folder, const Array& array, std::int64_t itemsize) {
+  const std::string path = folder->write("raw", array.content);
   VolumeSource source;
   source.kind = VolumeSource::Kind::raw;
   source.file = std::make_shared<DataFile>(path, state_of(path));
-  source.itemsize = 2;
-  source.steps = steps_in_c_order(array.shape, 2);
+  source.itemsize = itemsize;
+  source.steps = steps_in_c_order(array.shape, itemsize);
+  return source;
+}
+
+TEST("patches: elements that are scaled are what nibabel makes of them") {
+  Array array(sides({4, 5}), 2);
+  Folder folder;
+  VolumeSource source = source_in_file(&folder, array, 2);
   source.number = VolumeSource::Number::i16;
   source.slope = 0.1;
   source.intercept = -3.5;
@@ -492,12 +498,7 @@ TEST("patches: elements that are scaled are what nibabel makes of them") {
 TEST("patches: integers that are scaled to integers") {
   Array array(sides({4, 50}), 2);
   Folder folder;
-  const std::string path = folder.write("raw", array.content);
-  VolumeSource source;
-  source.kind = VolumeSource::Kind::raw;
-  source.file = std::make_shared<DataFile>(path, state_of(path));
-  source.itemsize = 2;
-  source.steps = steps_in_c_order(array.shape, 2);
+  VolumeSource source = source_in_file(&folder, array, 2);
   source.slope = -3.0;
   source.intercept = 1000.0;
   source.scaled = VolumeSource::Number::i32;
