@@ -276,7 +276,7 @@ def test_a_copied_loader_shares_no_workers_and_no_descriptors(files: Files) -> N
     before = set(os.listdir("/proc/self/fd"))
     again = copy.copy(loader)
     assert again._iterator is None and again.dataset is loader.dataset
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before  # others may have closed theirs
 
 
 def test_a_shallow_copy_keeps_the_scripts_own_sampler() -> None:

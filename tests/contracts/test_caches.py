@@ -232,7 +232,7 @@ def test_all_users_find_an_entry_and_no_other_is_given(kind: type[User], folder:
     other.close()
     del one, other, user
     gc.collect()
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before  # others may have closed theirs
 
 
 @pytest.mark.parametrize("kind", [kind for kind in CACHES if kind.is_bounded])

@@ -136,7 +136,7 @@ def test_a_store_lives_as_long_as_an_option_and_leaves_nothing() -> None:
     assert len(_notes()) == 1
     assert (user_cache_folder() / "shared-memory").stat().st_mode & 0o777 == 0o700
     del second
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before  # others may have closed theirs
     assert _notes() == []
     third = Cache("ram", RAM)
     assert _found(_opened(third)) == []

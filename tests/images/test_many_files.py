@@ -40,7 +40,7 @@ def test_unreadable_files_are_left_and_the_others_are_there(tmp_path: Path) -> N
     asked = [path for name in paths for path in (str(good), name)]
     before = set(os.listdir("/proc/self/fd"))
     found = read_many(asked)
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before  # others may have closed theirs
     assert found[::2] == [(b"content", None)] * len(paths)
     assert found[1::2] == [(b"", None)] + [None] * (len(paths) - 1)
     assert read_many([]) == []
