@@ -1,0 +1,68 @@
+// From a JPEG's coefficients to its pixels: the part of decoding that follows entropy decoding.
+//
+// Inverse DCT, upsampling and colour conversion are those of libjpeg-turbo's accurate settings (ISLOW, fancy
+// upsampling), which are Pillow's: the pixels are equal bit for bit.
+#pragma once
+
+#include <cstdint>
+
+#include "arena.h"
+#include "span.h"
+#include "status.h"
+
+namespace fastpipe {
+
+// A component of a frame.  A block has 8 x 8 samples.
+struct JpegPlane {
+  std::int32_t horizontal = 1, vertical = 1;  // sampling factors: blocks of it in an MCU
+  std::int32_t columns = 0, rows = 0;         // blocks that hold samples of the image, without those that fill MCUs
+  std::uint16_t steps[64] = {};               // its quantisation table, row by row
+};
+
+// What decoding has to know of a file but its coefficients: a grey image, or one of YCbCr.
+struct JpegFrame {
+  Size size;                   // in pixels
+  std::int32_t components = 0;  // 1 or 3
+  JpegPlane planes[3];
+
+  std::int32_t mcu_rows() const noexcept { return of_mcus(size.height, planes[0].vertical); }
+  std::int32_t mcu_columns() const noexcept { return of_mcus(size.width, planes[0].horizontal); }
+
+  // Set the number of blocks of each plane by `size` and the sampling factors.  Returns whether decode_pixels() takes
+  // such a frame: chroma has half or all of the luma's samples along each side, and more than two in a row.
+  bool complete() noexcept;
+
+ private:
+  static std::int32_t of_mcus(std::int32_t pixels, std::int32_t factor) noexcept {
+    return (pixels + 8 * factor - 1) / (8 * factor);
+  }
+};
+
+// Where a frame's coefficients come from.  For one thread.
+class CoefficientRows {
+ public:
+  virtual ~CoefficientRows() = default;
+
+  // Write the coefficients of the MCUs first … first + count - 1 of a row of MCUs.  Rows are asked for from the top
+  // down, each at most once.
+  //
+  // blocks: of each component, or null where a component's are not needed: its `vertical` rows of blocks, each of them
+  // `count * horizontal` blocks of 64 coefficients, not yet multiplied by their steps, row by row; all 0 before.
+  // pitches: coefficients from one row of blocks to the next.
+  // Returns false where the coefficients are damaged.
+  virtual bool read(std::int32_t row, std::int32_t first, std::int32_t count, std::int16_t* const* blocks,
+                    const std::int64_t* pitches) noexcept = 0;
+};
+
+// Decode a box that lies inside the image to RGB: the pixels of a crop of the whole decoded image.
+//
+// frame: of which complete() was true.
+// arena: where the pixels lie, valid until it is reset.
+// Returns made, or declined: damaged, no_memory.
+Status decode_pixels(const JpegFrame& frame, CoefficientRows& rows, Box box, Arena& arena, Pixels* pixels) noexcept;
+
+// Whether one of `count` blocks, as of CoefficientRows, has coefficients that no encoder of images of 8 bits writes:
+// libjpeg-turbo's variants for different processors decode those differently.
+bool are_extreme(const std::int16_t* blocks, std::int64_t count, const std::uint16_t* steps) noexcept;
+
+}  // namespace fastpipe
