@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "arena.h"
+#include "coefficients.h"
 #include "span.h"
 #include "status.h"
 
@@ -52,6 +53,12 @@ class JpegDecoder {
   // Pillow raises no error.  Declined as decode(), or with Reason::asked if the file has several scans, whose tables
   // are only read with the scans.
   Status probe(Bytes file) noexcept;
+
+  // Read all coefficients of a file, and whatever follows them, and write them in the form of pack_coefficients().
+  //
+  // entry: in the arena.
+  // Returns made, or declined as decode(); untrusted if decode_pixels() does not take such a file.
+  Status pack(Bytes file, Arena& arena, Bytes* entry) noexcept;
 
   // Decode the first rows at 1 / factor (2, 4 or 8) of the size, each side rounded up: at least `count` rows (of the
   // reduced image) from the top, of the whole width.  Otherwise as decode().

@@ -87,20 +87,29 @@ struct JpegDecoder::State {
 
   State() noexcept;
   ~State();
+  // Of pack().
+  JpegCoefficients* coefficients = nullptr;
+  JBLOCKROW* block_rows[3] = {};  // memory for rows of blocks
+  jvirt_barray_ptr* arrays = nullptr;
+
   Status decode(Arena& arena, Pixels* pixels) noexcept;
-  Status begun() noexcept;
+  Status pack(Arena& arena, Bytes* entry) noexcept;
+  using Step = void (*)(State&);
+  Status begun(Step step) noexcept;
+  static void begin(State& state);
 
  private:
-  using Step = void (*)(State&);
   bool step_is_done(Step step) noexcept;
   Status declined() noexcept;
 
   static void make(State& state);
   static void forget_tables(State& state);
-  static void begin(State& state);
+  static void check_kind(State& state);
   static void check(State& state);
   static void choose_part(State& state);
   static void read_rows(State& state);
+  static void read_blocks(State& state);
+  static void find_rows(State& state);
   static void check_end(State& state);
   static void abort(State& state) { jpeg_abort_decompress(&state.codec); }
   static void destroy(State& state) { jpeg_destroy_decompress(&state.codec); }
@@ -159,6 +168,19 @@ void JpegDecoder::State::forget_tables(State& state) {
   for (JHUFF_TBL* table : state.codec.ac_huff_tbl_ptrs) table->bits[1] = 3;
 }
 
+// Check that the file is of a kind that is decoded here.  read_jpeg_header() trusts no other kinds; this is for callers
+// that did not ask it.
+void JpegDecoder::State::check_kind(State& state) {
+  j_decompress_ptr codec = &state.codec;
+  const bool is_colour = codec->num_components == 3 && codec->jpeg_color_space == JCS_YCbCr;
+  const bool is_grey = codec->num_components == 1 && codec->jpeg_color_space == JCS_GRAYSCALE &&
+                       codec->comp_info[0].h_samp_factor == 1 && codec->comp_info[0].v_samp_factor == 1;
+  if (codec->arith_code || codec->data_precision != 8 || !(is_colour || is_grey)) state.reason = Reason::untrusted;
+  const std::int64_t pixels = std::int64_t{codec->image_height} * codec->image_width;
+  if (jpeg_has_multiple_scans(codec) && pixels > kMostPixelsKept) state.reason = Reason::too_large;
+  if (state.reason != Reason::none) give_up(reinterpret_cast<j_common_ptr>(codec));
+}
+
 void JpegDecoder::State::begin(State& state) {
   j_decompress_ptr codec = &state.codec;
   forget_tables(state);
@@ -166,15 +188,11 @@ void JpegDecoder::State::begin(State& state) {
   state.source.bytes_in_buffer = state.file.size;
   jpeg_read_header(codec, TRUE);
 
-  // read_jpeg_header() trusts no other kinds.  This is for callers that did not ask it.
-  const bool is_colour = codec->num_components == 3 && codec->jpeg_color_space == JCS_YCbCr;
-  const bool is_grey = codec->num_components == 1 && codec->jpeg_color_space == JCS_GRAYSCALE &&
-                       codec->comp_info[0].h_samp_factor == 1 && codec->comp_info[0].v_samp_factor == 1;
-  if (codec->arith_code || codec->data_precision != 8 || !(is_colour || is_grey)) state.reason = Reason::untrusted;
-  const std::int64_t pixels = std::int64_t{codec->image_height} * codec->image_width;
-  if (jpeg_has_multiple_scans(codec) && pixels > kMostPixelsKept) state.reason = Reason::too_large;
-  if (state.is_probed && jpeg_has_multiple_scans(codec)) state.reason = Reason::asked;
-  if (state.reason != Reason::none) give_up(reinterpret_cast<j_common_ptr>(codec));
+  check_kind(state);
+  if (state.is_probed && jpeg_has_multiple_scans(codec)) {
+    state.reason = Reason::asked;
+    give_up(reinterpret_cast<j_common_ptr>(codec));
+  }
 
   codec->out_color_space = state.kind == JpegPixels::tensorflow_grey ? JCS_GRAYSCALE : JCS_RGB;
   codec->scale_num = 1;
@@ -245,19 +263,74 @@ void JpegDecoder::State::check_end(State& state) {
   if (!ends_after_scan(state.file, position)) give_up_with(codec, JERR_UNKNOWN_MARKER);
 }
 
-// Read the header and the tables, and begin to decode.
-Status JpegDecoder::State::begun() noexcept {
+// Read all coefficients, and describe the file.
+void JpegDecoder::State::read_blocks(State& state) {
+  j_decompress_ptr codec = &state.codec;
+  forget_tables(state);
+  state.source.next_input_byte = state.file.data;
+  state.source.bytes_in_buffer = state.file.size;
+  jpeg_read_header(codec, TRUE);
+  check_kind(state);
+  state.arrays = jpeg_read_coefficients(codec);
+  JpegFrame& frame = state.coefficients->frame;
+  frame.size = {static_cast<std::int32_t>(codec->image_height), static_cast<std::int32_t>(codec->image_width)};
+  frame.components = codec->num_components;
+  for (int c = 0; c < frame.components; ++c) {
+    const jpeg_component_info& info = codec->comp_info[c];
+    if (info.quant_table == nullptr) give_up_with(codec, JERR_NO_QUANT_TABLE);
+    JpegPlane& plane = frame.planes[c];
+    plane.horizontal = info.h_samp_factor;
+    plane.vertical = info.v_samp_factor;
+    for (int i = 0; i < DCTSIZE2; ++i) plane.steps[i] = info.quant_table->quantval[i];
+  }
+  if (!frame.complete()) {
+    state.reason = Reason::untrusted;
+    give_up(reinterpret_cast<j_common_ptr>(codec));
+  }
+}
+
+void JpegDecoder::State::find_rows(State& state) {
+  j_decompress_ptr codec = &state.codec;
+  for (int c = 0; c < codec->num_components; ++c) {
+    for (std::int32_t y = 0; y < state.coefficients->frame.planes[c].rows; ++y) {
+      // All of an array is in memory, and stays where it is.
+      state.block_rows[c][y] = codec->mem->access_virt_barray(reinterpret_cast<j_common_ptr>(codec), state.arrays[c],
+                                                              static_cast<JDIMENSION>(y), 1, FALSE)[0];
+    }
+  }
+}
+
+Status JpegDecoder::State::pack(Arena& arena, Bytes* entry) noexcept {
+  const Status status = begun(read_blocks);
+  if (!status.is_made()) return status;
+  JpegCoefficients& found = *coefficients;
+  for (int c = 0; c < found.frame.components; ++c) {
+    block_rows[c] = arena.array<JBLOCKROW>(static_cast<std::size_t>(found.frame.planes[c].rows));
+    if (block_rows[c] == nullptr) {
+      reason = Reason::no_memory;
+      return declined();
+    }
+    found.rows[c] = reinterpret_cast<const std::int16_t* const*>(block_rows[c]);
+  }
+  if (!step_is_done(find_rows)) return declined();
+  *entry = pack_coefficients(found, arena);
+  if (!step_is_done(abort)) return declined();
+  return entry->data == nullptr ? Status::declined(Reason::no_memory) : Status::made();
+}
+
+// Read the header and the tables, and what `step` reads of the rest.
+Status JpegDecoder::State::begun(Step step) noexcept {
   errors.callbacks.msg_code = 0;
   reason = Reason::none;
   if (!is_made && !step_is_done(make)) return declined();
   is_made = true;
-  if (!step_is_done(begin)) return declined();
+  if (!step_is_done(step)) return declined();
   if (is_probed && (!step_is_done(check_end) || !step_is_done(abort))) return declined();
   return Status::made();
 }
 
 Status JpegDecoder::State::decode(Arena& arena, Pixels* pixels) noexcept {
-  const Status status = begun();
+  const Status status = begun(begin);
   if (!status.is_made()) return status;
 
   // libjpeg-turbo writes rows that begin at a multiple of 16 or 32 bytes around the caches.  That makes decoding and
@@ -304,7 +377,16 @@ Status JpegDecoder::probe(Bytes file) noexcept {
   state_->factor = 1;
   state_->kind = JpegPixels::pillow;
   state_->is_probed = true;
-  return state_->begun();
+  return state_->begun(State::begin);
+}
+
+Status JpegDecoder::pack(Bytes file, Arena& arena, Bytes* entry) noexcept {
+  if (state_ == nullptr) return Status::declined(Reason::no_memory);
+  JpegCoefficients coefficients;
+  state_->file = file;
+  state_->coefficients = &coefficients;
+  state_->is_probed = false;
+  return state_->pack(arena, entry);
 }
 
 Status JpegDecoder::decode_reduced(Bytes file, int factor, std::int32_t count, Arena& arena, Pixels* pixels) noexcept {

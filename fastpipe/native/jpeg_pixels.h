@@ -21,7 +21,7 @@ struct JpegPlane {
 
 // What decoding has to know of a file but its coefficients: a grey image, or one of YCbCr.
 struct JpegFrame {
-  Size size;                   // in pixels
+  Size size;                    // in pixels
   std::int32_t components = 0;  // 1 or 3
   JpegPlane planes[3];
 
@@ -58,11 +58,8 @@ class CoefficientRows {
 //
 // frame: of which complete() was true.
 // arena: where the pixels lie, valid until it is reset.
-// Returns made, or declined: damaged, no_memory.
+// Returns made, or declined: no_memory; damaged, also where coefficients are such as no encoder makes of 8 bits, which
+// libjpeg-turbo's variants for different processors decode differently.
 Status decode_pixels(const JpegFrame& frame, CoefficientRows& rows, Box box, Arena& arena, Pixels* pixels) noexcept;
-
-// Whether one of `count` blocks, as of CoefficientRows, has coefficients that no encoder of images of 8 bits writes:
-// libjpeg-turbo's variants for different processors decode those differently.
-bool are_extreme(const std::int16_t* blocks, std::int64_t count, const std::uint16_t* steps) noexcept;
 
 }  // namespace fastpipe

@@ -18,10 +18,15 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #define FASTPIPE_AVX2 __attribute__((target("avx2,fma")))
-#define FASTPIPE_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,prefer-vector-width=512")))
+#define FASTPIPE_AVX512                                                                       \
+  __attribute__((                                                                             \
+      target("avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512vbmi2,avx512vnni,avx2,fma," \
+             "prefer-vector-width=512")))
 #else
 #define FASTPIPE_AVX2 __attribute__((target("avx2,fma")))
-#define FASTPIPE_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma"), min_vector_width(512)))
+#define FASTPIPE_AVX512                                                                                   \
+  __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512vbmi2,avx512vnni,avx2,fma"), \
+                 min_vector_width(512)))
 #endif
 #include <immintrin.h>
 #endif

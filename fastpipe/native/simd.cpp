@@ -35,8 +35,8 @@ Level best_level() noexcept {
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return Level::baseline;
   const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-                          __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni") &&
-                          __builtin_cpu_supports("gfni");
+                          __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vbmi2") &&
+                          __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("gfni");
   return has_avx512 ? Level::avx512 : Level::avx2;
 #else
   return Level::baseline;

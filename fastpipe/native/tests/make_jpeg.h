@@ -29,6 +29,7 @@ struct Kind {
   bool progressive = false;
   int interval = 0;  // MCUs between restart markers
   bool is_rgb = false;
+  int quality = 85;
 };
 
 // A picture with edges and noise, so that each pixel depends on its neighbours.
@@ -46,7 +47,7 @@ inline File encoded(Size size, const Kind& kind) {
   codec.in_color_space = kind.components == 1 ? JCS_GRAYSCALE : kind.components == 3 ? JCS_RGB : JCS_CMYK;
   jpeg_set_defaults(&codec);
   if (kind.is_rgb) jpeg_set_colorspace(&codec, JCS_RGB);
-  jpeg_set_quality(&codec, 85, TRUE);
+  jpeg_set_quality(&codec, kind.quality, TRUE);
   codec.comp_info[0].h_samp_factor = kind.horizontal;
   codec.comp_info[0].v_samp_factor = kind.vertical;
   if (kind.progressive) jpeg_simple_progression(&codec);

@@ -1,0 +1,56 @@
+// The coefficients of a JPEG in a form of our own, which is kept in the place of its pixels.
+//
+// All of a JPEG's pixels follow from its quantised coefficients, and no Huffman code has to be decoded again.  Rows of
+// blocks can be read by themselves, and columns can be passed over.
+//
+// Version 1, in the machine's byte order.  A header (`CoefficientHeader`); then, for each component and each of its
+// rows of blocks, where the row begins, and where the last one ends, uint32, counted from the beginning of the entry;
+// then the rows.  A row has, of its blocks from left to right:
+//   - heads, a byte each: how many bytes of its mask are there (0 … 8); kWideDc, kWideValues
+//   - counts, a byte each: how many values are bytes; the others are half bytes
+//   - what is added to the DC coefficient of the block before, int8, or int16 after kWideDc
+//   - masks, as many bytes as are not 0 from the lowest on: bit i, if coefficient i + 1 of the zigzag order is not 0
+//   - values of these coefficients, in their order: int8, or int16 after kWideValues; then half bytes, the lower first:
+//     v + 8 of a negative v, else v + 7
+// kCoefficientSlack bytes follow.
+#pragma once
+
+#include <cstdint>
+
+#include "arena.h"
+#include "jpeg_pixels.h"
+#include "span.h"
+
+namespace fastpipe {
+
+constexpr std::int64_t kCoefficientSlack = 256;  // bytes that reading may touch behind the last row
+
+// All coefficients of a file.
+struct JpegCoefficients {
+  JpegFrame frame;
+  // For each component and each of its rows of blocks: at least frame.planes[c].columns blocks, as those of
+  // CoefficientRows.
+  const std::int16_t* const* rows[3] = {};
+};
+
+// Write an entry.  Returns it, in the arena; no bytes where there is no memory, or it would have more than 2 GiB.
+Bytes pack_coefficients(const JpegCoefficients& coefficients, Arena& arena) noexcept;
+
+// Reads an entry, of which no byte is trusted.
+class KeptCoefficients : public CoefficientRows {
+ public:
+  // Begin to read an entry; false where it is none, or is damaged.
+  bool open(Bytes entry) noexcept;
+  const JpegFrame& frame() const noexcept { return frame_; }
+  bool read(std::int32_t row, std::int32_t first, std::int32_t count, std::int16_t* const* blocks,
+            const std::int64_t* pitches) noexcept override;
+
+ private:
+  bool read_row(std::int64_t number, std::int32_t columns, std::int32_t first, std::int32_t count,
+                std::int16_t* blocks) const noexcept;
+
+  Bytes entry_;
+  JpegFrame frame_;
+};
+
+}  // namespace fastpipe

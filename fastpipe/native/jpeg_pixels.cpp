@@ -1,0 +1,270 @@
+// The arithmetic is that of libjpeg-turbo, as its sources document it: the inverse DCT of C. Loeffler, A. Ligtenberg
+// and G. Moschytz, "Practical Fast 1-D DCT Algorithms with 11 Multiplications" (ICASSP 1989) with constants of 13 bits,
+// here as the sums of products that it is equal to; "triangle" upsampling, which weighs the nearer chroma sample by
+// 3/4; and the conversion of JFIF with factors of 16 bits.
+#include "jpeg_pixels.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels.h"
+#include "levels.h"
+
+namespace fastpipe {
+namespace {
+
+// The most that the absolute values of a block's column of multiplied coefficients add up to.  Up to here no number of
+// the transform needs more than 16 bits between its passes, and no variant of libjpeg-turbo loses one.
+constexpr int kMostOfColumn = 2900;
+
+// Bits that each pass rounds off.
+constexpr int kShiftOfColumns = 11, kShiftOfRows = 18;
+
+// Samples i and 7 - i are the sum and the difference of an even and an odd part.
+constexpr int kEven[4][4] = {// of coefficients 0, 4, 2, 6
+                             {8192, 8192, 10703, 4433},
+                             {8192, -8192, 4433, -10704},
+                             {8192, -8192, -4433, 10704},
+                             {8192, 8192, -10703, -4433}};
+constexpr int kOdd[4][4] = {// of coefficients 1, 3, 5, 7
+                            {11363, 9633, 6437, 2260},
+                            {9633, -2259, -11362, -6436},
+                            {6437, -11362, 2261, 9633},
+                            {2260, -6436, 9633, -11363}};
+
+// Of 2**16: how much a colour has of a chroma sample.
+constexpr int kRedOfRed = 91881, kGreenOfBlue = 22554, kGreenOfRed = 46802, kBlueOfBlue = 116130;
+
+// Kernels read and write up to kSlack bytes behind a row.
+constexpr std::int64_t kSlack = 64;
+
+struct PixelKernels {
+  // Transform blocks, which lie side by side, to eight rows of samples.  Blocks are read, and rows are written, up to a
+  // multiple of kBlocks.  Returns false where a block has coefficients that no encoder makes of 8 bits.
+  bool (*inverse_dct)(const std::int16_t* blocks, std::int64_t count, const std::uint16_t* steps, std::uint8_t* out,
+                      std::int64_t pitch);
+  // Convert YCbCr to three planes.
+  void (*to_rgb)(const std::uint8_t* luma, const std::uint8_t* blue, const std::uint8_t* red, std::int64_t count,
+                 std::uint8_t* const* to);
+  // Make a row between two rows; two columns of each, which lie side by side in a word; or both.  The samples before
+  // the first and behind the last are read.  sums: memory for count + 2.
+  void (*upsample_rows)(const std::uint8_t* near, const std::uint8_t* far, std::int64_t count, int bias,
+                        std::uint8_t* to);
+  void (*upsample_columns)(const std::uint8_t* from, std::int64_t count, std::uint16_t* to);
+  void (*upsample_both)(const std::uint8_t* near, const std::uint8_t* far, std::int64_t count, std::uint16_t* sums,
+                        std::uint16_t* to);
+};
+
+constexpr std::int64_t kBlocks = 4;
+
+#define FASTPIPE_BODY "jpeg_pixels_kernels.inc"
+#include "each_level.inc"
+#undef FASTPIPE_BODY
+
+// A range of rows or columns.
+struct Range {
+  std::int32_t begin = 0, end = 0;
+  std::int32_t size() const noexcept { return end - begin; }
+};
+
+Range joined(Range a, Range b) noexcept { return {std::min(a.begin, b.begin), std::max(a.end, b.end)}; }
+
+// The MCUs that hold samples, of which each has 8 * factor.
+Range mcus_of(Range samples, std::int32_t factor) noexcept {
+  return {samples.begin / (8 * factor), (samples.end - 1) / (8 * factor) + 1};
+}
+
+// The chroma samples along one side from which those of `luma` are made.  count: of all.
+Range chroma_of(Range luma, bool is_half, std::int32_t count) noexcept {
+  if (!is_half) return luma;
+  // The first of two is made with the sample before, too, and the second with the one behind.
+  return {std::max(0, (luma.begin + 1) / 2 - 1), std::min(count, luma.end / 2 + 1)};
+}
+
+// The samples of a component in the MCUs that are decoded.
+struct Plane {
+  std::uint8_t* samples = nullptr;
+  std::int64_t pitch = 0;
+  std::int32_t top = 0, left = 0;  // of the first sample, in the whole component
+
+  std::uint8_t* at(std::int32_t y, std::int32_t x) const noexcept { return samples + (y - top) * pitch + (x - left); }
+};
+
+class Decoding {
+ public:
+  Decoding(const JpegFrame& frame, CoefficientRows& rows, const Box& box) noexcept
+      : frame_(frame),
+        rows_(rows),
+        box_(box),
+        half_rows_(frame.planes[0].vertical == 2 && frame.components == 3),
+        half_columns_(frame.planes[0].horizontal == 2 && frame.components == 3) {
+    const Range x{box.left, box.right()}, y{box.top, box.bottom()};
+    luma_ = mcus_of(y, frame.planes[0].vertical);
+    columns_ = mcus_of(x, frame.planes[0].horizontal);
+    mcus_ = luma_;
+    if (frame.components == 3) {
+      chroma_ = mcus_of(chroma_of(y, half_rows_, chroma_size().height), 1);
+      columns_ = joined(columns_, mcus_of(chroma_of(x, half_columns_, chroma_size().width), 1));
+      mcus_ = joined(luma_, chroma_);
+    }
+  }
+
+  Status run(Arena& arena, Pixels* pixels) noexcept {
+    if (!allocate(arena)) return Status::declined(Reason::no_memory);
+    std::int32_t done = box_.top;
+    for (std::int32_t row = mcus_.begin; row < mcus_.end; ++row) {
+      if (!transform(row)) return Status::declined(Reason::damaged);
+      // The last row of chroma is needed for the row of pixels below it.
+      const std::int32_t complete = 8 * frame_.planes[0].vertical * (row + 1) - (half_rows_ ? 1 : 0);
+      const std::int32_t end = row + 1 == mcus_.end ? box_.bottom() : std::min(complete, box_.bottom());
+      for (; done < end; ++done) convert(done);
+    }
+    *pixels = {pixels_, pitch_, box_.height, box_.width, 3};
+    return Status::made();
+  }
+
+ private:
+  // Chroma samples of the whole image.
+  Size chroma_size() const noexcept {
+    return {half_rows_ ? (frame_.size.height + 1) / 2 : frame_.size.height,
+            half_columns_ ? (frame_.size.width + 1) / 2 : frame_.size.width};
+  }
+
+  bool allocate(Arena& arena) noexcept {
+    for (int c = 0; c < frame_.components; ++c) {
+      const JpegPlane& plane = frame_.planes[c];
+      const std::int64_t blocks = rounded(std::int64_t{columns_.size()} * plane.horizontal, kBlocks);
+      counts_[c] = 64 * blocks;
+      blocks_[c] = arena.array<std::int16_t>(static_cast<std::size_t>(counts_[c] * plane.vertical));
+      const std::int64_t pitch = 8 * blocks + 2 * kSlack, rows = std::int64_t{8} * plane.vertical * mcus_.size();
+      auto* memory = arena.array<std::uint8_t>(static_cast<std::size_t>(pitch * rows));
+      if (blocks_[c] == nullptr || memory == nullptr) return false;
+      planes_[c] = {memory + kSlack, pitch, 8 * plane.vertical * mcus_.begin, 8 * plane.horizontal * columns_.begin};
+    }
+    const std::int64_t width = rounded(std::int64_t{box_.width} + 2, kSlack) + kSlack;
+    for (std::uint8_t*& line : lines_) line = arena.array<std::uint8_t>(static_cast<std::size_t>(width));
+    for (std::uint8_t*& line : chroma_lines_) line = arena.array<std::uint8_t>(static_cast<std::size_t>(width));
+    sums_ = arena.array<std::uint16_t>(static_cast<std::size_t>(width));
+    pitch_ = rounded(std::int64_t{3} * box_.width, kSlack);
+    pixels_ = arena.array<std::uint8_t>(static_cast<std::size_t>(pitch_ * box_.height));
+    return lines_[2] != nullptr && lines_[0] != nullptr && lines_[1] != nullptr && chroma_lines_[0] != nullptr &&
+           chroma_lines_[1] != nullptr && sums_ != nullptr && pixels_ != nullptr;
+  }
+
+  // Decode a row of MCUs to samples.
+  bool transform(std::int32_t row) noexcept {
+    std::int16_t* blocks[3] = {};
+    for (int c = 0; c < frame_.components; ++c) {
+      const Range& needed = c == 0 ? luma_ : chroma_;
+      if (row < needed.begin || row >= needed.end) continue;
+      blocks[c] = blocks_[c];
+      std::memset(blocks[c], 0,
+                  static_cast<std::size_t>(counts_[c] * frame_.planes[c].vertical) * sizeof(std::int16_t));
+    }
+    if (!rows_.read(row, columns_.begin, columns_.size(), blocks, counts_)) return false;
+    for (int c = 0; c < frame_.components; ++c) {
+      if (blocks[c] == nullptr) continue;
+      const JpegPlane& plane = frame_.planes[c];
+      for (std::int32_t v = 0; v < plane.vertical; ++v) {
+        const std::int32_t y = 8 * (plane.vertical * row + v);
+        std::uint8_t* const to = planes_[c].at(y, planes_[c].left);
+        const std::int64_t count = std::int64_t{columns_.size()} * plane.horizontal;
+        if (!kernels_.inverse_dct(blocks[c] + v * counts_[c], count, plane.steps, to, planes_[c].pitch)) return false;
+        if (c > 0 && half_columns_) repeat_edges(planes_[c], y);
+      }
+    }
+    return true;
+  }
+
+  // Repeat the image's first and last samples of eight rows.
+  void repeat_edges(const Plane& plane, std::int32_t y) const noexcept {
+    const std::int32_t width = chroma_size().width;
+    for (std::int32_t i = y; i < y + 8; ++i) {
+      if (columns_.begin == 0) *plane.at(i, -1) = *plane.at(i, 0);
+      if (8 * columns_.end >= width) *plane.at(i, width) = *plane.at(i, width - 1);
+    }
+  }
+
+  // Make a row of pixels.
+  void convert(std::int32_t y) noexcept {
+    std::uint8_t* const to = pixels_ + std::int64_t{y - box_.top} * pitch_;
+    const std::uint8_t* const luma = planes_[0].at(y, box_.left);
+    if (frame_.components == 1) {
+      const std::uint8_t* const planes[3] = {luma, luma, luma};
+      return fastpipe::kernels().interleave(planes, box_.width, to);
+    }
+    const std::uint8_t* chroma[2];
+    for (int i = 0; i < 2; ++i) chroma[i] = upsampled(planes_[i + 1], y, chroma_lines_[i]);
+    kernels_.to_rgb(luma, chroma[0], chroma[1], box_.width, lines_);
+    fastpipe::kernels().interleave(lines_, box_.width, to);
+  }
+
+  // Return a row of chroma samples, one for each pixel of the box.
+  const std::uint8_t* upsampled(const Plane& plane, std::int32_t y, std::uint8_t* line) noexcept {
+    const std::int32_t here = half_rows_ ? y / 2 : y;
+    const bool is_first = y % 2 == 0;  // of the two rows that a row of chroma makes
+    const std::int32_t beside = is_first ? std::max(0, here - 1) : std::min(chroma_size().height - 1, here + 1);
+    const std::int32_t left = half_columns_ ? box_.left / 2 : box_.left;
+    const std::uint8_t* const near = plane.at(here, left);
+    const std::uint8_t* const far = plane.at(half_rows_ ? beside : here, left);
+    if (!half_columns_) {
+      if (!half_rows_) return near;
+      kernels_.upsample_rows(near, far, box_.width, is_first ? 1 : 2, line);
+      return line;
+    }
+    const std::int32_t count = (box_.right() - 1) / 2 + 1 - left;
+    auto* const pairs = reinterpret_cast<std::uint16_t*>(line);
+    if (half_rows_) {
+      kernels_.upsample_both(near, far, count, sums_, pairs);
+    } else {
+      kernels_.upsample_columns(near, count, pairs);
+    }
+    return line + box_.left % 2;
+  }
+
+  static std::int64_t rounded(std::int64_t value, std::int64_t to) noexcept { return (value + to - 1) / to * to; }
+
+  const JpegFrame& frame_;
+  CoefficientRows& rows_;
+  const Box box_;
+  const bool half_rows_, half_columns_;  // chroma has half of the luma's
+  const PixelKernels& kernels_ = table_in_use();
+  Range luma_, chroma_, mcus_;  // rows of MCUs of which luma, chroma, either is needed
+  Range columns_;               // of MCUs
+  Plane planes_[3];
+  std::int16_t* blocks_[3] = {};  // coefficients of a row of MCUs
+  std::int64_t counts_[3] = {};   // coefficients in a row of blocks
+  std::uint8_t* lines_[3] = {};   // a row of each colour
+  std::uint8_t* chroma_lines_[2] = {};
+  std::uint16_t* sums_ = nullptr;
+  std::uint8_t* pixels_ = nullptr;
+  std::int64_t pitch_ = 0;  // of the pixels
+};
+
+}  // namespace
+
+bool JpegFrame::complete() noexcept {
+  if (size.height <= 0 || size.width <= 0 || (components != 1 && components != 3)) return false;
+  const std::int32_t horizontal = planes[0].horizontal, vertical = planes[0].vertical;
+  if (horizontal < 1 || horizontal > 2 || vertical < 1 || vertical > 2) return false;
+  if (components == 1 && (horizontal != 1 || vertical != 1)) return false;
+  for (int c = 0; c < components; ++c) {
+    JpegPlane& plane = planes[c];
+    if (c > 0 && (plane.horizontal != 1 || plane.vertical != 1)) return false;
+    const std::int32_t width = (size.width * plane.horizontal + horizontal - 1) / horizontal;
+    const std::int32_t height = (size.height * plane.vertical + vertical - 1) / vertical;
+    if (c > 0 && horizontal == 2 && width <= 2) return false;
+    plane.columns = (width + 7) / 8;
+    plane.rows = (height + 7) / 8;
+    for (const std::uint16_t step : plane.steps) {
+      if (step == 0 || step > 0x7FFF) return false;
+    }
+  }
+  return true;
+}
+
+Status decode_pixels(const JpegFrame& frame, CoefficientRows& rows, Box box, Arena& arena, Pixels* pixels) noexcept {
+  return Decoding(frame, rows, box).run(arena, pixels);
+}
+
+}  // namespace fastpipe

@@ -1,0 +1,222 @@
+// Pixels from coefficients that are kept: those of libjpeg, bit for bit.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "../coefficients.h"
+#include "../jpeg.h"
+#include "../simd.h"
+#include "check.h"
+#include "make_jpeg.h"
+
+namespace {
+
+using namespace fastpipe;
+using namespace fastpipe::tests;
+
+Bytes bytes_of(const File& file) { return {file.data(), file.size()}; }
+
+// An entry in memory of its exact size, so that a sanitizer sees a read beyond it.
+struct Entry {
+  std::unique_ptr<std::uint8_t[]> memory;
+  std::size_t size = 0;
+  Bytes bytes() const { return {memory.get(), size}; }
+};
+
+Entry packed(const File& file) {
+  Arena arena;
+  JpegDecoder decoder;
+  Bytes bytes;
+  Entry entry;
+  if (!decoder.pack(bytes_of(file), arena, &bytes).is_made()) return entry;
+  entry.memory.reset(new std::uint8_t[bytes.size]);
+  entry.size = bytes.size;
+  std::memcpy(entry.memory.get(), bytes.data, bytes.size);
+  return entry;
+}
+
+bool same(const Pixels& one, const Pixels& other) {
+  if (one.height != other.height || one.width != other.width || one.channels != other.channels) return false;
+  for (std::int32_t y = 0; y < one.height; ++y) {
+    const auto size = static_cast<std::size_t>(one.width) * 3;
+    if (std::memcmp(one.data + y * one.pitch, other.data + y * other.pitch, size) != 0) return false;
+  }
+  return true;
+}
+
+Box random_box(Size size) {
+  Box box;
+  box.top = static_cast<std::int32_t>(random_below(static_cast<std::uint32_t>(size.height)));
+  box.left = static_cast<std::int32_t>(random_below(static_cast<std::uint32_t>(size.width)));
+  box.height = static_cast<std::int32_t>(1 + random_below(static_cast<std::uint32_t>(size.height - box.top)));
+  box.width = static_cast<std::int32_t>(1 + random_below(static_cast<std::uint32_t>(size.width - box.left)));
+  return box;
+}
+
+class Reader {
+ public:
+  // Whether a box of an entry has the pixels that libjpeg decodes of the file.
+  bool agrees(const File& file, const Entry& entry, Box box) {
+    arena_.reset();
+    Pixels expected, found;
+    if (!decoder_.decode(bytes_of(file), box, arena_, &expected).is_made()) return false;
+    return reads(entry.bytes(), box, &found) && same(expected, found);
+  }
+  bool reads(Bytes entry, Box box, Pixels* pixels) {
+    KeptCoefficients rows;
+    return rows.open(entry) && decode_pixels(rows.frame(), rows, box, arena_, pixels).is_made();
+  }
+  Arena& arena() { return arena_; }
+
+ private:
+  Arena arena_;
+  JpegDecoder decoder_;
+};
+
+constexpr Kind kKinds[] = {
+    {3, 1, 1, false, 0, false}, {3, 2, 1, false, 0, false}, {3, 2, 2, false, 0, false}, {3, 1, 2, false, 0, false},
+    {1, 1, 1, false, 0, false}, {3, 2, 2, true, 0, false},  {3, 1, 2, true, 0, false},  {3, 2, 2, false, 3, false},
+};
+
+TEST("coefficients: parts of images of many sizes, kinds and qualities, at each level") {
+  for (int level = 0; level <= static_cast<int>(best_level()); ++level) {
+    CHECK(force_level(static_cast<Level>(level)));
+    Reader reader;
+    int wrong = 0, declined = 0;
+    for (int i = 0; i < 400; ++i) {
+      const std::uint32_t most = i % 3 == 0 ? 12 : i % 3 == 1 ? 70 : 300;
+      const Size size{static_cast<std::int32_t>(1 + random_below(most)),
+                      static_cast<std::int32_t>(1 + random_below(most))};
+      Kind kind = kKinds[random_below(std::size(kKinds))];
+      kind.quality = static_cast<int>(1 + random_below(100));
+      const File file = encoded(size, kind);
+      const Entry entry = packed(file);
+      if (entry.size == 0) {
+        // Chroma of one or two columns is upsampled in another way.
+        CHECK(kind.horizontal == 2 && size.width <= 4);
+        ++declined;
+        continue;
+      }
+      wrong += reader.agrees(file, entry, {0, 0, size.height, size.width}) ? 0 : 1;
+      for (int k = 0; k < 12; ++k) wrong += reader.agrees(file, entry, random_box(size)) ? 0 : 1;
+    }
+    CHECK(wrong == 0);
+    CHECK(declined < 100);
+  }
+  CHECK(force_level(best_level()));
+}
+
+TEST("coefficients: entries of all levels are the same") {
+  for (const int quality : {3, 50, 85, 100}) {
+    Kind kind = kKinds[2];
+    kind.quality = quality;
+    const File file = encoded({75, 131}, kind);
+    CHECK(force_level(Level::baseline));
+    const Entry expected = packed(file);
+    for (int level = 1; level <= static_cast<int>(best_level()); ++level) {
+      CHECK(force_level(static_cast<Level>(level)));
+      const Entry found = packed(file);
+      CHECK(found.size == expected.size && std::memcmp(found.memory.get(), expected.memory.get(), found.size) == 0);
+    }
+  }
+}
+
+TEST("coefficients: damaged entries") {
+  Reader reader;
+  Kind kind = kKinds[2];
+  kind.quality = 97;
+  const Entry good = packed(encoded({60, 90}, kind));
+  int opened = 0;
+  for (int i = 0; i < 20000; ++i) {
+    Entry entry;
+    entry.size = i % 4 == 0 ? random_below(static_cast<std::uint32_t>(good.size) + 1) : good.size;
+    entry.memory.reset(new std::uint8_t[entry.size]);
+    std::memcpy(entry.memory.get(), good.memory.get(), entry.size);
+    const std::uint32_t below =
+        static_cast<std::uint32_t>(i % 2 == 0 ? entry.size : std::min<std::size_t>(entry.size, 600));
+    for (std::uint32_t k = random_below(4); k > 0 && below > 0; --k) {
+      entry.memory[random_below(below)] = static_cast<std::uint8_t>(random_below(256));
+    }
+    KeptCoefficients rows;
+    if (!rows.open(entry.bytes())) continue;
+    ++opened;
+    reader.arena().reset();
+    const Size size = rows.frame().size;
+    Pixels pixels;
+    static_cast<void>(decode_pixels(rows.frame(), rows,
+                                    random_box({std::min(size.height, 200), std::min(size.width, 200)}), reader.arena(),
+                                    &pixels)
+                          .is_made());
+  }
+  CHECK(opened > 1000);
+}
+
+// A file whose blocks have these coefficients, row by row.
+File with_block(const std::vector<int>& block) {
+  jpeg_compress_struct codec;
+  jpeg_error_mgr errors;
+  codec.err = jpeg_std_error(&errors);
+  jpeg_create_compress(&codec);
+  unsigned char* memory = nullptr;
+  unsigned long length = 0;
+  jpeg_mem_dest(&codec, &memory, &length);
+  codec.image_height = codec.image_width = 8;
+  codec.input_components = 1;
+  codec.in_color_space = JCS_GRAYSCALE;
+  jpeg_set_defaults(&codec);
+  jpeg_set_quality(&codec, 100, TRUE);
+  codec.optimize_coding = TRUE;
+  auto common = reinterpret_cast<j_common_ptr>(&codec);
+  jvirt_barray_ptr array = codec.mem->request_virt_barray(common, JPOOL_IMAGE, TRUE, 1, 1, 1);
+  jvirt_barray_ptr arrays[] = {array};
+  jpeg_write_coefficients(&codec, arrays);
+  JBLOCKARRAY rows = codec.mem->access_virt_barray(common, array, 0, 1, TRUE);
+  for (std::size_t i = 0; i < 64; ++i) rows[0][0][i] = static_cast<JCOEF>(block[i]);
+  jpeg_finish_compress(&codec);
+  jpeg_destroy_compress(&codec);
+  File file(memory, memory + length);
+  std::free(memory);
+  return file;
+}
+
+TEST("coefficients: the largest that are decoded, and larger ones") {
+  Reader reader;
+  for (int level = 0; level <= static_cast<int>(best_level()); ++level) {
+    CHECK(force_level(static_cast<Level>(level)));
+    int wrong = 0, made = 0, declined = 0;
+    for (int i = 0; i < 3000; ++i) {
+      std::vector<int> block(64);
+      const int most = i % 3 == 0 ? 1023 : i % 3 == 1 ? 250 : 400;
+      for (int& value : block) {
+        if (i % 5 > 1 || random_below(8) == 0) {
+          value = static_cast<int>(random_below(static_cast<std::uint32_t>(2 * most + 1))) - most;
+        }
+      }
+      const File file = with_block(block);
+      const Entry entry = packed(file);
+      reader.arena().reset();
+      Pixels pixels;
+      int largest = 0;
+      for (int x = 0; x < 8; ++x) {
+        int sum = 0;
+        for (int y = 0; y < 8; ++y) sum += std::abs(block[static_cast<std::size_t>(8 * y + x)]);
+        largest = std::max(largest, sum);
+      }
+      if (largest > 2900) {
+        wrong += reader.reads(entry.bytes(), {0, 0, 8, 8}, &pixels) ? 1 : 0;
+        ++declined;
+      } else {
+        wrong += reader.agrees(file, entry, {0, 0, 8, 8}) ? 0 : 1;
+        ++made;
+      }
+    }
+    CHECK(wrong == 0);
+    CHECK(made > 300 && declined > 300);
+  }
+  CHECK(force_level(best_level()));
+}
+
+}  // namespace
