@@ -96,6 +96,10 @@ class Cache:
     that has changed is decoded again.  Images and HDF5 chunks are never evicted.  If not all images fit, the
     images in the cache are read from it in every epoch, and the other images are decoded in every epoch.
 
+    Images can be kept in two forms.  Pixels take the least time, and about 6 to 10 times the bytes of a JPEG.
+    Coefficients take about 1.4 times the bytes of a JPEG: the result of its slowest step, entropy decoding.
+    Their pixels are the same, bit for bit.
+
     Args:
         where: ``"ram"`` keeps data in memory.  All threads, worker processes and other processes of
             this user on this machine share one cache if their ``max_bytes`` are equal.  The last process
@@ -106,6 +110,10 @@ class Cache:
             when the cache is created.  In a container, only the memory of the container's cgroup counts.
         dir: with ``"disk"``, an existing or new folder.  The cache creates a folder ``fastpipe-decoded``
             of mode 0700 in ``dir``.  By default, this folder is in the user's cache folder.
+        form: what is kept of an image.  ``"pixels"`` keeps all of its pixels, after
+            ``Decode(short_side=…)``.  ``"coefficients"`` keeps the coefficients of 8-bit JPEGs, grey ones and those
+            of YCbCr with usual chroma subsampling (4:4:4, 4:2:2, 4:4:0, 4:2:0) up to about 40 million pixels,
+            and nothing of other images.  It applies to images only.
 
     For volumes, decoded parts are kept in memory from their first use on, up to ``max_bytes``.  If more room
     is needed, the least useful parts are evicted.  ``"disk"`` is not available for volumes.
@@ -114,14 +122,18 @@ class Cache:
 
     >>> Cache("ram", max_bytes=8 << 30)
     Cache(where='ram', max_bytes=8589934592)
+    >>> Cache("disk", dir="/nvme", form="coefficients")
+    Cache(where='disk', dir='/nvme', form='coefficients')
     """
 
     where: Literal["auto", "ram", "disk", "off"] = "auto"
     max_bytes: int | Literal["auto"] = "auto"
     dir: str | os.PathLike[str] | None = None
+    form: Literal["pixels", "coefficients"] = "pixels"
 
     def __post_init__(self) -> None:
         _check_choice("Cache(where=…)", self.where, ("auto", "ram", "disk", "off"))
+        _check_choice("Cache(form=…)", self.form, ("pixels", "coefficients"))
         _check_count(self, "max_bytes", "bytes", "; where='off' keeps nothing")
         if self.dir is not None:
             if self.where != "disk":

@@ -183,9 +183,9 @@ class EntryStore:
         found = self._table.find(digest)
         return None if found is None else Entry(*found)
 
-    def images(self, tag: bytes, *, marks: bool) -> Any:
-        """Return the native core's object that finds images in this store.  ``tag`` is explained at
-        ``identify``.  With ``marks``, an image is stored only at its second use."""
+    def images(self, tag: bytes, *, marks: bool, of_coefficients: bool = False) -> Any:
+        """Return the native core's object that finds images, or their coefficients, in this store.  ``tag`` is
+        explained at ``identify``.  With ``marks``, an image is stored only at its second use."""
         return native.KeptImages(
             self._table,
             self._data,
@@ -194,6 +194,7 @@ class EntryStore:
             tag,
             self._verify,
             self._marks if marks else 0,
+            of_coefficients,
             self,
         )
 

@@ -70,12 +70,12 @@ class ImageBatch(PendingBatch):
     The arguments are those of ``PendingBatch``. ``memory`` is an array (N, …), a ``RowsOf``, or None.
 
     Attributes:
-        when_seen: called with the number of images whose sizes the engine has read, and with the total size
-            of these images after decoding, in bytes.
+        when_seen: called with the number of images whose sizes the engine has read, the number of bytes of all
+            their pixels, and about the number of bytes of all their coefficients.
         note: called with a sample's path before Python fetches or makes the sample, in the same thread.
     """
 
-    when_seen: Callable[[int, int], None] | None = None
+    when_seen: Callable[[int, int, int], None] | None = None
     note: Callable[[str], None] | None = None
 
     def __init__(
@@ -206,8 +206,8 @@ class ImageBatch(PendingBatch):
     def _look(self) -> None:
         """Find out which samples are left to Python after the engine has finished."""
         if self.when_seen is not None:
-            images, pixels = self._batch.seen
-            self.when_seen(images, 3 * pixels)
+            images, pixels, coefficients = self._batch.seen
+            self.when_seen(images, 3 * pixels, coefficients)
         outcomes = self._statuses[:, 0]
         if (outcomes == PENDING).any():
             raise ClosedError("the interpreter ends before the batch is made")
@@ -257,7 +257,7 @@ class ImageBatch(PendingBatch):
             self._errors[number] = error
 
     def _keep(self, number: int) -> None:
-        """Store the whole image of a sample in the cache."""
+        """Store the whole image of a sample, or its coefficients, in the cache."""
         assert self._kept is not None
         from fastpipe.core.file_identity import FileIdentity
 

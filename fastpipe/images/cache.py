@@ -1,4 +1,4 @@
-"""A cache of decoded images. An image is found by the file from which the image was decoded."""
+"""A cache of images: their pixels, or their coefficients. An image is found by the file that it comes from."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from fastpipe.core.cache_store import Entry, EntryStore
 from fastpipe.core.caches import open_cache_store
 from fastpipe.core.extras import require
 from fastpipe.core.file_identity import FileIdentity, identify, identify_object
+from fastpipe.core.native import native
 from fastpipe.core.types import Box, EncodedImage, Size, UInt8Array
 from fastpipe.images.pixels import fold, render
 from fastpipe.images.steps import described_short_side, resized_size
@@ -30,7 +31,8 @@ class KeptBatch(NamedTuple):
 
 
 class ImageCache:
-    """A cache of decoded images of files, for one set of decoding options.
+    """A cache of images of files, for one set of decoding options.  Python code uses the pixels that are stored;
+    only the native core uses coefficients.
 
     Args:
         store: the memory store or disk store; other datasets may share the store.
@@ -38,11 +40,14 @@ class ImageCache:
         expected: the number of the dataset's images, or None. If a number is given, the cache is used only if
             all images fit, and stores an image only when the image is used a second time. If None is given,
             the cache stores images as long as they fit.
+        form: ``"pixels"`` or ``"coefficients"``.
     """
 
-    def __init__(self, store: EntryStore, tag: str, expected: int | None = None) -> None:
+    def __init__(self, store: EntryStore, tag: str, expected: int | None = None, form: str = "pixels") -> None:
         self.store = store
-        self._tag, self._expected = tag, expected
+        self._is_of_pixels = form == "pixels"
+        self._tag = tag if self._is_of_pixels else f"{tag} {native.coefficients_version()}"
+        self._expected = expected
         self._tags: dict[str, bytes] = {}  # the hashed tags, by rules
         self._native: dict[str, Any] = {}  # the native cache of the last batch, by rules
         self._seen = self._seen_nbytes = 0
@@ -51,7 +56,8 @@ class ImageCache:
         """Return a line that says where images are stored."""
         where = "memory" if self.store.is_in_memory else "files"
         when = "" if self._expected is None else ", from their second use on and if all fit"
-        return f"decoded images  →  kept in {where}, up to {self.store.max_bytes / 1e9:.1f} GB{when}"
+        what = "decoded images" if self._is_of_pixels else "coefficients of JPEGs"
+        return f"{what}  →  kept in {where}, up to {self.store.max_bytes / 1e9:.1f} GB{when}"
 
     def identify(self, path: str, rules: str = "") -> FileIdentity:
         """Identify a file by its present state. Raise an OSError if there is no file.
@@ -81,7 +87,11 @@ class ImageCache:
             return None
         images = self._native.get(rules)
         if images is None:
-            images = self.store.images(self._tag_of(rules), marks=self._expected is not None)
+            images = self.store.images(
+                self._tag_of(rules),
+                marks=self._expected is not None,
+                of_coefficients=not self._is_of_pixels,
+            )
             self._native = {rules: images}
         self.store.refreshed()
         mean = self._seen_nbytes // self._seen if self._seen else 1
@@ -89,16 +99,18 @@ class ImageCache:
         return KeptBatch(images, most // max(self._expected or 1, 1), rules, keep)
 
     def find(self, file: FileIdentity) -> Entry | None:
-        """Return the stored image of a file; None if no image of the file's present state is stored."""
-        return self.store.find(file.digest)
+        """Return the stored pixels of a file; None if no pixels of the file's present state are stored."""
+        return self.store.find(file.digest) if self._is_of_pixels else None
 
     def rows(self, entry: Entry, first: int, count: int) -> UInt8Array:
         """Return rows of an image, uint8 (count, width, channels). Raise an OSError if they were deleted."""
         return self.store.read(entry, first, count)
 
-    def saw(self, images: int, nbytes: int) -> None:
-        """Record that this number of images, of this size in all, were decoded."""
-        self._seen, self._seen_nbytes = self._seen + images, self._seen_nbytes + nbytes
+    def saw(self, images: int, pixels: int, coefficients: int) -> None:
+        """Record that this number of images were decoded, and how many bytes all of their pixels, and about how
+        many bytes all of their coefficients take."""
+        self._seen += images
+        self._seen_nbytes += pixels if self._is_of_pixels else coefficients
 
     @property
     def is_worth_asking(self) -> bool:
@@ -108,9 +120,9 @@ class ImageCache:
         return self._expected * self._seen_nbytes / self._seen <= self.store.max_bytes
 
     def wants(self, file: FileIdentity, nbytes: int) -> bool:
-        """Return whether an image of this many bytes would be stored. If not, the caller need not decode the
+        """Return whether pixels of this many bytes would be stored. If not, the caller need not decode the
         whole image."""
-        if not file.is_settled or not self.store.has_room(nbytes):
+        if not self._is_of_pixels or not file.is_settled or not self.store.has_room(nbytes):
             return False
         if self._expected is not None and not self.store.mark(file.digest):
             return False
@@ -125,7 +137,8 @@ class ImageCache:
         return self._expected * mean <= self.store.max_bytes
 
     def keep(self, file: FileIdentity, pixels: UInt8Array, flags: int = 0) -> bool:
-        """Store an image, uint8 (H, W, C), C-contiguous. Return whether the image is stored now."""
+        """Store an image, uint8 (H, W, C), C-contiguous, or coefficients, uint8 (1, N, 1). Return whether they are
+        stored now."""
         # Notes help processes that open the files later. Memory does not outlive its users.
         note = b"" if self.store.is_in_memory else file.note()
         return self.store.put(file.digest, pixels, flags, note)
@@ -139,7 +152,9 @@ def open_cache(option: Cache, tag: str, count: int) -> ImageCache | None:
     if option.where == "off":
         return None
     store = open_cache_store(option)
-    return None if store is None else ImageCache(store, tag, count if option.where == "auto" else None)
+    if store is None:
+        return None
+    return ImageCache(store, tag, count if option.where == "auto" else None, option.form)
 
 
 # ---- whole images: images with stored rows, and images that are shrunk before all other steps ---------

@@ -156,8 +156,10 @@ def kept_chunks(table: EntryTable, descriptor: int, memory: Annotated[NDArray[nu
 class KeptImages:
     """Where a batch looks for decoded images: see fastpipe/native/kept.h."""
 
-    def __init__(self, table: EntryTable, descriptor: int, memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, size: int, tag: bytes, verifies: bool, marks: int, owner: object) -> None:
-        """owner: lives as long as this, and closes the descriptor."""
+    def __init__(self, table: EntryTable, descriptor: int, memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, size: int, tag: bytes, verifies: bool, marks: int, of_coefficients: bool, owner: object) -> None:
+        """
+        of_coefficients: of these, not of pixels; owner: lives as long as this, and closes the descriptor.
+        """
 
     def have(self, states: Annotated[NDArray[numpy.uint64], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> list[bool]:
         """
@@ -415,8 +417,10 @@ class ImageBatch(Batch):
         """
 
     @property
-    def seen(self) -> tuple[int, int]:
-        """Images whose sizes are known, and their pixels in all."""
+    def seen(self) -> tuple[int, int, int]:
+        """
+        Images whose sizes are known, their pixels in all, and about how many bytes their coefficients take.
+        """
 
     @property
     def whole(self) -> list[int]:
@@ -424,7 +428,7 @@ class ImageBatch(Batch):
 
     def take_whole(self, item: int) -> tuple[bytes, bytes, NDArray[numpy.uint8], int]:
         """
-        Such an image, once: its digest, its file's state, uint8 (H, W, bytes of a pixel), and the pixels of its file.
+        Such an image, once: its digest, its file's state, uint8 (H, W, bytes of a pixel), or its coefficients as (1, N, 1), and the pixels of its file.
         """
 
 def fold(steps: Sequence[Step], height: int, width: int, parameters: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> tuple[tuple[int, int, int, int], tuple[int, int, int, int], tuple[int, int], tuple[int, int, int], tuple[int, int], int, bool, tuple[int, int, int, int], tuple[bool, bool], tuple[bool, bool], int, int] | None:
@@ -494,6 +498,11 @@ def read_files(paths: list[bytes]) -> list[tuple[bytes, tuple[int, int, bool, in
 
 def jpeg_version() -> str:
     """The version of libjpeg-turbo."""
+
+def coefficients_version() -> int:
+    """
+    The version of the form in which coefficients are kept: see fastpipe/native/coefficients.h.
+    """
 
 def skip_resampling(skips: bool) -> None:
     """For benchmarks: images are read and decoded only."""

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 
 #include "levels.h"
 
@@ -12,7 +13,6 @@ namespace {
 constexpr char kMagic[8] = {'f', 'p', 'c', 'o', 'e', 'f', '1', '\n'};
 constexpr std::uint8_t kMaskBytes = 15, kWideDc = 16, kWideValues = 32;  // of a head
 constexpr std::int64_t kMostOfBlock = 2 + 2 + 8 + 2 * 63;                // bytes
-constexpr std::int64_t kMostOfEntry = std::int64_t{1} << 31;
 
 struct CoefficientHeader {
   char magic[8];
@@ -152,7 +152,7 @@ Bytes pack_coefficients(const JpegCoefficients& coefficients, Arena& arena) noex
   }
   const auto head_size = static_cast<std::int64_t>(sizeof(CoefficientHeader) + sizeof(std::uint32_t) * (rows + 1));
   const std::int64_t most = head_size + kMostOfBlock * blocks + kCoefficientSlack;
-  if (most > kMostOfEntry) return {};
+  if (most > std::numeric_limits<std::uint32_t>::max()) return {};
   auto* const entry = arena.array<std::uint8_t>(static_cast<std::size_t>(most));
   auto* const streams = arena.array<std::uint8_t>(static_cast<std::size_t>(kMostOfBlock * widest + kCoefficientSlack));
   if (entry == nullptr || streams == nullptr) return {};
@@ -190,7 +190,9 @@ Bytes pack_coefficients(const JpegCoefficients& coefficients, Arena& arena) noex
   }
   note_begin();
   std::memset(to, 0, static_cast<std::size_t>(kCoefficientSlack));
-  return {entry, static_cast<std::size_t>(to + kCoefficientSlack - entry)};
+  const std::int64_t size = to + kCoefficientSlack - entry;
+  if (size > kMostOfEntry) return {};
+  return {entry, static_cast<std::size_t>(size)};
 }
 
 bool KeptCoefficients::open(Bytes entry) noexcept {

@@ -3,7 +3,7 @@
 // All of a JPEG's pixels follow from its quantised coefficients, and no Huffman code has to be decoded again.  Rows of
 // blocks can be read by themselves, and columns can be passed over.
 //
-// Version 1, in the machine's byte order.  A header (`CoefficientHeader`); then, for each component and each of its
+// The form, in the machine's byte order.  A header (`CoefficientHeader`); then, for each component and each of its
 // rows of blocks, where the row begins, and where the last one ends, uint32, counted from the beginning of the entry;
 // then the rows.  A row has, of its blocks from left to right:
 //   - heads, a byte each: how many bytes of its mask are there (0 … 8); kWideDc, kWideValues
@@ -23,7 +23,9 @@
 
 namespace fastpipe {
 
+constexpr int kCoefficientsVersion = 1;
 constexpr std::int64_t kCoefficientSlack = 256;  // bytes that reading may touch behind the last row
+constexpr std::int64_t kMostOfEntry = (std::int64_t{1} << 24) - 1;  // bytes: of an image of about 40 million pixels
 
 // All coefficients of a file.
 struct JpegCoefficients {
@@ -33,7 +35,7 @@ struct JpegCoefficients {
   const std::int16_t* const* rows[3] = {};
 };
 
-// Write an entry.  Returns it, in the arena; no bytes where there is no memory, or it would have more than 2 GiB.
+// Write an entry.  Returns it, in the arena; no bytes where there is no memory, or it would have more than kMostOfEntry bytes.
 Bytes pack_coefficients(const JpegCoefficients& coefficients, Arena& arena) noexcept;
 
 // Reads an entry, of which no byte is trusted.
@@ -42,6 +44,7 @@ class KeptCoefficients : public CoefficientRows {
   // Begin to read an entry; false where it is none, or is damaged.
   bool open(Bytes entry) noexcept;
   const JpegFrame& frame() const noexcept { return frame_; }
+  std::size_t nbytes() const noexcept { return entry_.size; }
   bool read(std::int32_t row, std::int32_t first, std::int32_t count, std::int16_t* const* blocks,
             const std::int64_t* pitches) noexcept override;
 

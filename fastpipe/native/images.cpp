@@ -51,6 +51,9 @@ Status decode_part(const ImageSource& source, const Box& part, Scratch& scratch,
     *pixels = inside({rows, row, part.height, source.size.width, 3}, {0, part.left, part.height, part.width});
     return Status::made();
   }
+  if (source.coefficients != nullptr) {
+    return decode_pixels(source.coefficients->frame(), *source.coefficients, part, scratch.arena, pixels);
+  }
   if (source.png.is_png()) {
     return decode_png(source.file, source.png, part, scratch.arena, scratch.codecs, pixels);
   }
@@ -234,6 +237,14 @@ struct ImageBatch::Opened {
   bool is_to_be_kept = false;
   FileState state;
   Digest digest;
+  KeptCoefficients coefficients;  // which `source` refers to, if there are some
+
+  bool takes_coefficients(const std::uint8_t* entry, std::int64_t nbytes) noexcept {
+    if (entry == nullptr || !coefficients.open({entry, static_cast<std::size_t>(nbytes)})) return false;
+    source.coefficients = &coefficients;
+    source.size = coefficients.frame().size;
+    return true;
+  }
 };
 
 // Look for an image where it is kept.  Made where it is there, or where it is to be made from its file.
@@ -253,8 +264,19 @@ Status ImageBatch::look_up(std::int64_t item, Scratch& scratch, Opened* opened) 
   }
   opened->digest = blake2b(opened->state.bytes(), {tag, tag_size});
   KeptImage found;
-  const std::int32_t channels = plan->keeps_samples ? plan->how.channels * word_before(*plan) : 3;
+  const bool of_coefficients = kept->form == KeptForm::coefficients;
+  const std::int32_t channels = of_coefficients ? 1 : plan->keeps_samples ? plan->how.channels * word_before(*plan) : 3;
   const Lookup looked = find_kept(*kept, opened->digest, channels, plan->max_pixels, scratch.arena, &found);
+  if (of_coefficients && looked != Lookup::missing) {
+    const std::uint8_t* entry = nullptr;
+    if (looked == Lookup::found) {
+      const std::int64_t nbytes = found.size.width;
+      entry = kept->memory != nullptr ? kept->memory + found.offset
+                                      : read_kept(*kept, found.offset, nbytes, scratch.arena);
+      opened->is_kept = opened->takes_coefficients(entry, nbytes);
+    }
+    return Status::made();  // from its file, if the entry cannot be used
+  }
   if (looked == Lookup::found) {
     if (memory == nullptr && then == nullptr)
       return Status::declined(Reason::asked);  // an image takes more from its file than pixels
@@ -281,11 +303,11 @@ Status ImageBatch::open(std::int64_t item, Scratch& scratch, Opened* opened) {
   ImageSource& source = opened->source;
   if (input.is_left) return Status::declined(Reason::asked);
   if (input.data != nullptr) {
+    source.file = {input.data, static_cast<std::size_t>(input.size)};
     if (kept != nullptr && states != nullptr) {
       const Status status = look_up(item, scratch, opened);
       if (!status.is_made() || !source.is_encoded()) return status;
     }
-    source.file = {input.data, static_cast<std::size_t>(input.size)};
   } else {
     const std::int64_t begun = now_ns();
     const std::size_t length = static_cast<std::size_t>(paths.ends[item] - paths.starts[item]);
@@ -299,7 +321,10 @@ Status ImageBatch::open(std::int64_t item, Scratch& scratch, Opened* opened) {
     note(path);
     opened->path = path;
     Status status = kept == nullptr ? Status::made() : look_up(item, scratch, opened);
-    if (status.is_made() && source.is_encoded()) status = read_file(path, scratch.arena, &source.file);
+    const bool takes_file = keeps_files && memory == nullptr && source.coefficients != nullptr;
+    if (status.is_made() && (source.is_encoded() || takes_file)) {
+      status = read_file(path, scratch.arena, &source.file);
+    }
     totals.read.fetch_add(now_ns() - begun, std::memory_order_relaxed);
     if (!status.is_made() || !source.is_encoded()) return status;
   }
@@ -319,6 +344,22 @@ Status ImageBatch::open(std::int64_t item, Scratch& scratch, Opened* opened) {
     return Status::declined(Reason::too_large);
   }
   return Status::made();
+}
+
+// Take an image's coefficients, which are to be kept, from its file; what is done to it then begins from them.  Files of
+// which none are kept are decoded as usual.
+void ImageBatch::make_coefficients(std::int64_t item, Scratch& scratch, Opened* opened) {
+  const ImageSource& source = opened->source;
+  Bytes entry;
+  if (!source.is_jpeg() || !scratch.jpeg.pack(source.file, scratch.arena, &entry).is_made()) return;
+  const auto nbytes = static_cast<std::int64_t>(entry.size);
+  if (nbytes > most_nbytes || whole_nbytes_.fetch_add(nbytes) + nbytes > kMostWhole) return;
+  MadeImage made = allocated(entry.size, 1, static_cast<std::int32_t>(nbytes));
+  if (made.data == nullptr) return;
+  std::memcpy(made.data.get(), entry.data, entry.size);
+  const std::int64_t file_pixels = std::int64_t{source.size.height} * source.size.width;
+  if (!opened->takes_coefficients(made.data.get(), nbytes)) return;
+  whole_[static_cast<std::size_t>(item)] = {std::move(made), opened->digest, opened->state, file_pixels};
 }
 
 // Decode all of an image, make it smaller where the plan says so, and keep it where that is wanted; what is done to it
@@ -357,7 +398,7 @@ Status ImageBatch::make_whole(std::int64_t item, Scratch& scratch, Opened* opene
   if (pixels == nullptr) return Status::declined(Reason::no_memory);
   const Status status = draw(whole, source, as_it_is, plan->scaled, scratch, pixels, &totals);
   if (!status.is_made()) return status;
-  source = {to, source.file, {}, {pixels, row, to.height, to.width, 3}, nullptr, 0};
+  source = {to, source.file, {}, {pixels, row, to.height, to.width, 3}, nullptr, 0, nullptr};
   if (is_kept) {
     whole_[static_cast<std::size_t>(item)] = {std::move(made), opened->digest, opened->state,
                                               std::int64_t{before.height} * before.width};
@@ -438,10 +479,17 @@ Status ImageBatch::make(std::int64_t item, Scratch& scratch) {
 Status ImageBatch::make_image(std::int64_t item, Scratch& scratch, Opened* opened) {
   ImageSource& source = opened->source;
   Status status = Status::made();
-  if (source.is_encoded()) status = make_whole(item, scratch, opened);
+  if (opened->is_to_be_kept && kept->form == KeptForm::coefficients) {
+    make_coefficients(item, scratch, opened);
+    opened->is_to_be_kept = false;
+  }
+  if (source.is_encoded() || source.coefficients != nullptr) status = make_whole(item, scratch, opened);
   if (!status.is_made()) return status;
   totals.images.fetch_add(1, std::memory_order_relaxed);
   totals.pixels.fetch_add(std::int64_t{source.size.height} * source.size.width, std::memory_order_relaxed);
+  const bool has_coefficients = source.coefficients != nullptr;
+  const auto nbytes = static_cast<std::int64_t>(has_coefficients ? source.coefficients->nbytes() : source.file.size);
+  totals.coefficients.fetch_add(has_coefficients ? nbytes : nbytes + nbytes / 2, std::memory_order_relaxed);
   Region region;
   const double* numbers = parameters == nullptr ? nullptr : parameters + item * plan->draws;
   if (!fold(plan->steps, source.size, numbers, &region)) return Status::declined(Reason::not_folded);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "augment.h"
+#include "coefficients.h"
 #include "engine.h"
 #include "geometry.h"
 #include "kept.h"
@@ -68,7 +69,7 @@ struct MadeImage {
   std::int32_t height = 0, width = 0;  // of it
 };
 
-// A whole image, and which it is.
+// A whole image, or its coefficients, and which it is.
 struct WholeImage {
   MadeImage image;
   Digest digest;
@@ -76,9 +77,10 @@ struct WholeImage {
   std::int64_t file_pixels = 0;  // that its file has
 };
 
-// Sums over a batch's samples: nanoseconds by stage; images whose size is known, and their pixels.
+// Sums over a batch's samples: nanoseconds by stage; images whose size is known, their pixels, and about the bytes that
+// their coefficients take.
 struct Totals {
-  std::atomic<std::int64_t> read{0}, decode{0}, transform{0}, images{0}, pixels{0};
+  std::atomic<std::int64_t> read{0}, decode{0}, transform{0}, images{0}, pixels{0}, coefficients{0};
 };
 
 // A batch.  Of samples that are kept, scaled or TensorFlow's `memory` and `sample_size` are given.  All pointers are
@@ -120,6 +122,7 @@ class ImageBatch : public Work {
   Status make(std::int64_t item, Scratch& scratch);
   Status open(std::int64_t item, Scratch& scratch, Opened* opened);
   Status look_up(std::int64_t item, Scratch& scratch, Opened* opened);
+  void make_coefficients(std::int64_t item, Scratch& scratch, Opened* opened);
   Status make_whole(std::int64_t item, Scratch& scratch, Opened* opened);
   Status make_image(std::int64_t item, Scratch& scratch, Opened* opened);
   Status make_changed(std::int64_t item, Scratch& scratch, const Region& region, const ImageSource& source);
@@ -131,7 +134,8 @@ class ImageBatch : public Work {
   std::atomic<std::int64_t> whole_nbytes_{0};
 };
 
-// What the pixels of an image are taken from: decoded ones, a kept image that is not in memory, or a trusted file.
+// What the pixels of an image are taken from: decoded ones, a kept image that is not in memory, coefficients, or a
+// trusted file.
 struct ImageSource {
   Size size;
   Bytes file;  // a JPEG, or a PNG if there is a header of one
@@ -139,7 +143,8 @@ struct ImageSource {
   Pixels pixels;                     // of the whole image; no data where they are not there
   const KeptImages* kept = nullptr;  // null where it is not there
   std::int64_t offset = 0;           // where in it
-  bool is_encoded() const { return pixels.data == nullptr && kept == nullptr; }
+  KeptCoefficients* coefficients = nullptr;
+  bool is_encoded() const { return pixels.data == nullptr && kept == nullptr && coefficients == nullptr; }
   bool is_jpeg() const { return is_encoded() && !png.is_png(); }
 };
 

@@ -1,4 +1,4 @@
-// Decoded images and chunks that are kept: found by the state of the file that they were decoded from.
+// Images and chunks that are kept: found by the state of the file that they come from.
 #pragma once
 
 #include <atomic>
@@ -37,8 +37,13 @@ struct KeptStore {
   std::string tag;                       // 64 bytes at most, of which digests are made: see below
 };
 
-// Images in a store.  The tag is all but the file that decides what an image's pixels are.
-struct KeptImages : KeptStore {};
+// What is kept of an image: its pixels, or the entry of coefficients.h, which is one row of bytes.
+enum class KeptForm : std::int32_t { pixels = 0, coefficients = 1 };
+
+// Images in a store.  The tag is all but the file that decides what an image's pixels are, and the form.
+struct KeptImages : KeptStore {
+  KeptForm form = KeptForm::pixels;
+};
 
 // Decoded chunks of one dataset in a store.  The tag is the file's state and the dataset's name.
 class KeptChunks {

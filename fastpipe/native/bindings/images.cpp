@@ -538,9 +538,9 @@ void register_images(nb::module_& m) {
           "seen",
           [](const BoundBatch& self) {
             const Totals& totals = self.work->totals;
-            return std::make_tuple(totals.images.load(), totals.pixels.load());
+            return std::make_tuple(totals.images.load(), totals.pixels.load(), totals.coefficients.load());
           },
-          "Images whose sizes are known, and their pixels in all.")
+          "Images whose sizes are known, their pixels in all, and about how many bytes their coefficients take.")
       .def_prop_ro(
           "whole",
           [](const BoundBatch& self) {
@@ -564,8 +564,8 @@ void register_images(nb::module_& m) {
                                   taken(std::move(whole.image), {height, width, pixel}), whole.file_pixels);
           },
           nb::sig("def take_whole(self, item: int) -> tuple[bytes, bytes, NDArray[numpy.uint8], int]"), nb::arg("item"),
-          "Such an image, once: its digest, its file's state, uint8 (H, W, bytes of a pixel), and the pixels of its "
-          "file.");
+          "Such an image, once: its digest, its file's state, uint8 (H, W, bytes of a pixel), or its coefficients as "
+          "(1, N, 1), and the pixels of its file.");
   m.def("fold", &folded, nb::arg("steps"), nb::arg("height"), nb::arg("width"), nb::arg("parameters").noconvert(),
         "The region that steps come to: the fields of fastpipe/native/geometry.h in their order, boxes and sizes as "
         "tuples; None where fold() gives false.");
@@ -665,6 +665,9 @@ void register_images(nb::module_& m) {
       nb::arg("paths"),
       "Of each file, by its encoded path, its content and what read_jpeg_header() gives; None where it is unreadable.");
   m.def("jpeg_version", &jpeg_version, "The version of libjpeg-turbo.");
+  m.def(
+      "coefficients_version", [] { return kCoefficientsVersion; },
+      "The version of the form in which coefficients are kept: see fastpipe/native/coefficients.h.");
   m.def("skip_resampling", &skip_resampling, nb::arg("skips"), "For benchmarks: images are read and decoded only.");
 }
 
