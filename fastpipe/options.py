@@ -111,9 +111,10 @@ class Cache:
         dir: with ``"disk"``, an existing or new folder.  The cache creates a folder ``fastpipe-decoded``
             of mode 0700 in ``dir``.  By default, this folder is in the user's cache folder.
         form: what is kept of an image.  ``"pixels"`` keeps all of its pixels, after
-            ``Decode(short_side=…)``.  ``"coefficients"`` keeps the coefficients of 8-bit JPEGs, grey ones and those
-            of YCbCr with usual chroma subsampling (4:4:4, 4:2:2, 4:4:0, 4:2:0) up to about 40 million pixels,
-            and nothing of other images.  It applies to images only.
+            ``Decode(short_side=…)``.  ``"coefficients"`` keeps the coefficients of JPEGs: grey ones and those
+            of YCbCr with the usual chroma subsampling (4:4:4, 4:2:2, 4:4:0, 4:2:0), of 8 bits, up to about
+            40 million pixels.  It keeps nothing of other images.  ``"auto"`` chooses the form by the sizes of
+            some images: pixels if those of all images fit, else coefficients.  It applies to images only.
 
     For volumes, decoded parts are kept in memory from their first use on, up to ``max_bytes``.  If more room
     is needed, the least useful parts are evicted.  ``"disk"`` is not available for volumes.
@@ -129,11 +130,11 @@ class Cache:
     where: Literal["auto", "ram", "disk", "off"] = "auto"
     max_bytes: int | Literal["auto"] = "auto"
     dir: str | os.PathLike[str] | None = None
-    form: Literal["pixels", "coefficients"] = "pixels"
+    form: Literal["auto", "pixels", "coefficients"] = "auto"
 
     def __post_init__(self) -> None:
         _check_choice("Cache(where=…)", self.where, ("auto", "ram", "disk", "off"))
-        _check_choice("Cache(form=…)", self.form, ("pixels", "coefficients"))
+        _check_choice("Cache(form=…)", self.form, ("auto", "pixels", "coefficients"))
         _check_count(self, "max_bytes", "bytes", "; where='off' keeps nothing")
         if self.dir is not None:
             if self.where != "disk":

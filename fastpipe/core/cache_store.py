@@ -184,8 +184,10 @@ class EntryStore:
         return None if found is None else Entry(*found)
 
     def images(self, tag: bytes, *, marks: bool, of_coefficients: bool = False) -> Any:
-        """Return the native core's object that finds images, or their coefficients, in this store.  ``tag`` is
-        explained at ``identify``.  With ``marks``, an image is stored only at its second use."""
+        """Return the native core's object that finds images, or their coefficients, in this store.
+
+        ``tag`` is explained at ``identify``.  With ``marks``, an image is stored only at its second use.
+        """
         return native.KeptImages(
             self._table,
             self._data,

@@ -16,6 +16,7 @@ from fastpipe.core.native import native
 from fastpipe.core.pool import Job, NativeJob, ThreadPool
 from fastpipe.core.sample_tables import PackedPaths
 from fastpipe.errors import ClosedError
+from fastpipe.images.cache import Sizes
 from fastpipe.images.plan import Plan
 
 if TYPE_CHECKING:
@@ -70,12 +71,11 @@ class ImageBatch(PendingBatch):
     The arguments are those of ``PendingBatch``. ``memory`` is an array (N, …), a ``RowsOf``, or None.
 
     Attributes:
-        when_seen: called with the number of images whose sizes the engine has read, the number of bytes of all
-            their pixels, and about the number of bytes of all their coefficients.
+        when_seen: called with the sizes of the images that the engine has opened.
         note: called with a sample's path before Python fetches or makes the sample, in the same thread.
     """
 
-    when_seen: Callable[[int, int, int], None] | None = None
+    when_seen: Callable[[Sizes], None] | None = None
     note: Callable[[str], None] | None = None
 
     def __init__(
@@ -207,7 +207,7 @@ class ImageBatch(PendingBatch):
         """Find out which samples are left to Python after the engine has finished."""
         if self.when_seen is not None:
             images, pixels, coefficients = self._batch.seen
-            self.when_seen(images, 3 * pixels, coefficients)
+            self.when_seen(Sizes(images, 3 * pixels, coefficients))
         outcomes = self._statuses[:, 0]
         if (outcomes == PENDING).any():
             raise ClosedError("the interpreter ends before the batch is made")

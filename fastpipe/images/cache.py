@@ -1,9 +1,10 @@
-"""A cache of images: their pixels, or their coefficients. An image is found by the file that it comes from."""
+"""A cache of images, as pixels or coefficients. An image is found by the file that it comes from."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,11 +15,24 @@ from fastpipe.core.extras import require
 from fastpipe.core.file_identity import FileIdentity, identify, identify_object
 from fastpipe.core.native import native
 from fastpipe.core.types import Box, EncodedImage, Size, UInt8Array
+from fastpipe.errors import OptionError
 from fastpipe.images.pixels import fold, render
 from fastpipe.images.steps import described_short_side, resized_size
-from fastpipe.options import Cache
+from fastpipe.options import Cache, Decode
 
-_ENOUGH = 32  # the number of entries whose mean size predicts the size of other entries
+_ENOUGH = 32  # the number of images whose mean size predicts the size of other images
+
+
+class Sizes(NamedTuple):
+    """Number of images, bytes of all their pixels, and about the bytes of all their coefficients."""
+
+    images: int = 0
+    pixels: int = 0
+    coefficients: int = 0
+
+    def plus(self, other: Sizes) -> Sizes:
+        """Return the sizes of these images and others together."""
+        return Sizes(*(one + more for one, more in zip(self, other, strict=True)))
 
 
 class KeptBatch(NamedTuple):
@@ -31,33 +45,71 @@ class KeptBatch(NamedTuple):
 
 
 class ImageCache:
-    """A cache of images of files, for one set of decoding options.  Python code uses the pixels that are stored;
-    only the native core uses coefficients.
+    """A cache of images of files, for one set of decoding options.
+
+    Python code uses pixels that are stored.  Only the native core uses coefficients.
 
     Args:
         store: the memory store or disk store; other datasets may share the store.
         tag: identifies all fixed settings that affect the decoded pixels.
-        expected: the number of the dataset's images, or None. If a number is given, the cache is used only if
-            all images fit, and stores an image only when the image is used a second time. If None is given,
-            the cache stores images as long as they fit.
-        form: ``"pixels"`` or ``"coefficients"``.
+        count: the number of the dataset's images.
+        form: ``"pixels"``, ``"coefficients"``, or ``"auto"``.
+        needs_all: whether the cache is used only if all images fit, and stores an image only when the image
+            is used a second time.  Otherwise, the cache stores images as long as they fit.
+        sample: returns the paths of some of the dataset's images.  It is called if ``form`` is ``"auto"`` and
+            images are stored at their first use: the form has to be chosen before.
+        size: returns the size of the pixels to store for an image of a size.
     """
 
-    def __init__(self, store: EntryStore, tag: str, expected: int | None = None, form: str = "pixels") -> None:
+    def __init__(
+        self, store: EntryStore, tag: str, count: int, form: str, needs_all: bool,
+        sample: Callable[[], Sequence[str]], size: Callable[[Size], Size],
+    ) -> None:  # fmt: skip
         self.store = store
-        self._is_of_pixels = form == "pixels"
-        self._tag = tag if self._is_of_pixels else f"{tag} {native.coefficients_version()}"
-        self._expected = expected
-        self._tags: dict[str, bytes] = {}  # the hashed tags, by rules
-        self._native: dict[str, Any] = {}  # the native cache of the last batch, by rules
-        self._seen = self._seen_nbytes = 0
+        self._tag, self._count, self._form, self._needs_all = tag, count, form, needs_all
+        self._sample, self._size = sample, size
+        self._tags: dict[tuple[str, str], bytes] = {}  # the hashed tags, by rules and form
+        self._native: dict[tuple[str, str], Any] = {}  # the native cache of the last batch, by rules and form
+        self._seen = Sizes()
 
     def describe(self) -> str:
         """Return a line that says where images are stored."""
+        what = {"pixels": "decoded images", "coefficients": "coefficients of JPEGs"}[self._chosen()]
+        if self._form == "auto":
+            what += ", or coefficients of JPEGs if those do not fit"
         where = "memory" if self.store.is_in_memory else "files"
-        when = "" if self._expected is None else ", from their second use on and if all fit"
-        what = "decoded images" if self._is_of_pixels else "coefficients of JPEGs"
+        when = ", from their second use on and if all fit" if self._needs_all else ""
         return f"{what}  →  kept in {where}, up to {self.store.max_bytes / 1e9:.1f} GB{when}"
+
+    def _chosen(self, rules: str = "") -> str:
+        """Return the form; choose it as soon as enough images are known."""
+        if self._form == "auto":
+            if not self._needs_all:
+                self._form = self._form_of(self._sample(), rules)
+            elif self._seen.images < _ENOUGH:
+                return "pixels"
+            else:
+                self._form = self._form_by(self._seen)
+        return self._form
+
+    def _form_of(self, paths: Sequence[str], rules: str) -> str:
+        """Return the form in which most of these images are stored already; if none is stored, the form that
+        suits their sizes."""
+        found = dict.fromkeys(("pixels", "coefficients"), 0)
+        for path in paths if len(self.store) else ():
+            for form in found:
+                try:
+                    digest = identify(path, self._tag_in(rules, form)).digest
+                    found[form] += self.store.find(digest) is not None
+                except OSError:  # whoever reads it says what is wrong
+                    pass
+        if any(found.values()):
+            return max(found, key=found.__getitem__)
+        return self._form_by(sizes_of(paths, self._size))
+
+    def _form_by(self, sizes: Sizes) -> str:
+        fits = self._count * sizes.pixels <= sizes.images * self.store.max_bytes
+        return "pixels" if fits or not sizes.coefficients else "coefficients"
 
     def identify(self, path: str, rules: str = "") -> FileIdentity:
         """Identify a file by its present state. Raise an OSError if there is no file.
@@ -71,9 +123,13 @@ class ImageCache:
         return identify_object(version, path, self._tag_of(rules))
 
     def _tag_of(self, rules: str) -> bytes:
-        if rules not in self._tags:
-            self._tags[rules] = hashlib.sha256(f"{self._tag} {rules}".encode()).digest()
-        return self._tags[rules]
+        return self._tag_in(rules, self._form)
+
+    def _tag_in(self, rules: str, form: str) -> bytes:
+        if (rules, form) not in self._tags:
+            version = f" {native.coefficients_version()}" if form == "coefficients" else ""
+            self._tags[rules, form] = hashlib.sha256(f"{self._tag}{version} {rules}".encode()).digest()
+        return self._tags[rules, form]
 
     def begin_batch(
         self, rules: str, keep: Callable[[FileIdentity, UInt8Array, int, str], None]
@@ -83,78 +139,118 @@ class ImageCache:
         ``keep`` is called for each image to store, with the file, its pixels, the file's pixel count and the
         rules.
         """
+        form = self._chosen(rules)
         if not self.is_worth_asking:
             return None
-        images = self._native.get(rules)
+        images = self._native.get((rules, form))
         if images is None:
             images = self.store.images(
-                self._tag_of(rules),
-                marks=self._expected is not None,
-                of_coefficients=not self._is_of_pixels,
+                self._tag_of(rules), marks=self._needs_all, of_coefficients=form == "coefficients"
             )
-            self._native = {rules: images}
+            self._native = {(rules, form): images}
         self.store.refreshed()
-        mean = self._seen_nbytes // self._seen if self._seen else 1
+        mean = self._mean() or 1
         most = self.store.max_bytes if self._fits(mean) and self.store.has_room(mean) else 0
-        return KeptBatch(images, most // max(self._expected or 1, 1), rules, keep)
+        if self._needs_all and self._seen.images < _ENOUGH:  # this mean predicts little yet
+            most //= max(self._count, 1)
+        return KeptBatch(images, most, rules, keep)
 
     def find(self, file: FileIdentity) -> Entry | None:
         """Return the stored pixels of a file; None if no pixels of the file's present state are stored."""
-        return self.store.find(file.digest) if self._is_of_pixels else None
+        return self.store.find(file.digest) if self._chosen() == "pixels" else None
 
     def rows(self, entry: Entry, first: int, count: int) -> UInt8Array:
         """Return rows of an image, uint8 (count, width, channels). Raise an OSError if they were deleted."""
         return self.store.read(entry, first, count)
 
-    def saw(self, images: int, pixels: int, coefficients: int) -> None:
-        """Record that this number of images were decoded, and how many bytes all of their pixels, and about how
-        many bytes all of their coefficients take."""
-        self._seen += images
-        self._seen_nbytes += pixels if self._is_of_pixels else coefficients
+    def saw(self, sizes: Sizes) -> None:
+        """Record the sizes of images that were decoded."""
+        self._seen = self._seen.plus(sizes)
+
+    def _mean(self) -> int:
+        """Return the mean size of an entry for the images that were seen; 0 before any were."""
+        seen = self._seen
+        total = seen.coefficients if self._form == "coefficients" else seen.pixels
+        return total // seen.images if seen.images else 0
 
     @property
     def is_worth_asking(self) -> bool:
         """Return whether the cache may contain images or may store images."""
-        if self._expected is None or len(self.store) or self._seen < _ENOUGH:
+        if not self._needs_all or len(self.store) or self._seen.images < _ENOUGH:
             return True
-        return self._expected * self._seen_nbytes / self._seen <= self.store.max_bytes
+        return self._count * self._mean() <= self.store.max_bytes
 
     def wants(self, file: FileIdentity, nbytes: int) -> bool:
         """Return whether pixels of this many bytes would be stored. If not, the caller need not decode the
         whole image."""
-        if not self._is_of_pixels or not file.is_settled or not self.store.has_room(nbytes):
+        if self._chosen() != "pixels" or not file.is_settled or not self.store.has_room(nbytes):
             return False
-        if self._expected is not None and not self.store.mark(file.digest):
+        if self._needs_all and not self.store.mark(file.digest):
             return False
         return self._fits(nbytes)
 
     def _fits(self, nbytes: int) -> bool:
         """Return whether all images fit, if each missing image has this many bytes."""
-        if self._expected is None:
+        if not self._needs_all:
             return True
         count = len(self.store)
         mean = self.store.allocated / count if count >= _ENOUGH else nbytes
-        return self._expected * mean <= self.store.max_bytes
+        return self._count * mean <= self.store.max_bytes
 
     def keep(self, file: FileIdentity, pixels: UInt8Array, flags: int = 0) -> bool:
-        """Store an image, uint8 (H, W, C), C-contiguous, or coefficients, uint8 (1, N, 1). Return whether they are
-        stored now."""
+        """Store an image, uint8 (H, W, C), C-contiguous, or coefficients, uint8 (1, N, 1).
+
+        Return whether they are stored now.
+        """
         # Notes help processes that open the files later. Memory does not outlive its users.
         note = b"" if self.store.is_in_memory else file.note()
         return self.store.put(file.digest, pixels, flags, note)
 
 
-def open_cache(option: Cache, tag: str, count: int) -> ImageCache | None:
+def open_cache(
+    option: Cache, decode: Decode, tag: str, count: int, path: Callable[[int], str] | None,
+    size: Callable[[Size], Size],
+) -> ImageCache | None:  # fmt: skip
     """Return the cache that an option requests; None if the cache is off or unavailable.
 
-    ``tag`` is passed to ``ImageCache``. ``count`` is the number of images in the dataset.
+    ``tag``, ``count`` and ``size`` are passed to ``ImageCache``. ``path`` returns the path of an image by its
+    number, and is None if the images are no local files.
     """
     if option.where == "off":
         return None
     store = open_cache_store(option)
     if store is None:
         return None
-    return ImageCache(store, tag, count if option.where == "auto" else None, option.form)
+
+    def sample() -> Sequence[str]:
+        return [path(number) for number in range(0, count, max(1, count // _ENOUGH))] if path else []
+
+    form = option.form if _keeps_coefficients(decode) else "pixels"
+    return ImageCache(store, tag, count, form, option.where == "auto", sample, size)
+
+
+def check_form(option: Cache, decode: Decode) -> None:
+    """Raise an OptionError if the form that a cache names does not work with these decoding options."""
+    if option.where != "off" and option.form == "coefficients" and not _keeps_coefficients(decode):
+        raise OptionError(
+            "Cache(form='coefficients') keeps what images of full size are made from by the native core, and "
+            f"{decode!r} makes them in another way. Leave out one of the two."
+        )
+
+
+def _keeps_coefficients(decode: Decode) -> bool:
+    return not decode.scaled and decode.backend not in ("pillow", "dali")
+
+
+def sizes_of(paths: Sequence[str], size: Callable[[Size], Size]) -> Sizes:
+    """Return the sizes of files: of those that are JPEGs, or of none if most are something else."""
+    sizes = Sizes()
+    for found in native.read_files([os.fsencode(path) for path in paths]):
+        if found is not None and found[1][0]:
+            content, (height, width, *_) = found
+            to = size(Size(height, width))
+            sizes = sizes.plus(Sizes(1, 3 * to.height * to.width, len(content) * 3 // 2))
+    return sizes if 2 * sizes.images >= len(paths) else Sizes()
 
 
 # ---- whole images: images with stored rows, and images that are shrunk before all other steps ---------

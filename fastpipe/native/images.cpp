@@ -488,8 +488,10 @@ Status ImageBatch::make_image(std::int64_t item, Scratch& scratch, Opened* opene
   totals.images.fetch_add(1, std::memory_order_relaxed);
   totals.pixels.fetch_add(std::int64_t{source.size.height} * source.size.width, std::memory_order_relaxed);
   const bool has_coefficients = source.coefficients != nullptr;
-  const auto nbytes = static_cast<std::int64_t>(has_coefficients ? source.coefficients->nbytes() : source.file.size);
-  totals.coefficients.fetch_add(has_coefficients ? nbytes : nbytes + nbytes / 2, std::memory_order_relaxed);
+  const std::size_t nbytes = has_coefficients          ? source.coefficients->nbytes()
+                             : source.png.is_png() ? 0
+                                                   : source.file.size + source.file.size / 2;
+  totals.coefficients.fetch_add(static_cast<std::int64_t>(nbytes), std::memory_order_relaxed);
   Region region;
   const double* numbers = parameters == nullptr ? nullptr : parameters + item * plan->draws;
   if (!fold(plan->steps, source.size, numbers, &region)) return Status::declined(Reason::not_folded);

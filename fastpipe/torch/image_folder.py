@@ -481,7 +481,9 @@ class FastImageFolder(BatchedDataset, _Folder):
         """Open the cache in this process, so that forked workers share it."""
         if self.cache.where != "off":
             from fastpipe.core.caches import open_cache_store
+            from fastpipe.images.cache import check_form
 
+            check_form(self.cache, self.decode)
             open_cache_store(self.cache)
 
     def _index_cache(self) -> class_folders.IndexCache | None:
@@ -491,7 +493,10 @@ class FastImageFolder(BatchedDataset, _Folder):
         runtime = self._runtime
         options = Options(self.decode, self.bad_samples, self.threads, self.cache)
         if runtime is None or not runtime.fits(options):
-            runtime = self._runtime = Runtime(options, len(self.samples), self._remote)
+            samples = self.samples  # the dataset is freed without a collection of garbage
+            runtime = self._runtime = Runtime(
+                options, len(samples), lambda number: samples[number][0], self._remote
+            )
         return runtime
 
 

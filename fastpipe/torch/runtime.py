@@ -203,7 +203,9 @@ class Options(NamedTuple):
 
 
 class Runtime(ProcessRuntime[Options]):
-    def __init__(self, options: Options, count: int, remote: RemoteImages | None = None) -> None:
+    def __init__(
+        self, options: Options, count: int, path: Callable[[int], str], remote: RemoteImages | None = None
+    ) -> None:
         super().__init__(options, process_of(options.threads, "fastpipe-decode").pool)
         self.memory, self.pinned_memory = BatchMemory(), BatchMemory(is_pinned=True)
         self.slots = [self.memory.slots]
@@ -216,7 +218,10 @@ class Runtime(ProcessRuntime[Options]):
         if options.cache.where != "off":
             from fastpipe.images.cache import open_cache
 
-            self.cache = open_cache(options.cache, reader.settings(), count)
+            self.cache = open_cache(
+                options.cache, decode, reader.settings(), count, None if remote else path,
+                (lambda size: size) if short_side is None else short_side.size,
+            )  # fmt: skip
         self._threads = self.pool.threads if self.pool else 1
         self._channel = native.Channel(self._threads)
         self._archives = native.OpenArchives()

@@ -71,12 +71,15 @@ class Images(User):
         self._store: Any = open_cache_store(self._option)
 
     def put(self, key: int, version: int = 0) -> None:
-        ImageCache(self._store, "").keep(self._file(key, version), as_array(key, version).reshape(4, -1, 1))
+        self._cache().keep(self._file(key, version), as_array(key, version).reshape(4, -1, 1))
 
     def get(self, key: int, version: int = 0) -> bytes | None:
-        cache = ImageCache(self._store, "")
+        cache = self._cache()
         entry = cache.find(self._file(key, version))
         return None if entry is None else cache.rows(entry, 0, 4).tobytes()
+
+    def _cache(self) -> ImageCache:
+        return ImageCache(self._store, "", 0, "pixels", False, tuple, lambda size: size)
 
     def _file(self, key: int, version: int) -> FileIdentity:
         return FileIdentity(digest(key, version), bytes(40), "x.jpg", True)

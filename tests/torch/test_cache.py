@@ -115,7 +115,10 @@ def _epochs(dataset: Any, kind: Any = DataLoader, epochs: int = 3, **options: An
 def _caches(tmp_path: Path) -> dict[str, Any]:
     return {
         "auto": Cache("auto", 16 * MIB), "ram": Cache("ram", 17 * MIB),
-        "disk": Cache("disk", 18 * MIB, dir=tmp_path), "small": Cache("ram", 40_000),
+        "disk": Cache("disk", 18 * MIB, dir=tmp_path), "small": Cache("ram", 40_000, form="pixels"),
+        "coefficients": Cache("ram", 19 * MIB, form="coefficients"),
+        "coefficients, auto": Cache("auto", 20 * MIB, form="coefficients"),
+        "coefficients on disk": Cache("disk", 21 * MIB, dir=tmp_path / "coefficients", form="coefficients"),
     }  # fmt: skip
 
 
@@ -141,11 +144,12 @@ def odd(tmp_path_factory: pytest.TempPathFactory, settled: Settled) -> tuple[Pat
     return settled(root), cases
 
 
+@pytest.mark.parametrize("form", ["pixels", "coefficients"])
 @pytest.mark.parametrize(("exif", "transform"), [(True, None), (False, TRANSFORMS["usual"])])
-def test_every_kind_of_file_is_as_without_a_cache(odd: Any, exif: bool, transform: Any) -> None:
+def test_every_kind_of_file_is_as_without_a_cache(odd: Any, exif: bool, transform: Any, form: Any) -> None:
     (root, cases), decode = odd, Decode(exif=exif)
     plain = FastImageFolder(root, transform, decode=decode, cache="off")
-    dataset = FastImageFolder(root, transform, decode=decode, cache=Cache("ram", 256 * MIB))
+    dataset = FastImageFolder(root, transform, decode=decode, cache=Cache("ram", 256 * MIB, form=form))
     good = 0
     for index, (path, _) in enumerate(plain.samples):
         if cases[path].expect == "bad":
@@ -161,14 +165,26 @@ def test_every_kind_of_file_is_as_without_a_cache(odd: Any, exif: bool, transfor
         for _ in range(3):
             assert same(dataset[index], expected), path
     store: Any = open_cache_store(dataset.cache)
-    assert good - 10 < len(store) <= good, "all but links to others"
+    if form == "pixels":
+        assert good - 10 < len(store) <= good, "all but links to others"
+    else:
+        assert 30 < len(store) < good, "the usual JPEGs"
 
 
 @pytest.mark.few(3)
 @pytest.mark.parametrize("kind", [DataLoader, BY_PROCESSES])
 @pytest.mark.parametrize(
     ("workers", "persistent", "cache"),
-    [(1, True, "ram"), (2, False, "ram"), (2, True, "disk"), (2, False, "auto"), (2, False, "small")],
+    [
+        (1, True, "ram"),
+        (2, False, "ram"),
+        (2, True, "disk"),
+        (2, False, "auto"),
+        (2, False, "small"),
+        (2, False, "coefficients"),
+        (2, False, "coefficients, auto"),
+        (2, True, "coefficients on disk"),
+    ],
 )
 def test_forked_workers_share_a_cache(
     tree: Path, tmp_path: Path, decoded: Any, kind: Any, workers: int, persistent: bool, cache: str
@@ -184,7 +200,7 @@ def test_forked_workers_share_a_cache(
     if cache == "small":
         assert counts[0] == COUNT > counts[1] == counts[2] > 0
     else:
-        assert counts == [COUNT, COUNT if cache == "auto" else 0, 0]
+        assert counts == [COUNT, COUNT if "auto" in cache else 0, 0]
 
 
 def _counts(dataset: Any, decoded: Any, epochs: int = 4) -> list[int]:
@@ -201,17 +217,17 @@ def test_a_kept_image_is_neither_read_nor_decoded(tree: Path, decoded: Any, monk
 
 def test_auto_keeps_nothing_if_not_everything_fits(tree: Path, decoded: Any) -> None:
     """Each image fits, and so do all that are used; but not all that the dataset has."""
-    dataset = FastImageFolder(tree, CROP, cache=Cache("auto", 60_000))
+    dataset = FastImageFolder(tree, CROP, cache=Cache("auto", 60_000, form="pixels"))
     store: Any = open_cache_store(dataset.cache)
     for _ in range(3):
         assert len(list(FastLoader(Subset(dataset, [0, 1]), 2))) == 1
     assert _counts(dataset, decoded) == [COUNT] * 4 and len(store) == 0
-    few = FastImageFolder(tree, CROP, cache=Cache("auto", 60_000), classes=["class_001"])
+    few = FastImageFolder(tree, CROP, cache=dataset.cache, classes=["class_001"])
     assert _counts(few, decoded, 3) == [4, 4, 0]
 
 
 def test_a_small_cache_has_the_same_images_in_every_epoch(tree: Path, decoded: Any) -> None:
-    dataset = FastImageFolder(tree, CROP, cache=Cache("ram", 45_000))
+    dataset = FastImageFolder(tree, CROP, cache=Cache("ram", 45_000, form="pixels"))
     found = [decoded() for _ in _epochs(dataset, FastLoader, 4, shuffle=True)]
     assert len(found[0]) == COUNT and 0 < len(found[1]) < COUNT
     assert found[1] == found[2] == found[3]
@@ -232,6 +248,50 @@ def test_datasets_over_the_same_files_share_what_is_kept(tree: Path, decoded: An
         assert _counts(other, decoded, 2) == [COUNT, 0], decode
     assert _counts(FastImageFolder(tree, CROP, cache=option), decoded, 1) == [0]
     assert _counts(FastImageFolder(tree, CROP, cache=Cache("ram", 15 * MIB)), decoded, 1) == [COUNT]
+
+
+def _lines_of(dataset: Any) -> str:
+    return str(dataset._running().decoders)
+
+
+@pytest.mark.parametrize("where", ["ram", "disk"])
+def test_the_form_is_chosen_by_the_room_there_is(
+    tree: Path, tmp_path: Path, decoded: Any, where: Any
+) -> None:
+    folder = tmp_path if where == "disk" else None
+    for max_bytes, expected in ((16 * MIB, "decoded images"), (60_000, "coefficients of JPEGs")):
+        dataset = FastImageFolder(tree, CROP, cache=Cache(where, max_bytes, dir=folder))
+        assert f"{expected}  →  kept in" in _lines_of(dataset)
+        assert _counts(dataset, decoded, 3) == [COUNT, 0, 0]
+        if where == "disk":
+            # A later run keeps to the form that is there, although another suits its limit.
+            for limit in (60_000, 16 * MIB):
+                again = FastImageFolder(tree, CROP, cache=Cache(where, limit, dir=folder))
+                assert f"{expected}  →  kept in" in _lines_of(again)
+            folder = tmp_path / "other"
+
+
+def test_auto_keeps_coefficients_if_pixels_do_not_fit(tree: Path, decoded: Any) -> None:
+    dataset = FastImageFolder(tree, CROP, cache=Cache("auto", 60_000))
+    assert "or coefficients of JPEGs if those do not fit" in _lines_of(dataset)
+    counts = _counts(dataset, decoded, 8)
+    assert counts[0] == COUNT and counts[-1] == 0, "after some epochs of so few images"
+    nothing = FastImageFolder(tree, CROP, cache=Cache("auto", 9_000))
+    assert _counts(nothing, decoded, 8) == [COUNT] * 8
+
+
+def test_images_of_other_formats_are_not_kept_as_coefficients(shapes: Path, decoded: Any) -> None:
+    dataset = FastImageFolder(shapes, TRANSFORMS["usual"], cache=Cache("ram", form="coefficients"))
+    counts = _counts(dataset, decoded, 3)
+    assert counts[1:] == [sum(path.endswith("png") for path, _ in dataset.samples)] * 2
+
+
+def test_coefficients_are_not_kept_where_pixels_are_made_in_another_way(tree: Path) -> None:
+    for decode in (Decode(scaled=True), Decode("pillow")):
+        with pytest.raises(OptionError, match="form='coefficients'"):
+            FastImageFolder(tree, CROP, cache=Cache("ram", form="coefficients"), decode=decode)
+        dataset = FastImageFolder(tree, CROP, cache=Cache("ram", 60_000), decode=decode)
+        assert "decoded images  →  kept in" in _lines_of(dataset)
 
 
 def _single(folder: Path, color: tuple[int, int, int], format: str = "png") -> Path:
@@ -366,7 +426,7 @@ def test_an_own_loader_has_no_cache(tree: Path) -> None:
     [
         ({"where": "memory"}, "'auto', 'ram', 'disk', 'off'; got 'memory'"), ({"max_bytes": 0}, "positive"),
         ({"max_bytes": "lots"}, "number of bytes"), ({"max_bytes": 1.5}, "number of bytes"),
-        ({"dir": "x"}, "where='disk'"), ({"where": "ram", "dir": "x"}, "where='disk'"),
+        ({"form": "jpeg"}, "'auto', 'pixels', 'coefficients'; got 'jpeg'"), ({"dir": "x"}, "where='disk'"), ({"where": "ram", "dir": "x"}, "where='disk'"),
         *(({"short_side": side}, "short_side") for side in (0, -1, 64.5, "64")),
     ],
 )  # fmt: skip
