@@ -59,15 +59,18 @@ class ImageCache:
         sample: returns the paths of some of the dataset's images.  It is called if ``form`` is ``"auto"`` and
             images are stored at their first use: the form has to be chosen before.
         size: returns the size of the pixels to store for an image of a size.
+        version: returns the listed version of an object in an object store, by its path.  None if the images
+            are local files.
     """
 
     def __init__(
         self, store: EntryStore, tag: str, count: int, form: str, needs_all: bool,
         sample: Callable[[], Sequence[str]], size: Callable[[Size], Size],
+        version: Callable[[str], bytes] | None = None,
     ) -> None:  # fmt: skip
         self.store = store
         self._tag, self._count, self._form, self._needs_all = tag, count, form, needs_all
-        self._sample, self._size = sample, size
+        self._sample, self._size, self._version = sample, size, version
         self._tags: dict[tuple[str, str], bytes] = {}  # the hashed tags, by rules and form
         self._native: dict[tuple[str, str], Any] = {}  # the native cache of the last batch, by rules and form
         self._seen = Sizes()
@@ -99,28 +102,32 @@ class ImageCache:
         for path in paths if len(self.store) else ():
             for form in found:
                 try:
-                    digest = identify(path, self._tag_in(rules, form)).digest
-                    found[form] += self.store.find(digest) is not None
+                    file = self._identified(path, self._tag_in(rules, form))
+                    found[form] += self.store.find(file.digest) is not None
                 except OSError:  # whoever reads it says what is wrong
                     pass
         if any(found.values()):
             return max(found, key=found.__getitem__)
-        return self._form_by(sizes_of(paths, self._size))
+        return self._form_by(sizes_of(paths if self._version is None else [], self._size))
 
     def _form_by(self, sizes: Sizes) -> str:
         fits = self._count * sizes.pixels <= sizes.images * self.store.max_bytes
         return "pixels" if fits or not sizes.coefficients else "coefficients"
 
     def identify(self, path: str, rules: str = "") -> FileIdentity:
-        """Identify a file by its present state. Raise an OSError if there is no file.
+        """Identify a file by its present state, or an object by its listed version.
 
         ``rules`` identifies the settings that affect the pixels and may change while the program runs.
-        """
-        return identify(path, self._tag_of(rules))
 
-    def identify_object(self, version: bytes, path: str, rules: str = "") -> FileIdentity:
-        """Identify an object in an object store by the version that it had when the store was listed."""
-        return identify_object(version, path, self._tag_of(rules))
+        Raises:
+            OSError: there is no such file.
+        """
+        return self._identified(path, self._tag_of(rules))
+
+    def _identified(self, path: str, tag: bytes) -> FileIdentity:
+        if self._version is None:
+            return identify(path, tag)
+        return identify_object(self._version(path), path, tag)
 
     def _tag_of(self, rules: str) -> bytes:
         return self._tag_in(rules, self._form)
@@ -208,13 +215,12 @@ class ImageCache:
 
 
 def open_cache(
-    option: Cache, decode: Decode, tag: str, count: int, path: Callable[[int], str] | None,
-    size: Callable[[Size], Size],
+    option: Cache, decode: Decode, tag: str, count: int, path: Callable[[int], str],
+    size: Callable[[Size], Size], version: Callable[[str], bytes] | None,
 ) -> ImageCache | None:  # fmt: skip
     """Return the cache that an option requests; None if the cache is off or unavailable.
 
-    ``tag``, ``count`` and ``size`` are passed to ``ImageCache``. ``path`` returns the path of an image by its
-    number, and is None if the images are no local files.
+    ``path`` returns the path of an image by its number.  The other arguments are those of ``ImageCache``.
     """
     if option.where == "off":
         return None
@@ -223,10 +229,10 @@ def open_cache(
         return None
 
     def sample() -> Sequence[str]:
-        return [path(number) for number in range(0, count, max(1, count // _ENOUGH))] if path else []
+        return [path(number) for number in range(0, count, max(1, count // _ENOUGH))]
 
     form = option.form if _keeps_coefficients(decode) else "pixels"
-    return ImageCache(store, tag, count, form, option.where == "auto", sample, size)
+    return ImageCache(store, tag, count, form, option.where == "auto", sample, size, version)
 
 
 def check_form(option: Cache, decode: Decode) -> None:

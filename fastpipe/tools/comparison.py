@@ -21,6 +21,7 @@ from fastpipe.core.extras import require
 from fastpipe.core.files import require_regular
 from fastpipe.core.types import Key
 from fastpipe.errors import BadSampleError, OptionError
+from fastpipe.options import Cache
 
 
 class Chain(NamedTuple):
@@ -221,9 +222,9 @@ def chosen(total: int, count: int | None, seed: int) -> list[int]:
 
 def compare_folder(
     stock: Any, chain: Chain, count: int | None, seed: int,
-    on_image: Callable[[Outcome], None] = lambda outcome: None,
+    on_image: Callable[[Outcome], None] = lambda outcome: None, cache: Cache | None = None,
 ) -> Outcome:  # fmt: skip
-    fast = fastpipe.FastImageFolder(stock.root, chain.transform)
+    fast = fastpipe.FastImageFolder(stock.root, chain.transform, cache=cache or "auto")
     indices = chosen(len(stock), count, seed)
     outcome = Outcome(
         len(stock), len(stock.classes), len(indices), index_problems(stock, fast), plan=str(fast.plan)

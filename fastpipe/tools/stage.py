@@ -1,18 +1,23 @@
-"""``fastpipe stage URL DIR``: copy remote images to a local folder (a stage); check or clear it."""
+"""``fastpipe stage URL DIR``: copy remote images to a local folder (a stage), or fill a cache with them."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
 import time
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 import fastpipe
 from fastpipe.console import Progress, in_time, positive, print_line, size
+from fastpipe.core.caches import open_cache_store
+from fastpipe.core.extras import require
 from fastpipe.core.text import in_bytes
 from fastpipe.errors import OptionError, StageError
-from fastpipe.options import Stage, Subset
+from fastpipe.options import Cache, Stage, Subset
 from fastpipe.stores.stage import StageFolder
 
 _NAMED_AT_MOST = 10
@@ -21,6 +26,10 @@ EPILOG = """\
 Images in the stage DIR are not downloaded again: after a stop or a kill, the same command
 continues, and a training with FastImageFolder(URL, stage=DIR) uses them. Credentials come
 from the environment or a credentials file, not from options.
+
+With --form, nothing is copied: images of URL, or of a local folder, are decoded and kept in
+DIR in that form, for FastImageFolder(URL, cache=Cache("disk", dir=DIR)). Images that are
+there already are passed over.
 
 --verify reads every staged image again and compares it with the checksum that its store
 listed (an MD5 as ETag) or, if there is none, with its length; images that differ are
@@ -31,7 +40,7 @@ exit codes: 0 done, 1 some images could not be copied, 2 bad input, 130 interrup
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    usages = ("URL DIR [options]", "--status DIR", "--clear DIR")
+    usages = ("URL DIR [options]", "URL DIR --form FORM [options]", "--status DIR", "--clear DIR")
     parser.usage = "\n       ".join(f"fastpipe stage {one}" for one in usages)
     add = parser.add_argument
     add("places", nargs="+", metavar="URL DIR",
@@ -41,6 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--status", action="store_true", help="report the content of the stage DIR")
     add("--clear", action="store_true", help="remove the content of the stage DIR")
     add("--verify", action="store_true", help="also compare staged images with the listing")
+    add("--form", choices=("auto", "pixels", "coefficients"), default=None,
+        help="keep images in this form in a cache in DIR: see fastpipe.Cache")  # fmt: skip
     add = parser.add_mutually_exclusive_group().add_argument
     add(
         "--classes",
@@ -54,8 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--seed", type=int, default=0, metavar="N", help="of --subset (default: 0)")
     add("--max-bytes", type=size, default=None, metavar="SIZE",
-        help="what the stage may hold, such as 200GiB (default: what is there, and nine tenths of the free "
-        "disk)")  # fmt: skip
+        help="what the stage or cache may hold, such as 200GiB (default: what is there, and nine tenths of "
+        "the free disk)")  # fmt: skip
     add("--connections", type=positive(int), default=None, metavar="N",
         help="requests at a time (default: as many as latency and bandwidth need)")  # fmt: skip
     add("--refresh", action="store_true", help="list the bucket again instead of using the cached listing")
@@ -71,17 +82,56 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     if len(args.places) != 2:
         raise OptionError("name a URL, such as s3://bucket/train, and a folder on a local disk")
     url, folder = args.places
-    options = {name: value for name in ("endpoint_url", "anon") if (value := getattr(args, name))}
+    access = {name: value for name in ("endpoint_url", "anon") if (value := getattr(args, name))}
+    options: dict[str, Any] = {"storage_options": access or None}
     classes = Subset(args.subset, args.seed) if args.subset else args.classes
     progress.now(f"listing {url}")
-    dataset = fastpipe.FastImageFolder(
-        url, classes=classes, refresh=args.refresh, storage_options=options or None,
-        stage=Stage(folder, max_bytes=args.max_bytes or "auto", connections=args.connections or "auto"),
-    )  # fmt: skip
+    if args.form:
+        options |= {"cache": _cache(folder, args), "bad_samples": "skip"}
+    else:
+        options["stage"] = Stage(
+            folder, max_bytes=args.max_bytes or "auto", connections=args.connections or "auto"
+        )
+    dataset = fastpipe.FastImageFolder(url, classes=classes, refresh=args.refresh, **options)
     try:
+        if args.form:
+            return _fill_cache(dataset, console, progress)
         return _fill(dataset, args.verify, console, progress)
     finally:
         dataset.close()
+
+
+def _cache(folder: str, args: argparse.Namespace) -> Cache:
+    """Return the cache to fill: by default of what is there, and nine tenths of the free disk."""
+    os.makedirs(folder, exist_ok=True)
+    used = sum(file.stat().st_blocks * 512 for file in Path(folder).rglob("*.data"))
+    free = shutil.disk_usage(folder).free * 9 // 10
+    return Cache("disk", args.max_bytes or used + free, folder, args.form)
+
+
+def _fill_cache(dataset: Any, console: Console, progress: Progress) -> int:
+    """Read all images once.  Those that are not in the cache yet are decoded and kept."""
+    transforms = require("torchvision.transforms", extra="torch")
+    dataset.transform = transforms.Compose([transforms.CenterCrop(1), transforms.PILToTensor()])
+    store = open_cache_store(dataset.cache)
+    assert store is not None  # a folder that cannot be used is an error
+    total, before, read, begun = len(dataset), store.refreshed(), 0, time.monotonic()
+    for samples in fastpipe.FastLoader(dataset, 64, collate_fn=len):
+        read += samples
+        rate = read / max(time.monotonic() - begun, 1e-9)
+        left = in_time((total - read) / rate)
+        progress.now(f"read {read:,} of {total:,} images, {rate:,.0f}/s, {left} left")
+    progress.stop()
+    kept = store.refreshed()
+    took = in_time(time.monotonic() - begun)
+    print_line(
+        console,
+        f"{kept - before:,} of {total:,} images were decoded and kept in {took}; {kept:,} are there "
+        f"({in_bytes(store.allocated)})",
+    )
+    if read < total:
+        print_line(console, f"{total - read:,} images cannot be read: fastpipe scan names them", style="red")
+    return 0 if read == total else 1
 
 
 def _fill(dataset: Any, verifies: bool, console: Console, progress: Progress) -> int:

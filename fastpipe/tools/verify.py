@@ -21,6 +21,8 @@ from fastpipe.bench.results import write_json
 from fastpipe.console import Progress, plain, print_line
 from fastpipe.core.extras import require
 from fastpipe.core.text import counted
+from fastpipe.errors import OptionError
+from fastpipe.options import Cache
 from fastpipe.tools.comparison import MOST_KEPT, NAMED, Chain, Failure, Outcome, chain_of, compare_folder
 
 SCHEMA = 1
@@ -196,11 +198,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "module:name for one of your own, which must be deterministic (default: eval)")  # fmt: skip
     add("--seed", type=_seed, default=0, metavar="S",
         help="which images, and what random transforms draw (default: 0)")  # fmt: skip
+    add("--cache", metavar="DIR", default=None, help="read images from the cache in DIR, as a training with "
+        'cache=Cache("disk", dir=DIR) does')  # fmt: skip
     add("--json", metavar="FILE", type=Path, help="write the outcome to FILE")
 
 
 def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     folder = existing_folder(args.folder)
+    cache = None if args.cache is None else _cache_in(args.cache)
     progress.now("loading torch and torchvision")
     torch = require("torch", extra="torch")
     require("torchvision", extra="torch")
@@ -215,13 +220,19 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
         # Pillow's warnings about unusual files would break the progress line.
         warnings.filterwarnings("ignore", module="PIL")
         warnings.filterwarnings("ignore", message="Palette images with Transparency")
-        outcome = compare_folder(stock, chain, args.images, args.seed, on_image)
+        outcome = compare_folder(stock, chain, args.images, args.seed, on_image, cache)
     progress.stop()
     print_outcome(outcome, chain, folder, console)
     if args.json:
         write_json(content(outcome, chain, folder, args.seed), args.json)
         progress.done(f"wrote {args.json}")
     return 0 if outcome.equal else 1
+
+
+def _cache_in(folder: str) -> Cache:
+    if not os.path.isdir(os.path.join(folder, "fastpipe-decoded")):
+        raise OptionError(f"there is no cache in {folder!r}: name the folder that Cache(dir=…) names")
+    return Cache("disk", dir=folder)
 
 
 def _images(text: str) -> int | None:

@@ -72,9 +72,9 @@ class ImageSource:
 
     def __init__(
         self, read: Callable[[str], bytes], reader: ImageReader, short_side: ShortSide | None,
-        cache: ImageCache | None, version: Callable[[str], bytes] | None = None,
+        cache: ImageCache | None,
     ) -> None:  # fmt: skip
-        self._read, self._reader, self._version = read, reader, version
+        self._read, self._reader = read, reader
         self._short_side, self._cache = short_side, cache
 
     def read(self, path: str, file: bytes | None = None) -> Found:
@@ -84,8 +84,8 @@ class ImageSource:
         note(path)
         if self._cache is None:
             return Found(self._read(path) if file is None else file)
-        version, rules, cache = self._version, self._reader.rules(), self._cache
-        which = cache.identify_object(version(path), path, rules) if version else cache.identify(path, rules)
+        rules, cache = self._reader.rules(), self._cache
+        which = cache.identify(path, rules)
         entry = cache.find(which)
         if entry is not None and self._reader.objects_to(entry.flags >> 1):
             entry = None  # with Pillow's current settings, decoding the file may warn or raise an error
@@ -219,8 +219,9 @@ class Runtime(ProcessRuntime[Options]):
             from fastpipe.images.cache import open_cache
 
             self.cache = open_cache(
-                options.cache, decode, reader.settings(), count, None if remote else path,
+                options.cache, decode, reader.settings(), count, path,
                 (lambda size: size) if short_side is None else short_side.size,
+                None if remote is None else remote.state,
             )  # fmt: skip
         self._threads = self.pool.threads if self.pool else 1
         self._channel = native.Channel(self._threads)
@@ -244,8 +245,8 @@ class Runtime(ProcessRuntime[Options]):
         if self.cache is not None:
             lines.append(self.cache.describe())
         self.decoders = "\n  ".join(lines)  # the first lines of a plan's description
-        read, state = (read_file, None) if remote is None else (remote.read, remote.state)
-        source = ImageSource(read, reader, short_side, self.cache, state)
+        read = read_file if remote is None else remote.read
+        source = ImageSource(read, reader, short_side, self.cache)
         self._source, self._reader = source, reader
         self._remote, self._is_native = remote, decoder is None
         self.maker = BatchMaker(

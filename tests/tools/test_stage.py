@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import pytest
+import torch
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
 
-from fastpipe import FastImageFolder, Stage, Subset
+from fastpipe import Cache, FastImageFolder, Stage, Subset
 
 URL = "memory://bucket/train"
+TRANSFORM = transforms.Compose([transforms.Resize(40), transforms.CenterCrop(32), transforms.PILToTensor()])
 
 
 @pytest.fixture
@@ -97,6 +102,35 @@ def test_wrong_arguments_are_refused(objects: Any, stage: Any, tmp_path: Path, m
     ):
         code, text = stage(*arguments)
         assert code == 2 and message in text
+
+
+@pytest.mark.parametrize("form", ["pixels", "coefficients"])
+def test_a_cache_is_filled_ahead_of_a_training(
+    photo_tree: Path, objects: Any, stage: Any, tmp_path: Path, form: Any, settled: Any
+) -> None:
+    """From a local folder, or a bucket, whose images are not fetched again then."""
+    settled(photo_tree)
+    count = len(FastImageFolder(photo_tree))
+    for place in (photo_tree, URL):
+        folder = tmp_path / Path(place).name
+        for kept in (count, 0):  # the same command goes on where it was stopped
+            code, text = stage(place, folder, "--form", form)
+            assert code == 0 and f"{kept} of {count} images were decoded and kept" in text
+            assert f"; {count} are there" in text
+        dataset = FastImageFolder(place, TRANSFORM, cache=Cache("disk", dir=folder))
+        for (image, target), (expected, wanted) in zip(
+            dataset, ImageFolder(photo_tree, TRANSFORM), strict=True
+        ):
+            assert torch.equal(image, expected) and target == wanted
+        assert dataset.downloaded == (0, 0)
+        dataset.close()
+
+
+def test_images_that_cannot_be_read_are_not_kept(photo_tree: Path, stage: Any, tmp_path: Path) -> None:
+    tree = shutil.copytree(photo_tree, tmp_path / "tree")
+    next(tree.glob("class_000/*.jpg")).write_bytes(b"no image")
+    code, text = stage(tree, tmp_path / "cache", "--form", "coefficients")
+    assert code == 1 and "1 images cannot be read: fastpipe scan names them" in text
 
 
 def test_verify_repairs_damaged_files(

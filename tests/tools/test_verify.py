@@ -27,7 +27,9 @@ from fastpipe.bench.check import Check
 from fastpipe.bench.synthetic import photo_tree
 from fastpipe.errors import OptionError
 from fastpipe.images.batch import ImageBatch
+from fastpipe.images.cache import ImageCache
 from fastpipe.images.reader import ImageReader
+from fastpipe.options import Cache
 from fastpipe.tools.comparison import (
     NAMED,
     Chain,
@@ -422,6 +424,28 @@ def test_the_command_reports_equal_and_different_folders(tree: Path, command: An
     code, output, errors = command("verify", tree, "--transform", "none")
     assert "1 file that neither can read" in output and errors == ""
     assert f"  {Path('class_000', '0001.jpg')} (sample 1): UnidentifiedImageError: cannot" in output
+
+
+def test_images_of_a_cache_are_compared(
+    tree: Path, tmp_path: Path, command: Any, settled: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pixels that were kept wrongly are found."""
+    settled(tree)
+    folder = tmp_path / "cache"
+    assert command("verify", tree, "--cache", folder)[0] == 2, "there is none yet"
+    keep = ImageCache.keep
+    for number, is_spoilt in enumerate((False, True)):
+        with monkeypatch.context() as patch:
+            if is_spoilt:
+                patch.setattr(
+                    ImageCache, "keep", lambda self, file, pixels, *more: keep(self, file, pixels ^ 1, *more)
+                )
+            place = folder / str(number)
+            dataset = FastImageFolder(tree, SMALL, cache=Cache("disk", dir=place, form="pixels"))
+            assert len(list(dataset)) == 6
+            dataset.close()
+        code, output, _ = command("verify", tree, "--cache", place)
+        assert code == is_spoilt and ("6 of 6 images differ" in output) == is_spoilt
 
 
 def test_wrong_arguments_are_refused(tree: Path, tmp_path: Path, command: Any) -> None:
