@@ -261,7 +261,7 @@ bool KeptCoefficients::read_row(std::int64_t number, std::int32_t columns, std::
     const std::int64_t halves = __builtin_popcountll(mask) - bytes;
     const bool is_wide = (head & kWideValues) != 0;
     const std::uint8_t* const next = values + (is_wide ? 2 * bytes : bytes) + (halves + 1) / 2;
-    if (halves < 0 || next > row_end) return false;
+    if (mask >> 63 != 0 || halves < 0 || next > row_end) return false;
     if (x >= first) {
       if (is_wide) {
         expand_wide(mask, bytes, values, kernels, blocks);

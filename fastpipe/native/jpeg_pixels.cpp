@@ -35,6 +35,8 @@ constexpr int kOdd[4][4] = {// of coefficients 1, 3, 5, 7
 // Of 2**16: how much a colour has of a chroma sample.
 constexpr int kRedOfRed = 91881, kGreenOfBlue = 22554, kGreenOfRed = 46802, kBlueOfBlue = 116130;
 
+constexpr std::int32_t kMostPixels = 0xFFFF;  // along each side of a JPEG
+
 // Kernels read and write up to kSlack bytes behind a row.
 constexpr std::int64_t kSlack = 64;
 
@@ -244,7 +246,8 @@ class Decoding {
 }  // namespace
 
 bool JpegFrame::complete() noexcept {
-  if (size.height <= 0 || size.width <= 0 || (components != 1 && components != 3)) return false;
+  if (size.height <= 0 || size.width <= 0 || size.height > kMostPixels || size.width > kMostPixels) return false;
+  if (components != 1 && components != 3) return false;
   const std::int32_t horizontal = planes[0].horizontal, vertical = planes[0].vertical;
   if (horizontal < 1 || horizontal > 2 || vertical < 1 || vertical > 2) return false;
   if (components == 1 && (horizontal != 1 || vertical != 1)) return false;
