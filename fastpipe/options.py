@@ -114,7 +114,9 @@ class Cache:
             ``Decode(short_side=…)``.  ``"coefficients"`` keeps the coefficients of JPEGs: grey ones and those
             of YCbCr with the usual chroma subsampling (4:4:4, 4:2:2, 4:4:0, 4:2:0), of 8 bits, up to about
             40 million pixels.  It keeps nothing of other images.  ``"auto"`` chooses the form by the sizes of
-            some images: pixels if those of all images fit, else coefficients.  It applies to images only.
+            some images: pixels if those of all images fit, else coefficients.  Only image folders have a
+            form: of HDF5 files, chunks are kept, of volumes, parts, and in ``fastpipe.tf.image_dataset``,
+            finished samples.
 
     For volumes, decoded parts are kept in memory from their first use on, up to ``max_bytes``.  If more room
     is needed, the least useful parts are evicted.  ``"disk"`` is not available for volumes.
@@ -145,6 +147,20 @@ class Cache:
     def of(cls, value: Cache | str) -> Cache:
         """Return ``value`` itself, or ``Cache(where=value)`` if ``value`` is a string."""
         return value if isinstance(value, cls) else cls(where=value)  # type: ignore[arg-type]
+
+    @classmethod
+    def without_form(cls, value: Cache | str, kept: str) -> Cache:
+        """Return the same as ``of``, for a dataset that keeps only ``kept``.
+
+        Raises:
+            OptionError: the cache names a form.
+        """
+        cache = cls.of(value)
+        if cache.form != "auto":
+            raise OptionError(
+                f"Cache(form={cache.form!r}) is for FastImageFolder: this dataset keeps {kept}. Leave it out."
+            )
+        return cache
 
     def __repr__(self) -> str:
         return _short_repr(self)

@@ -154,7 +154,7 @@ class HDF5Samples(GroupedSamples):
         self.path, self.keys = path, keys
         if sample_dims is not None and sample_dims < 0:
             raise OptionError(f"sample_dims must be a number from 0, got {sample_dims}")
-        self.cache = Cache.of(cache)
+        self.cache = Cache.without_form(cache, "chunks")
         self.bad_samples = BadSamples.of(bad_samples)
         self.threads = checked_threads(threads)
         paths = [path] if isinstance(path, (str, bytes, os.PathLike)) else list(path)

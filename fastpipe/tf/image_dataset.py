@@ -343,7 +343,7 @@ def image_dataset(
     if data_format is None:
         data_format = keras.config.image_data_format()
     check_choice("data_format", data_format, ("channels_last", "channels_first"))
-    images = ImageOptions(output, Cache.of(cache), decode, threads)
+    images = ImageOptions(output, Cache.without_form(cache, "finished samples"), decode, threads)
     made = [
         _rows_dataset(
             rows, batching if number == 0 else batching._replace(shuffle=False), images, engine,

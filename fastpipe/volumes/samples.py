@@ -474,7 +474,7 @@ class PatchSamples(TouredSamples):
         self._padding = Padding.of(padding)
         self.volume, self.labels, self.mask, self.padding = given.volume, given.labels, given.mask, padding
         self.channel_dim, self.orientation = given.channel_dim, given.orientation
-        self.cache = Cache.of(cache)
+        self.cache = Cache.without_form(cache, "parts of volumes")
         self.bad_samples = BadSamples.of(bad_samples)
         self.threads = checked_threads(threads)
         self.stage = None if given.stage is None else Stage.of(given.stage)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -20,7 +21,7 @@ from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from fastpipe import Cache, Decode, FastImageFolder, FastLoader
+from fastpipe import Cache, Decode, FastHDF5Dataset, FastImageFolder, FastLoader, FastPatchDataset
 from fastpipe.bench.synthetic import photo_tree
 from fastpipe.core import caches as places
 from fastpipe.core.caches import open_cache_store
@@ -292,6 +293,16 @@ def test_coefficients_are_not_kept_where_pixels_are_made_in_another_way(tree: Pa
             FastImageFolder(tree, CROP, cache=Cache("ram", form="coefficients"), decode=decode)
         dataset = FastImageFolder(tree, CROP, cache=Cache("ram", 60_000), decode=decode)
         assert "decoded images  →  kept in" in _lines_of(dataset)
+
+
+def test_only_image_folders_have_a_form(tmp_path: Path) -> None:
+    cache = Cache("ram", form="coefficients")
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"] = np.zeros((4, 3))
+    with pytest.raises(OptionError, match="keeps chunks"):
+        FastHDF5Dataset(tmp_path / "x.h5", "x", cache=cache)
+    with pytest.raises(OptionError, match="keeps parts of volumes"):
+        FastPatchDataset(np.zeros((8, 8, 8)), patch_size=(4, 4, 4), cache=cache)
 
 
 def _single(folder: Path, color: tuple[int, int, int], format: str = "png") -> Path:
