@@ -20,18 +20,6 @@ constexpr int kMostOfColumn = 2900;
 // Bits that each pass rounds off.
 constexpr int kShiftOfColumns = 11, kShiftOfRows = 18;
 
-// Samples i and 7 - i are the sum and the difference of an even and an odd part.
-constexpr int kEven[4][4] = {// of coefficients 0, 4, 2, 6
-                             {8192, 8192, 10703, 4433},
-                             {8192, -8192, 4433, -10704},
-                             {8192, -8192, -4433, 10704},
-                             {8192, 8192, -10703, -4433}};
-constexpr int kOdd[4][4] = {// of coefficients 1, 3, 5, 7
-                            {11363, 9633, 6437, 2260},
-                            {9633, -2259, -11362, -6436},
-                            {6437, -11362, 2261, 9633},
-                            {2260, -6436, 9633, -11363}};
-
 // Of 2**16: how much a colour has of a chroma sample.
 constexpr int kRedOfRed = 91881, kGreenOfBlue = 22554, kGreenOfRed = 46802, kBlueOfBlue = 116130;
 
@@ -141,6 +129,8 @@ class Decoding {
       const std::int64_t pitch = 8 * blocks + 2 * kSlack, rows = std::int64_t{8} * plane.vertical * mcus_.size();
       auto* memory = arena.array<std::uint8_t>(static_cast<std::size_t>(pitch * rows));
       if (blocks_[c] == nullptr || memory == nullptr) return false;
+      // Some blocks only fill an MCU, or a vector.
+      std::memset(blocks_[c], 0, static_cast<std::size_t>(counts_[c] * plane.vertical) * sizeof(std::int16_t));
       planes_[c] = {memory + kSlack, pitch, 8 * plane.vertical * mcus_.begin, 8 * plane.horizontal * columns_.begin};
     }
     const std::int64_t width = rounded(std::int64_t{box_.width} + 2, kSlack) + kSlack;
@@ -160,8 +150,6 @@ class Decoding {
       const Range& needed = c == 0 ? luma_ : chroma_;
       if (row < needed.begin || row >= needed.end) continue;
       blocks[c] = blocks_[c];
-      std::memset(blocks[c], 0,
-                  static_cast<std::size_t>(counts_[c] * frame_.planes[c].vertical) * sizeof(std::int16_t));
     }
     if (!rows_.read(row, columns_.begin, columns_.size(), blocks, counts_)) return false;
     for (int c = 0; c < frame_.components; ++c) {

@@ -47,7 +47,8 @@ class CoefficientRows {
   // down, each at most once.
   //
   // blocks: of each component, or null where a component's are not needed: its `vertical` rows of blocks, each of them
-  // `count * horizontal` blocks of 64 coefficients, not yet multiplied by their steps, row by row; all 0 before.
+  // `count * horizontal` blocks of 64 coefficients, not yet multiplied by their steps, row by row.  Blocks that hold no
+  // samples of the image are left as they are.
   // pitches: coefficients from one row of blocks to the next.
   // Returns false where the coefficients are damaged.
   virtual bool read(std::int32_t row, std::int32_t first, std::int32_t count, std::int16_t* const* blocks,
