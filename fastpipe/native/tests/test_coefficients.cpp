@@ -109,53 +109,10 @@ TEST("coefficients: parts of images of many sizes, kinds and qualities, at each 
   CHECK(force_level(best_level()));
 }
 
-TEST("coefficients: entries of all levels are the same") {
-  for (const int quality : {3, 50, 85, 100}) {
-    Kind kind = kKinds[2];
-    kind.quality = quality;
-    const File file = encoded({75, 131}, kind);
-    CHECK(force_level(Level::baseline));
-    const Entry expected = packed(file);
-    for (int level = 1; level <= static_cast<int>(best_level()); ++level) {
-      CHECK(force_level(static_cast<Level>(level)));
-      const Entry found = packed(file);
-      CHECK(found.size == expected.size && std::memcmp(found.memory.get(), expected.memory.get(), found.size) == 0);
-    }
-  }
-}
-
-TEST("coefficients: damaged entries") {
-  Reader reader;
-  Kind kind = kKinds[2];
-  kind.quality = 97;
-  const Entry good = packed(encoded({60, 90}, kind));
-  int opened = 0;
-  for (int i = 0; i < 20000; ++i) {
-    Entry entry;
-    entry.size = i % 4 == 0 ? random_below(static_cast<std::uint32_t>(good.size) + 1) : good.size;
-    entry.memory.reset(new std::uint8_t[entry.size]);
-    std::memcpy(entry.memory.get(), good.memory.get(), entry.size);
-    const std::uint32_t below =
-        static_cast<std::uint32_t>(i % 2 == 0 ? entry.size : std::min<std::size_t>(entry.size, 600));
-    for (std::uint32_t k = random_below(4); k > 0 && below > 0; --k) {
-      entry.memory[random_below(below)] = static_cast<std::uint8_t>(random_below(256));
-    }
-    KeptCoefficients rows;
-    if (!rows.open(entry.bytes())) continue;
-    ++opened;
-    reader.arena().reset();
-    const Size size = rows.frame().size;
-    Pixels pixels;
-    static_cast<void>(decode_pixels(rows.frame(), rows,
-                                    random_box({std::min(size.height, 200), std::min(size.width, 200)}), reader.arena(),
-                                    &pixels)
-                          .is_made());
-  }
-  CHECK(opened > 1000);
-}
-
-// A file whose blocks have these coefficients, row by row.
-File with_block(const std::vector<int>& block) {
+// A file of `rows` x `columns` blocks of each component: value(component, row, column, i) is coefficient i of a block,
+// row by row, to be multiplied by 1.
+template <typename Value>
+File with_blocks(int rows, int columns, int components, const Value& value) {
   jpeg_compress_struct codec;
   jpeg_error_mgr errors;
   codec.err = jpeg_std_error(&errors);
@@ -163,23 +120,52 @@ File with_block(const std::vector<int>& block) {
   unsigned char* memory = nullptr;
   unsigned long length = 0;
   jpeg_mem_dest(&codec, &memory, &length);
-  codec.image_height = codec.image_width = 8;
-  codec.input_components = 1;
-  codec.in_color_space = JCS_GRAYSCALE;
+  codec.image_height = static_cast<JDIMENSION>(8 * rows);
+  codec.image_width = static_cast<JDIMENSION>(8 * columns);
+  codec.input_components = components;
+  codec.in_color_space = components == 1 ? JCS_GRAYSCALE : JCS_RGB;
   jpeg_set_defaults(&codec);
   jpeg_set_quality(&codec, 100, TRUE);
   codec.optimize_coding = TRUE;
+  codec.comp_info[0].h_samp_factor = codec.comp_info[0].v_samp_factor = 1;
   auto common = reinterpret_cast<j_common_ptr>(&codec);
-  jvirt_barray_ptr array = codec.mem->request_virt_barray(common, JPOOL_IMAGE, TRUE, 1, 1, 1);
-  jvirt_barray_ptr arrays[] = {array};
+  jvirt_barray_ptr arrays[3];
+  for (int c = 0; c < components; ++c) {
+    arrays[c] = codec.mem->request_virt_barray(common, JPOOL_IMAGE, TRUE, static_cast<JDIMENSION>(columns),
+                                               static_cast<JDIMENSION>(rows), 1);
+  }
   jpeg_write_coefficients(&codec, arrays);
-  JBLOCKARRAY rows = codec.mem->access_virt_barray(common, array, 0, 1, TRUE);
-  for (std::size_t i = 0; i < 64; ++i) rows[0][0][i] = static_cast<JCOEF>(block[i]);
+  for (int c = 0; c < components; ++c) {
+    for (int y = 0; y < rows; ++y) {
+      JBLOCKARRAY row = codec.mem->access_virt_barray(common, arrays[c], static_cast<JDIMENSION>(y), 1, TRUE);
+      for (int x = 0; x < columns; ++x) {
+        for (int i = 0; i < 64; ++i) row[0][x][i] = static_cast<JCOEF>(value(c, y, x, i));
+      }
+    }
+  }
   jpeg_finish_compress(&codec);
   jpeg_destroy_compress(&codec);
   File file(memory, memory + length);
   std::free(memory);
   return file;
+}
+
+File with_block(const std::vector<int>& block) {
+  return with_blocks(1, 1, 1, [&](int, int, int, int i) { return block[static_cast<std::size_t>(i)]; });
+}
+
+TEST("coefficients: all colours of chroma, at each level") {
+  // Samples of a block that are all alike are an eighth of its first coefficient.
+  const File file = with_blocks(256, 256, 3, [](int c, int y, int x, int i) {
+    const int sample = c == 0 ? 37 * y + 101 * x : c == 1 ? x : y;
+    return i == 0 ? 8 * (sample % 256 - 128) : 0;
+  });
+  Reader reader;
+  for (int level = 0; level <= static_cast<int>(best_level()); ++level) {
+    CHECK(force_level(static_cast<Level>(level)));
+    CHECK(reader.agrees(file, packed(file), {0, 0, 2048, 2048}));
+  }
+  CHECK(force_level(best_level()));
 }
 
 TEST("coefficients: the largest that are decoded, and larger ones") {
@@ -215,6 +201,74 @@ TEST("coefficients: the largest that are decoded, and larger ones") {
     }
     CHECK(wrong == 0);
     CHECK(made > 300 && declined > 300);
+  }
+  CHECK(force_level(best_level()));
+}
+
+TEST("coefficients: entries of all levels are the same") {
+  for (int i = 0; i < 60; ++i) {
+    const int most = i % 3 == 0 ? 9 : i % 3 == 1 ? 130 : 1023;
+    const std::uint32_t rarity = 1 + random_below(20);
+    const File file = with_blocks(5, 7, 3, [&](int, int, int, int) {
+      const bool is_there = random_below(rarity) == 0;
+      return is_there ? static_cast<int>(random_below(static_cast<std::uint32_t>(2 * most + 1))) - most : 0;
+    });
+    CHECK(force_level(Level::baseline));
+    const Entry expected = packed(file);
+    CHECK(expected.size > 0);
+    for (int level = 1; level <= static_cast<int>(best_level()); ++level) {
+      CHECK(force_level(static_cast<Level>(level)));
+      const Entry found = packed(file);
+      CHECK(found.size == expected.size && std::memcmp(found.memory.get(), expected.memory.get(), found.size) == 0);
+    }
+  }
+  CHECK(force_level(best_level()));
+}
+
+TEST("coefficients: damaged entries") {
+  Reader reader;
+  Kind kind = kKinds[2];
+  kind.quality = 97;
+  const Entry good = packed(encoded({60, 90}, kind));
+  int opened = 0;
+  for (int i = 0; i < 20000; ++i) {
+    if (i % 100 == 0) CHECK(force_level(static_cast<Level>(i / 100 % (static_cast<int>(best_level()) + 1))));
+    Entry entry;
+    entry.size = i % 4 == 0 ? random_below(static_cast<std::uint32_t>(good.size) + 1) : good.size;
+    entry.memory.reset(new std::uint8_t[entry.size]);
+    std::memcpy(entry.memory.get(), good.memory.get(), entry.size);
+    const std::uint32_t below =
+        static_cast<std::uint32_t>(i % 2 == 0 ? entry.size : std::min<std::size_t>(entry.size, 600));
+    for (std::uint32_t k = random_below(4); k > 0 && below > 0; --k) {
+      entry.memory[random_below(below)] = static_cast<std::uint8_t>(random_below(256));
+    }
+    KeptCoefficients rows;
+    if (!rows.open(entry.bytes())) continue;
+    ++opened;
+    reader.arena().reset();
+    const Size size = rows.frame().size;
+    Pixels pixels;
+    static_cast<void>(decode_pixels(rows.frame(), rows,
+                                    random_box({std::min(size.height, 200), std::min(size.width, 200)}), reader.arena(),
+                                    &pixels)
+                          .is_made());
+  }
+  CHECK(opened > 1000);
+  CHECK(force_level(best_level()));
+}
+
+TEST("coefficients: a mask with a value too many") {
+  // A block of 63 half bytes: its mask begins behind three bytes of the row, which is the last.
+  const Entry entry = packed(with_block(std::vector<int>(64, 1)));
+  const std::size_t row = entry.size - static_cast<std::size_t>(kCoefficientSlack) - (3 + 8 + 32);
+  Reader reader;
+  for (int level = 0; level <= static_cast<int>(best_level()); ++level) {
+    CHECK(force_level(static_cast<Level>(level)));
+    for (const int last : {0x7F, 0xFF}) {
+      entry.memory[row + 10] = static_cast<std::uint8_t>(last);
+      Pixels pixels;
+      CHECK(reader.reads(entry.bytes(), {0, 0, 8, 8}, &pixels) == (last == 0x7F));
+    }
   }
   CHECK(force_level(best_level()));
 }
