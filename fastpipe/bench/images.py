@@ -37,6 +37,7 @@ class LoaderSpec(RowInfo):
     num_workers: int = 0
     is_accelerated: bool = False  # True if the replaced loader is passed to ``accelerate``
     cache: Literal["off", "ram", "disk"] = "off"  # cached images are decoded before the clock starts
+    form: Literal["auto", "pixels", "coefficients"] = "pixels"  # what the cache keeps
     decode: fastpipe.Decode = _AS_USUAL
     augment: Literal["auto", "split"] | None = None  # the argument of ``fastpipe.FastLoader``
     device: str | None = None  # device of the batches; torch's loader pins memory for a GPU
@@ -88,7 +89,7 @@ def make_dataset(spec: LoaderSpec, folder: Path, transform: Any, kept: Path | No
     """Return torchvision's dataset for replaced and accelerated loaders, and fastpipe's for all others."""
     if spec.group == "replaced" or spec.is_accelerated:
         return require("torchvision", extra="torch").datasets.ImageFolder(str(folder), transform)
-    cache = fastpipe.Cache(spec.cache, dir=kept if spec.cache == "disk" else None)
+    cache = fastpipe.Cache(spec.cache, dir=kept if spec.cache == "disk" else None, form=spec.form)
     return fastpipe.FastImageFolder(
         str(folder), transform, cache=cache, decode=spec.decode, threads=spec.threads
     )
@@ -201,6 +202,12 @@ def loader_specs(cores: int, quick: bool = False, is_large: bool = False) -> lis
         *([scaled] if is_large else []),
         # With a cache, every image has been decoded before the measurement.
         own("cached-ram", ', cache="ram"', second, cache="ram"),
+        own("cached-ram-coefficients", ', cache="ram", form="coefficients"', second, cache="ram",
+            form="coefficients"),
+        own("cached-ram-coefficients-uint8", ', cache="ram", form="coefficients", uint8', second, "uint8",
+            cache="ram", form="coefficients"),
+        own("cached-disk-coefficients", ', cache="disk", form="coefficients"', second, cache="disk",
+            form="coefficients"),
         own("cached-ram-256", ', cache="ram", short_side=256', smaller, cache="ram", decode=small),
         own("cached-ram-256-uint8", ', cache="ram", short_side=256, uint8', smaller, "uint8", cache="ram",
             decode=small),
