@@ -24,7 +24,7 @@
 namespace fastpipe {
 
 constexpr int kCoefficientsVersion = 1;
-constexpr std::int64_t kCoefficientSlack = 256;  // bytes that reading may touch behind the last row
+constexpr std::int64_t kCoefficientSlack = 256;                     // bytes that reading may touch behind the last row
 constexpr std::int64_t kMostOfEntry = (std::int64_t{1} << 24) - 1;  // bytes: of an image of about 40 million pixels
 
 // All coefficients of a file.
@@ -35,7 +35,8 @@ struct JpegCoefficients {
   const std::int16_t* const* rows[3] = {};
 };
 
-// Write an entry.  Returns it, in the arena; no bytes where there is no memory, or it would have more than kMostOfEntry bytes.
+// Write an entry.  Returns it, in the arena; no bytes where there is no memory, or it would have more than kMostOfEntry
+// bytes.
 Bytes pack_coefficients(const JpegCoefficients& coefficients, Arena& arena) noexcept;
 
 // Reads an entry, of which no byte is trusted.
