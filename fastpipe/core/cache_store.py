@@ -183,10 +183,11 @@ class EntryStore:
         found = self._table.find(digest)
         return None if found is None else Entry(*found)
 
-    def images(self, tag: bytes, *, marks: bool, of_coefficients: bool = False) -> Any:
-        """Return the native core's object that finds images, or their coefficients, in this store.
+    def images(self, tag: bytes, *, marks: bool, form: int = 0) -> Any:
+        """Return the native core's object that finds images in this store.
 
         ``tag`` is explained at ``identify``.  With ``marks``, an image is stored only at its second use.
+        ``form`` is what is stored of an image: 0 pixels, 1 coefficients, 2 coefficients that are compressed.
         """
         return native.KeptImages(
             self._table,
@@ -196,7 +197,7 @@ class EntryStore:
             tag,
             self._verify,
             self._marks if marks else 0,
-            of_coefficients,
+            form,
             self,
         )
 

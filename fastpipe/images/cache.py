@@ -20,6 +20,10 @@ from fastpipe.images.pixels import fold, render
 from fastpipe.images.steps import described_short_side, resized_size
 from fastpipe.options import Cache, Decode
 
+_FORMS = {
+    "pixels": "decoded images", "coefficients": "coefficients of JPEGs",
+    "compressed": "compressed coefficients of JPEGs",
+}  # fmt: skip
 _ENOUGH = 32  # the number of images whose mean size predicts the size of other images
 
 
@@ -29,6 +33,12 @@ class Sizes(NamedTuple):
     images: int = 0
     pixels: int = 0
     coefficients: int = 0
+
+    def of(self, form: str) -> int:
+        """Return about the bytes of all images in a form."""
+        if form == "compressed":  # to about three quarters
+            return self.coefficients * 3 // 4
+        return self.coefficients if form == "coefficients" else self.pixels
 
     def plus(self, other: Sizes) -> Sizes:
         """Return the sizes of these images and others together."""
@@ -53,7 +63,7 @@ class ImageCache:
         store: the memory store or disk store; other datasets may share the store.
         tag: identifies all fixed settings that affect the decoded pixels.
         count: the number of the dataset's images.
-        form: ``"pixels"``, ``"coefficients"``, or ``"auto"``.
+        form: a name in ``_FORMS``, or ``"auto"``.
         needs_all: whether the cache is used only if all images fit, and stores an image only when the image
             is used a second time.  Otherwise, the cache stores images as long as they fit.
         sample: returns the paths of some of the dataset's images.  It is called if ``form`` is ``"auto"`` and
@@ -77,7 +87,7 @@ class ImageCache:
 
     def describe(self) -> str:
         """Return a line that says where images are stored."""
-        what = {"pixels": "decoded images", "coefficients": "coefficients of JPEGs"}[self._chosen()]
+        what = _FORMS[self._chosen()]
         if self._form == "auto":
             what += ", or coefficients of JPEGs if those do not fit"
         where = "memory" if self.store.is_in_memory else "files"
@@ -98,7 +108,7 @@ class ImageCache:
     def _form_of(self, paths: Sequence[str], rules: str) -> str:
         """Return the form in which most of these images are stored already; if none is stored, the form that
         suits their sizes."""
-        found = dict.fromkeys(("pixels", "coefficients"), 0)
+        found = dict.fromkeys(_FORMS, 0)
         for path in paths if len(self.store) else ():
             for form in found:
                 try:
@@ -111,8 +121,11 @@ class ImageCache:
         return self._form_by(sizes_of(paths if self._version is None else [], self._size))
 
     def _form_by(self, sizes: Sizes) -> str:
-        fits = self._count * sizes.pixels <= sizes.images * self.store.max_bytes
-        return "pixels" if fits or not sizes.coefficients else "coefficients"
+        """Return the first form in which all images fit, if the others are like these."""
+        for form in ("pixels", "coefficients") if sizes.coefficients else ():
+            if self._count * sizes.of(form) <= sizes.images * self.store.max_bytes:
+                return form
+        return "compressed" if sizes.coefficients else "pixels"
 
     def identify(self, path: str, rules: str = "") -> FileIdentity:
         """Identify a file by its present state, or an object by its listed version.
@@ -134,7 +147,7 @@ class ImageCache:
 
     def _tag_in(self, rules: str, form: str) -> bytes:
         if (rules, form) not in self._tags:
-            version = f" {native.coefficients_version()}" if form == "coefficients" else ""
+            version = "" if form == "pixels" else f" {form} {native.coefficients_version()}"
             self._tags[rules, form] = hashlib.sha256(f"{self._tag}{version} {rules}".encode()).digest()
         return self._tags[rules, form]
 
@@ -152,7 +165,7 @@ class ImageCache:
         images = self._native.get((rules, form))
         if images is None:
             images = self.store.images(
-                self._tag_of(rules), marks=self._needs_all, of_coefficients=form == "coefficients"
+                self._tag_of(rules), marks=self._needs_all, form=list(_FORMS).index(form)
             )
             self._native = {(rules, form): images}
         self.store.refreshed()
@@ -176,9 +189,7 @@ class ImageCache:
 
     def _mean(self) -> int:
         """Return the mean size of an entry for the images that were seen; 0 before any were."""
-        seen = self._seen
-        total = seen.coefficients if self._form == "coefficients" else seen.pixels
-        return total // seen.images if seen.images else 0
+        return self._seen.of(self._form) // self._seen.images if self._seen.images else 0
 
     @property
     def is_worth_asking(self) -> bool:
@@ -237,10 +248,14 @@ def open_cache(
 
 def check_form(option: Cache, decode: Decode) -> None:
     """Raise an OptionError if the form that a cache names does not work with these decoding options."""
-    if option.where != "off" and option.form == "coefficients" and not _keeps_coefficients(decode):
+    if (
+        option.where != "off"
+        and option.form in ("coefficients", "compressed")
+        and not _keeps_coefficients(decode)
+    ):
         raise OptionError(
-            "Cache(form='coefficients') keeps what images of full size are made from by the native core, and "
-            f"{decode!r} makes them in another way. Leave out one of the two."
+            f"Cache(form={option.form!r}) keeps what images of full size are made from by the native core, "
+            f"and {decode!r} makes them in another way. Leave out one of the two."
         )
 
 

@@ -156,9 +156,9 @@ def kept_chunks(table: EntryTable, descriptor: int, memory: Annotated[NDArray[nu
 class KeptImages:
     """Where a batch looks for decoded images: see fastpipe/native/kept.h."""
 
-    def __init__(self, table: EntryTable, descriptor: int, memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, size: int, tag: bytes, verifies: bool, marks: int, of_coefficients: bool, owner: object) -> None:
+    def __init__(self, table: EntryTable, descriptor: int, memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, size: int, tag: bytes, verifies: bool, marks: int, form: int, owner: object) -> None:
         """
-        of_coefficients: of these, not of pixels; owner: lives as long as this, and closes the descriptor.
+        form: 0 pixels, 1 coefficients, 2 compressed; owner: lives as long as this, and closes the descriptor.
         """
 
     def have(self, states: Annotated[NDArray[numpy.uint64], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> list[bool]:

@@ -10,6 +10,9 @@ namespace fastpipe {
 namespace {
 
 constexpr char kMagic[8] = {'f', 'p', 'c', 'o', 'e', 'f', '1', '\n'};
+constexpr char kMagicCompressed[8] = {'f', 'p', 'c', 'o', 'e', 'f', 'z', '\n'};
+constexpr std::int32_t kStripRows = 32;                                  // that are compressed together
+constexpr int kStreams = 5;                                              // of a row
 constexpr std::uint8_t kMaskBytes = 15, kWideDc = 16, kWideValues = 32;  // of a head
 constexpr std::int64_t kMostOfBlock = 2 + 2 + 8 + 2 * 63;                // bytes
 
@@ -79,6 +82,57 @@ std::int64_t rows_of(const JpegFrame& frame) noexcept {
   return rows;
 }
 
+std::int64_t strips_of(const JpegPlane& plane) noexcept { return (plane.rows + kStripRows - 1) / kStripRows; }
+
+// Where each of the streams of a row ends, counted from its beginning; false where the row is too short for them.
+bool find_streams(Bytes row, std::int32_t columns, std::size_t* ends) noexcept {
+  // A block has at least three bytes.
+  if (row.size < std::size_t{3} * static_cast<std::size_t>(columns)) return false;
+  std::size_t wide_dc = 0, mask_bytes = 0;
+  for (std::int32_t x = 0; x < columns; ++x) {
+    wide_dc += (row.data[x] & kWideDc) / kWideDc;
+    mask_bytes += row.data[x] & kMaskBytes;
+  }
+  ends[0] = static_cast<std::size_t>(columns);
+  ends[1] = 2 * ends[0];
+  ends[2] = 3 * ends[0] + wide_dc;
+  ends[3] = ends[2] + mask_bytes;
+  ends[4] = row.size;
+  return ends[3] <= row.size;
+}
+
+// Appends the parts of an entry, and writes where each begins into the entry's table.
+class EntryWriter {
+ public:
+  std::uint8_t* to;  // behind what was written
+
+  EntryWriter(std::uint8_t* entry, std::size_t parts) noexcept
+      : to(entry + sizeof(CoefficientHeader) + (parts + 1) * sizeof(std::uint32_t)),
+        entry_(entry),
+        next_(entry + sizeof(CoefficientHeader)) {}
+
+  void note_begin() noexcept {
+    const auto offset = static_cast<std::uint32_t>(to - entry_);
+    std::memcpy(next_, &offset, sizeof offset);
+    next_ += sizeof offset;
+  }
+  void append(const void* bytes, std::size_t size) noexcept {
+    std::memcpy(to, bytes, size);
+    to += size;
+  }
+  // End the entry; no bytes where it is too large.
+  Bytes ended() noexcept {
+    note_begin();
+    std::memset(to, 0, static_cast<std::size_t>(kCoefficientSlack));
+    const auto size = static_cast<std::size_t>(to + kCoefficientSlack - entry_);
+    return size > static_cast<std::size_t>(kMostOfEntry) ? Bytes() : Bytes{entry_, size};
+  }
+
+ private:
+  std::uint8_t* const entry_;
+  std::uint8_t* next_;  // in the table
+};
+
 }  // namespace
 
 Bytes pack_coefficients(const JpegCoefficients& coefficients, Arena& arena) noexcept {
@@ -91,7 +145,7 @@ Bytes pack_coefficients(const JpegCoefficients& coefficients, Arena& arena) noex
     blocks += frame.planes[c].rows * columns;
     widest = columns > widest ? columns : widest;
   }
-  const auto head_size = static_cast<std::int64_t>(sizeof(CoefficientHeader) + sizeof(std::uint32_t) * (rows + 1));
+  const auto head_size = static_cast<std::int64_t>(sizeof(CoefficientHeader)) + 4 * (rows + 1);
   const std::int64_t most = head_size + kMostOfBlock * blocks + kCoefficientSlack;
   if (most > std::numeric_limits<std::uint32_t>::max()) return {};
   auto* const entry = arena.array<std::uint8_t>(static_cast<std::size_t>(most));
@@ -107,13 +161,7 @@ Bytes pack_coefficients(const JpegCoefficients& coefficients, Arena& arena) noex
   for (int c = 0; c < frame.components; ++c)
     std::memcpy(header.steps[c], frame.planes[c].steps, sizeof header.steps[c]);
   std::memcpy(entry, &header, sizeof header);
-  std::uint8_t* begin = entry + sizeof header;  // of the next row, in the table
-  std::uint8_t* to = entry + head_size;
-  const auto note_begin = [&] {
-    const auto offset = static_cast<std::uint32_t>(to - entry);
-    std::memcpy(begin, &offset, sizeof offset);
-    begin += sizeof offset;
-  };
+  EntryWriter writer(entry, static_cast<std::size_t>(rows));
   for (int c = 0; c < frame.components; ++c) {
     const std::int64_t columns = frame.planes[c].columns;
     std::uint8_t* const starts[] = {streams, streams + columns, streams + 2 * columns, streams + 4 * columns,
@@ -121,25 +169,69 @@ Bytes pack_coefficients(const JpegCoefficients& coefficients, Arena& arena) noex
     for (std::int32_t y = 0; y < frame.planes[c].rows; ++y) {
       RowStreams row{starts[0], starts[1], starts[2], starts[3], starts[4]};
       kernels.write_row(coefficients.rows[c][y], columns, &row);
-      note_begin();
+      writer.note_begin();
       const std::uint8_t* const ends[] = {row.heads, row.counts, row.dc, row.masks, row.values};
-      for (int i = 0; i < 5; ++i) {
-        std::memcpy(to, starts[i], static_cast<std::size_t>(ends[i] - starts[i]));
-        to += ends[i] - starts[i];
+      for (int i = 0; i < kStreams; ++i) writer.append(starts[i], static_cast<std::size_t>(ends[i] - starts[i]));
+    }
+  }
+  return writer.ended();
+}
+
+Bytes compress_coefficients(Bytes entry, Arena& arena, CodecStates& codecs) noexcept {
+  KeptCoefficients rows;
+  if (!rows.open(entry, arena, codecs)) return {};
+  const JpegFrame& frame = rows.frame();
+  std::size_t strips = 0;
+  for (int c = 0; c < frame.components; ++c) strips += static_cast<std::size_t>(strips_of(frame.planes[c]));
+  const std::size_t head_size = kStripRows * 3 * sizeof(std::uint16_t) + kStreams * sizeof(std::uint32_t);
+  // Each stream of a strip may become larger than it is, by a little.
+  const std::size_t most = compressed_most(entry.size) + strips * (head_size + kStreams * compressed_most(0));
+  auto* const memory = arena.array<std::uint8_t>(2 * most + sizeof(CoefficientHeader));
+  auto* const stream = arena.array<std::uint8_t>(entry.size);
+  if (memory == nullptr || stream == nullptr) return {};
+  auto header = read_as<CoefficientHeader>(entry.data);
+  std::memcpy(header.magic, kMagicCompressed, sizeof kMagicCompressed);
+  std::memcpy(memory, &header, sizeof header);
+  EntryWriter writer(memory, strips);
+  for (int c = 0; c < frame.components; ++c) {
+    const JpegPlane& plane = frame.planes[c];
+    for (std::int32_t top = 0; top < plane.rows; top += kStripRows) {
+      writer.note_begin();
+      const std::int32_t count = std::min(kStripRows, plane.rows - top);
+      std::size_t ends[kStripRows][kStreams];
+      for (std::int32_t i = 0; i < count; ++i) {
+        if (!find_streams(rows.row_of(c, top + i), plane.columns, ends[i])) return {};
+        for (int k = 2; k < kStreams; ++k) {
+          const std::size_t size = ends[i][k] - ends[i][k - 1];
+          const auto noted = static_cast<std::uint16_t>(size);
+          if (noted != size) return {};
+          writer.append(&noted, sizeof noted);
+        }
+      }
+      std::uint8_t* const sizes = writer.to;
+      writer.to += kStreams * sizeof(std::uint32_t);
+      for (int k = 0; k < kStreams; ++k) {
+        std::size_t size = 0;
+        for (std::int32_t i = 0; i < count; ++i) {
+          const std::size_t begin = k == 0 ? 0 : ends[i][k - 1];
+          std::memcpy(stream + size, rows.row_of(c, top + i).data + begin, ends[i][k] - begin);
+          size += ends[i][k] - begin;
+        }
+        const auto compressed = static_cast<std::uint32_t>(compress_zstd({stream, size}, writer.to, codecs));
+        if (compressed == 0) return {};
+        std::memcpy(sizes + k * sizeof compressed, &compressed, sizeof compressed);
+        writer.to += compressed;
       }
     }
   }
-  note_begin();
-  std::memset(to, 0, static_cast<std::size_t>(kCoefficientSlack));
-  const std::int64_t size = to + kCoefficientSlack - entry;
-  if (size > kMostOfEntry) return {};
-  return {entry, static_cast<std::size_t>(size)};
+  return writer.ended();
 }
 
-bool KeptCoefficients::open(Bytes entry) noexcept {
+bool KeptCoefficients::open(Bytes entry, Arena& arena, CodecStates& codecs) noexcept {
   if (entry.size < sizeof(CoefficientHeader)) return false;
   const auto header = read_as<CoefficientHeader>(entry.data);
-  if (std::memcmp(header.magic, kMagic, sizeof kMagic) != 0) return false;
+  is_compressed_ = std::memcmp(header.magic, kMagicCompressed, sizeof kMagic) == 0;
+  if (!is_compressed_ && std::memcmp(header.magic, kMagic, sizeof kMagic) != 0) return false;
   frame_ = JpegFrame();
   frame_.size = {header.height, header.width};
   frame_.components = header.components;
@@ -147,15 +239,23 @@ bool KeptCoefficients::open(Bytes entry) noexcept {
   frame_.planes[0].vertical = header.vertical;
   for (int c = 0; c < 3; ++c) std::memcpy(frame_.planes[c].steps, header.steps[c], sizeof header.steps[c]);
   if (!frame_.complete()) return false;
-  const auto rows = static_cast<std::size_t>(rows_of(frame_));
+  std::int64_t parts = 0;
+  for (int c = 0; c < frame_.components; ++c) {
+    above_[c] = parts;
+    parts += is_compressed_ ? strips_of(frame_.planes[c]) : frame_.planes[c].rows;
+    strips_[c] = Strip();
+  }
   entry_ = entry;
-  return entry.size >= sizeof header + (rows + 1) * sizeof(std::uint32_t) + kCoefficientSlack;
+  arena_ = &arena;
+  codecs_ = &codecs;
+  const std::size_t table = (static_cast<std::size_t>(parts) + 1) * sizeof(std::uint32_t);
+  return entry.size >= sizeof header + table + static_cast<std::size_t>(kCoefficientSlack);
 }
 
 bool KeptCoefficients::read(std::int32_t row, std::int32_t first, std::int32_t count, std::int16_t* const* blocks,
                             const std::int64_t* pitches) noexcept {
-  std::int64_t above = 0;  // rows of the components before
-  for (int c = 0; c < frame_.components; above += frame_.planes[c].rows, ++c) {
+  const CoefficientKernels& kernels = table_in_use();
+  for (int c = 0; c < frame_.components; ++c) {
     const JpegPlane& plane = frame_.planes[c];
     if (blocks[c] == nullptr) continue;
     const std::int32_t left = first * plane.horizontal;
@@ -163,20 +263,80 @@ bool KeptCoefficients::read(std::int32_t row, std::int32_t first, std::int32_t c
     for (std::int32_t v = 0; v < plane.vertical; ++v) {
       const std::int32_t y = row * plane.vertical + v;
       if (y >= plane.rows) break;  // only fills the MCU
-      if (!read_row(above + y, plane.columns, left, width, blocks[c] + v * pitches[c])) return false;
+      const Bytes found = row_of(c, y);
+      std::int16_t* const to = blocks[c] + v * pitches[c];
+      // A block has at least three bytes.
+      if (found.data == nullptr || found.size < std::size_t{3} * static_cast<std::size_t>(plane.columns) ||
+          !kernels.read_row(found.data, found.data + found.size, plane.columns, left, width, to)) {
+        return false;
+      }
     }
   }
   return true;
 }
 
-// Read blocks of a row, by its number among all.
-bool KeptCoefficients::read_row(std::int64_t number, std::int32_t columns, std::int32_t first, std::int32_t count,
-                                std::int16_t* blocks) const noexcept {
+// A part of the entry by its number in the table; no bytes where the table is damaged.
+Bytes KeptCoefficients::part(std::int64_t number) const noexcept {
   const std::uint8_t* const table = entry_.data + sizeof(CoefficientHeader) + sizeof(std::uint32_t) * number;
   const std::size_t begin = read_as<std::uint32_t>(table), end = read_as<std::uint32_t>(table + sizeof(std::uint32_t));
-  // A block has at least three bytes.
-  if (begin > end || end > entry_.size - kCoefficientSlack || end - begin < std::size_t{3} * columns) return false;
-  return table_in_use().read_row(entry_.data + begin, entry_.data + end, columns, first, count, blocks);
+  if (begin > end || end > entry_.size - static_cast<std::size_t>(kCoefficientSlack)) return {};
+  return {entry_.data + begin, end - begin};
+}
+
+// A row of blocks, behind which kCoefficientSlack bytes can be read; no bytes where the entry is damaged.
+Bytes KeptCoefficients::row_of(int component, std::int32_t y) noexcept {
+  if (!is_compressed_) return part(above_[component] + y);
+  Strip& strip = strips_[component];
+  if (strip.number != y / kStripRows && !inflate(component, y / kStripRows)) return {};
+  const std::uint32_t* const begin = strip.begins + y % kStripRows;
+  return {strip.rows + begin[0], begin[1] - begin[0]};
+}
+
+// Inflate a strip, and put the streams of each of its rows together.
+bool KeptCoefficients::inflate(int component, std::int32_t number) noexcept {
+  const JpegPlane& plane = frame_.planes[component];
+  const auto count = static_cast<std::size_t>(std::min(kStripRows, plane.rows - number * kStripRows));
+  const auto columns = static_cast<std::size_t>(plane.columns);
+  const Bytes stored = part(above_[component] + number);
+  const std::size_t head_size = count * 3 * sizeof(std::uint16_t) + kStreams * sizeof(std::uint32_t);
+  if (stored.data == nullptr || stored.size < head_size) return false;
+  std::size_t sizes[kStripRows][kStreams], totals[kStreams] = {}, total = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    for (std::size_t k = 0; k < kStreams; ++k) {
+      sizes[i][k] = k < 2 ? columns : read_as<std::uint16_t>(stored.data + (3 * i + k - 2) * sizeof(std::uint16_t));
+      totals[k] += sizes[i][k];
+      total += sizes[i][k];
+    }
+  }
+  const auto slack = static_cast<std::size_t>(kCoefficientSlack);
+  auto* const streams = arena_->array<std::uint8_t>(total);
+  auto* const rows = arena_->array<std::uint8_t>(total + slack);
+  auto* const begins = arena_->array<std::uint32_t>(count + 1);
+  if (streams == nullptr || rows == nullptr || begins == nullptr) return false;
+  Bytes rest{stored.data + head_size, stored.size - head_size};
+  std::uint8_t* from[kStreams];
+  std::uint8_t* next = streams;
+  for (std::size_t k = 0; k < kStreams; ++k) {
+    const std::size_t size = read_as<std::uint32_t>(stored.data + head_size - (kStreams - k) * sizeof(std::uint32_t));
+    if (size > rest.size) return false;
+    if (decompress_zstd({rest.data, size}, next, totals[k], *codecs_) != Problem::none) return false;
+    rest = {rest.data + size, rest.size - size};
+    from[k] = next;
+    next += totals[k];
+  }
+  std::uint8_t* to = rows;
+  for (std::size_t i = 0; i < count; ++i) {
+    begins[i] = static_cast<std::uint32_t>(to - rows);
+    for (std::size_t k = 0; k < kStreams; ++k) {
+      std::memcpy(to, from[k], sizes[i][k]);
+      from[k] += sizes[i][k];
+      to += sizes[i][k];
+    }
+  }
+  begins[count] = static_cast<std::uint32_t>(to - rows);
+  std::memset(to, 0, slack);
+  strips_[component] = {number, rows, begins};
+  return true;
 }
 
 }  // namespace fastpipe

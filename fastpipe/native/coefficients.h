@@ -13,11 +13,16 @@
 //   - values of these coefficients, in their order: int8, or int16 after kWideValues; then half bytes, the lower first:
 //     v + 8 of a negative v, else v + 7
 // kCoefficientSlack bytes follow.
+//
+// An entry may be compressed.  Its table says where strips of kStripRows rows begin in place of rows.  A strip has, of
+// each of its rows, how many bytes its differences, its masks and its values take, uint16 each; then how many bytes
+// each of five frames of zstd takes, uint32; then these: the heads of all rows, their counts, and so on.
 #pragma once
 
 #include <cstdint>
 
 #include "arena.h"
+#include "codecs.h"
 #include "jpeg_pixels.h"
 #include "span.h"
 
@@ -39,22 +44,45 @@ struct JpegCoefficients {
 // bytes.
 Bytes pack_coefficients(const JpegCoefficients& coefficients, Arena& arena) noexcept;
 
-// Reads an entry, of which no byte is trusted.
+// Write an entry in the compressed form.  Returns it, in the arena; no bytes where there is no memory, or a row needs
+// more than 64 KiB.
+//
+// entry: of pack_coefficients().
+Bytes compress_coefficients(Bytes entry, Arena& arena, CodecStates& codecs) noexcept;
+
+// Reads an entry of either form, of which no byte is trusted.
 class KeptCoefficients : public CoefficientRows {
  public:
   // Begin to read an entry; false where it is none, or is damaged.
-  bool open(Bytes entry) noexcept;
+  //
+  // arena: for strips of a compressed entry, until the last row has been read.
+  bool open(Bytes entry, Arena& arena, CodecStates& codecs) noexcept;
   const JpegFrame& frame() const noexcept { return frame_; }
-  std::size_t nbytes() const noexcept { return entry_.size; }
+  // The size of the entry, or about that of one that is not compressed.
+  std::size_t nbytes() const noexcept { return is_compressed_ ? entry_.size / 3 * 4 : entry_.size; }
   bool read(std::int32_t row, std::int32_t first, std::int32_t count, std::int16_t* const* blocks,
             const std::int64_t* pitches) noexcept override;
 
  private:
-  bool read_row(std::int64_t number, std::int32_t columns, std::int32_t first, std::int32_t count,
-                std::int16_t* blocks) const noexcept;
+  // The last strip of a component that was inflated: rows as those of an entry that is not compressed.
+  struct Strip {
+    std::int32_t number = -1;
+    const std::uint8_t* rows = nullptr;
+    const std::uint32_t* begins = nullptr;  // of each row, and where the last one ends
+  };
+
+  friend Bytes compress_coefficients(Bytes, Arena&, CodecStates&) noexcept;
+  Bytes part(std::int64_t number) const noexcept;
+  Bytes row_of(int component, std::int32_t y) noexcept;
+  bool inflate(int component, std::int32_t number) noexcept;
 
   Bytes entry_;
   JpegFrame frame_;
+  bool is_compressed_ = false;
+  std::int64_t above_[3] = {};  // rows, or strips, of the components before
+  Strip strips_[3];
+  Arena* arena_ = nullptr;
+  CodecStates* codecs_ = nullptr;
 };
 
 }  // namespace fastpipe

@@ -239,8 +239,9 @@ struct ImageBatch::Opened {
   Digest digest;
   KeptCoefficients coefficients;  // which `source` refers to, if there are some
 
-  bool takes_coefficients(const std::uint8_t* entry, std::int64_t nbytes) noexcept {
-    if (entry == nullptr || !coefficients.open({entry, static_cast<std::size_t>(nbytes)})) return false;
+  bool takes_coefficients(const std::uint8_t* entry, std::int64_t nbytes, Scratch& scratch) noexcept {
+    const Bytes bytes{entry, static_cast<std::size_t>(nbytes)};
+    if (entry == nullptr || !coefficients.open(bytes, scratch.arena, scratch.codecs)) return false;
     source.coefficients = &coefficients;
     source.size = coefficients.frame().size;
     return true;
@@ -264,16 +265,16 @@ Status ImageBatch::look_up(std::int64_t item, Scratch& scratch, Opened* opened) 
   }
   opened->digest = blake2b(opened->state.bytes(), {tag, tag_size});
   KeptImage found;
-  const bool of_coefficients = kept->form == KeptForm::coefficients;
+  const bool of_coefficients = kept->form != KeptForm::pixels;
   const std::int32_t channels = of_coefficients ? 1 : plan->keeps_samples ? plan->how.channels * word_before(*plan) : 3;
   const Lookup looked = find_kept(*kept, opened->digest, channels, plan->max_pixels, scratch.arena, &found);
   if (of_coefficients && looked != Lookup::missing) {
     const std::uint8_t* entry = nullptr;
     if (looked == Lookup::found) {
       const std::int64_t nbytes = found.size.width;
-      entry = kept->memory != nullptr ? kept->memory + found.offset
-                                      : read_kept(*kept, found.offset, nbytes, scratch.arena);
-      opened->is_kept = opened->takes_coefficients(entry, nbytes);
+      entry =
+          kept->memory != nullptr ? kept->memory + found.offset : read_kept(*kept, found.offset, nbytes, scratch.arena);
+      opened->is_kept = opened->takes_coefficients(entry, nbytes, scratch);
     }
     return Status::made();  // from its file, if the entry cannot be used
   }
@@ -346,19 +347,21 @@ Status ImageBatch::open(std::int64_t item, Scratch& scratch, Opened* opened) {
   return Status::made();
 }
 
-// Take an image's coefficients, which are to be kept, from its file; what is done to it then begins from them.  Files of
-// which none are kept are decoded as usual.
+// Take an image's coefficients, which are to be kept, from its file; what is done to it then begins from them.  Files
+// of which none are kept are decoded as usual.
 void ImageBatch::make_coefficients(std::int64_t item, Scratch& scratch, Opened* opened) {
   const ImageSource& source = opened->source;
   Bytes entry;
   if (!source.is_jpeg() || !scratch.jpeg.pack(source.file, scratch.arena, &entry).is_made()) return;
+  if (kept->form == KeptForm::compressed) entry = compress_coefficients(entry, scratch.arena, scratch.codecs);
+  if (entry.data == nullptr) return;
   const auto nbytes = static_cast<std::int64_t>(entry.size);
   if (nbytes > most_nbytes || whole_nbytes_.fetch_add(nbytes) + nbytes > kMostWhole) return;
   MadeImage made = allocated(entry.size, 1, static_cast<std::int32_t>(nbytes));
   if (made.data == nullptr) return;
   std::memcpy(made.data.get(), entry.data, entry.size);
   const std::int64_t file_pixels = std::int64_t{source.size.height} * source.size.width;
-  if (!opened->takes_coefficients(made.data.get(), nbytes)) return;
+  if (!opened->takes_coefficients(made.data.get(), nbytes, scratch)) return;
   whole_[static_cast<std::size_t>(item)] = {std::move(made), opened->digest, opened->state, file_pixels};
 }
 
@@ -479,7 +482,7 @@ Status ImageBatch::make(std::int64_t item, Scratch& scratch) {
 Status ImageBatch::make_image(std::int64_t item, Scratch& scratch, Opened* opened) {
   ImageSource& source = opened->source;
   Status status = Status::made();
-  if (opened->is_to_be_kept && kept->form == KeptForm::coefficients) {
+  if (opened->is_to_be_kept && kept->form != KeptForm::pixels) {
     make_coefficients(item, scratch, opened);
     opened->is_to_be_kept = false;
   }
@@ -488,7 +491,7 @@ Status ImageBatch::make_image(std::int64_t item, Scratch& scratch, Opened* opene
   totals.images.fetch_add(1, std::memory_order_relaxed);
   totals.pixels.fetch_add(std::int64_t{source.size.height} * source.size.width, std::memory_order_relaxed);
   const bool has_coefficients = source.coefficients != nullptr;
-  const std::size_t nbytes = has_coefficients          ? source.coefficients->nbytes()
+  const std::size_t nbytes = has_coefficients      ? source.coefficients->nbytes()
                              : source.png.is_png() ? 0
                                                    : source.file.size + source.file.size / 2;
   totals.coefficients.fetch_add(static_cast<std::int64_t>(nbytes), std::memory_order_relaxed);

@@ -37,8 +37,8 @@ struct KeptStore {
   std::string tag;                       // 64 bytes at most, of which digests are made: see below
 };
 
-// What is kept of an image: its pixels, or the entry of coefficients.h, which is one row of bytes.
-enum class KeptForm : std::int32_t { pixels = 0, coefficients = 1 };
+// What is kept of an image: its pixels, or an entry of coefficients.h, which is one row of bytes.
+enum class KeptForm : std::int32_t { pixels = 0, coefficients = 1, compressed = 2 };
 
 // Images in a store.  The tag is all but the file that decides what an image's pixels are, and the form.
 struct KeptImages : KeptStore {

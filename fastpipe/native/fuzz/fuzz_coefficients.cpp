@@ -26,9 +26,9 @@ Box box_inside(Choices& choices, Size size) {
   return box;
 }
 
-bool decode(Bytes entry, Choices& choices, Box* box, Arena& arena, Pixels* pixels) {
+bool decode(Bytes entry, Choices& choices, Box* box, Arena& arena, CodecStates& codecs, Pixels* pixels) {
   KeptCoefficients rows;
-  if (!rows.open(entry)) return false;
+  if (!rows.open(entry, arena, codecs)) return false;
   const Size size = rows.frame().size;
   if (std::int64_t{size.height} * size.width > kMostPixels) return false;
   *box = box_inside(choices, size);
@@ -40,15 +40,18 @@ bool decode(Bytes entry, Choices& choices, Box* box, Arena& arena, Pixels* pixel
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   static JpegDecoder decoder;  // the same one for all inputs
   static Arena arena;
+  static CodecStates codecs;
   const Bytes file{data, size};
   const JpegHeader header = read_jpeg_header(file);
   if (!header.trusted || std::int64_t{header.height} * header.width > kMostPixels) return 0;
   Choices choices(file);
   Bytes entry;
   if (decoder.pack(file, arena, &entry).is_made()) {
+    if (choices.flip()) entry = compress_coefficients(entry, arena, codecs);
+    require(entry.data != nullptr, "a small image is compressed");
     Box box;
     Pixels found, expected;
-    if (decode(entry, choices, &box, arena, &found)) {
+    if (decode(entry, choices, &box, arena, codecs, &found)) {
       require(decoder.decode(file, box, arena, &expected).is_made(), "a file whose coefficients are kept");
       require(is_part(found, expected, 0, 0), "the pixels of kept coefficients");
     }
@@ -63,7 +66,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         spoilt[static_cast<std::size_t>(choices.below(static_cast<std::int32_t>(length)))] =
             static_cast<std::uint8_t>(choices.below(256));
       }
-      static_cast<void>(decode({spoilt.get(), length}, choices, &box, arena, &found));
+      static_cast<void>(decode({spoilt.get(), length}, choices, &box, arena, codecs, &found));
     }
   }
   arena.reset();

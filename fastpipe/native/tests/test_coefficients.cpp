@@ -26,12 +26,14 @@ struct Entry {
   Bytes bytes() const { return {memory.get(), size}; }
 };
 
-Entry packed(const File& file) {
+Entry packed(const File& file, bool compresses = false) {
   Arena arena;
+  CodecStates codecs;
   JpegDecoder decoder;
   Bytes bytes;
   Entry entry;
   if (!decoder.pack(bytes_of(file), arena, &bytes).is_made()) return entry;
+  if (compresses) bytes = compress_coefficients(bytes, arena, codecs);
   entry.memory.reset(new std::uint8_t[bytes.size]);
   entry.size = bytes.size;
   std::memcpy(entry.memory.get(), bytes.data, bytes.size);
@@ -67,12 +69,14 @@ class Reader {
   }
   bool reads(Bytes entry, Box box, Pixels* pixels) {
     KeptCoefficients rows;
-    return rows.open(entry) && decode_pixels(rows.frame(), rows, box, arena_, pixels).is_made();
+    return rows.open(entry, arena_, codecs_) && decode_pixels(rows.frame(), rows, box, arena_, pixels).is_made();
   }
+  bool opens(KeptCoefficients* rows, Bytes entry) { return rows->open(entry, arena_, codecs_); }
   Arena& arena() { return arena_; }
 
  private:
   Arena arena_;
+  CodecStates codecs_;
   JpegDecoder decoder_;
 };
 
@@ -93,7 +97,7 @@ TEST("coefficients: parts of images of many sizes, kinds and qualities, at each 
       Kind kind = kKinds[random_below(std::size(kKinds))];
       kind.quality = static_cast<int>(1 + random_below(100));
       const File file = encoded(size, kind);
-      const Entry entry = packed(file);
+      const Entry entry = packed(file), compressed = packed(file, true);
       if (entry.size == 0) {
         // Chroma of one or two columns is upsampled in another way.
         CHECK(kind.horizontal == 2 && size.width <= 4);
@@ -101,7 +105,10 @@ TEST("coefficients: parts of images of many sizes, kinds and qualities, at each 
         continue;
       }
       wrong += reader.agrees(file, entry, {0, 0, size.height, size.width}) ? 0 : 1;
-      for (int k = 0; k < 12; ++k) wrong += reader.agrees(file, entry, random_box(size)) ? 0 : 1;
+      for (int k = 0; k < 12; ++k) {
+        const Box box = random_box(size);
+        wrong += reader.agrees(file, entry, box) && reader.agrees(file, compressed, box) ? 0 : 1;
+      }
     }
     CHECK(wrong == 0);
     CHECK(declined < 100);
@@ -229,10 +236,11 @@ TEST("coefficients: damaged entries") {
   Reader reader;
   Kind kind = kKinds[2];
   kind.quality = 97;
-  const Entry good = packed(encoded({60, 90}, kind));
+  const Entry entries[] = {packed(encoded({60, 90}, kind)), packed(encoded({300, 50}, kind), true)};
   int opened = 0;
   for (int i = 0; i < 20000; ++i) {
     if (i % 100 == 0) CHECK(force_level(static_cast<Level>(i / 100 % (static_cast<int>(best_level()) + 1))));
+    const Entry& good = entries[i % 3 / 2];
     Entry entry;
     entry.size = i % 4 == 0 ? random_below(static_cast<std::uint32_t>(good.size) + 1) : good.size;
     entry.memory.reset(new std::uint8_t[entry.size]);
@@ -243,7 +251,7 @@ TEST("coefficients: damaged entries") {
       entry.memory[random_below(below)] = static_cast<std::uint8_t>(random_below(256));
     }
     KeptCoefficients rows;
-    if (!rows.open(entry.bytes())) continue;
+    if (!reader.opens(&rows, entry.bytes())) continue;
     ++opened;
     reader.arena().reset();
     const Size size = rows.frame().size;
