@@ -1,11 +1,12 @@
-"""The cost of filling a cache of decoded images, and its gain afterwards: epochs in turn.
+"""What each form of the cache of images takes and gains: bytes, images/s, and the epoch that fills it.
 
 ::
 
-    python benchmarks/cache.py --data FOLDER --rounds 5
+    python benchmarks/cache.py --data FOLDER --rounds 5 --json FILE --plot FILE
 
-An epoch goes through every photograph a few times at random places of the order, so that a small folder
-is long enough to measure; in a first epoch each comes once.  Ratios are of runs next to each other.
+Epochs of all rows take turns; ratios are of epochs of the same round.  An epoch goes through every photograph
+a few times, so that a small folder is long enough to measure; when a cache is filled, each photograph comes
+once.  The batches of all rows are compared with those of a cache that is off.
 """
 
 from __future__ import annotations
@@ -14,74 +15,171 @@ import argparse
 import shutil
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from fastpipe import Cache, Decode, FastImageFolder, FastLoader
-from fastpipe.bench.images import train_transform
-from fastpipe.bench.synthetic import photo_tree
+import torch
+from rounds import add_photo_options, figures, photos_of, save_facts
+from torch.utils.data import DataLoader, Dataset, Subset
+from torchvision.datasets import ImageFolder
+
+from fastpipe import Cache, FastImageFolder, FastLoader
+from fastpipe.bench.images import check_transform, train_transform
+from fastpipe.core.caches import open_cache_store
+from fastpipe.core.machine import available_cpus
 
 BATCH = 64
-TRANSFORM = train_transform("float32")
+_ROOM = 8 << 30
+_TASKS = {
+    "crop, uint8": lambda: train_transform("uint8"),
+    "crop, float32": lambda: train_transform("float32"),
+    "evaluation, uint8": check_transform,
+}
+_FORMS = ("pixels", "coefficients", "compressed")
+_OFF, _STOCK = "off", "ImageFolder + DataLoader"
+
+
+def caches(folder: Path) -> dict[str, Cache]:
+    """Return the caches to compare, by the row's name."""
+    kept = {f"{form}, ram": Cache("ram", _ROOM + n, form=form) for n, form in enumerate(_FORMS)}
+    on_disk = {f"{form}, disk": Cache("disk", _ROOM, folder / form, form) for form in _FORMS[1:]}
+    return {_OFF: Cache("off"), **kept, **on_disk}
+
+
+def epoch(loader: Any) -> tuple[float, int]:
+    """Return the images/s of an epoch, and a sum over its batches."""
+    start, images, total = perf_counter(), 0, 0
+    for batch, labels in loader:
+        images += len(labels)
+        total += int(labels.sum()) + int(batch[:, :, ::97, ::89].to(torch.float64).sum().item() * 1000)
+    return images / (perf_counter() - start), total
+
+
+def loader_of(root: Path, transform: Any, cache: Cache, copies: int) -> tuple[Any, Any]:
+    """Return a loader of several copies of a folder's images, and its dataset."""
+    dataset = FastImageFolder(str(root), transform, cache=cache)
+    order = torch.randperm(copies * len(dataset), generator=torch.Generator().manual_seed(0)) % len(dataset)
+    return FastLoader(dataset, BATCH, sampler=order.tolist(), seed=0), dataset
+
+
+def rates(root: Path, folder: Path, rounds: int, copies: int, workers: int) -> Iterator[dict[str, Any]]:
+    """Measure epochs of all rows and tasks, once their caches are filled."""
+    files = sum(path.stat().st_size for path in root.rglob("*.*") if path.is_file())
+    for task, make in _TASKS.items():
+        kept = caches(folder)
+        loaders = {name: loader_of(root, make(), cache, copies)[0] for name, cache in kept.items()}
+        stock: Dataset[Any] = ImageFolder(str(root), make())
+        order = torch.arange(len(stock)).repeat(2).tolist()  # type: ignore[arg-type]
+        loaders[_STOCK] = DataLoader(
+            Subset(stock, order), BATCH, num_workers=workers, persistent_workers=True
+        )
+        found: dict[str, list[float]] = {name: [] for name in loaders}
+        for number in range(rounds + 2):
+            sums = {}
+            for name, loader in loaders.items():
+                rate, sums[name] = epoch(loader)
+                if number >= 2:  # the first epoch fills a cache
+                    found[name].append(rate)
+            del sums[_STOCK]  # draws other crops
+            if len(set(sums.values())) > 1:
+                raise SystemExit(f"the batches differ: {sums}")
+        for name, values in found.items():
+            store = open_cache_store(kept[name]) if name in kept else None
+            row = {
+                "task": task, "row": name, "images_per_s": figures(values),
+                "x_off": figures([one / off for one, off in zip(values, found[_OFF], strict=True)]),
+                "x_stock": figures([one / other for one, other in zip(values, found[_STOCK], strict=True)]),
+            }  # fmt: skip
+            if store is not None:
+                row["bytes_of_files"] = round(sum(entry.nbytes for entry in store.entries()) / files, 3)
+            yield row
+        del loaders, kept
+
+
+def first_epochs(root: Path, folder: Path, rounds: int) -> Iterator[dict[str, Any]]:
+    """Measure the epoch that fills a cache, against epochs without one before and after it."""
+    transform = train_transform("uint8")
+    for name in list(caches(folder))[1:]:
+        ratios = []
+        for _ in range(rounds):
+            shutil.rmtree(folder, ignore_errors=True)
+            around = [epoch(loader_of(root, transform, Cache("off"), 1)[0])[0]]
+            rate = epoch(loader_of(root, transform, caches(folder)[name], 1)[0])[0]
+            around.append(epoch(loader_of(root, transform, Cache("off"), 1)[0])[0])
+            ratios.append(rate / statistics.mean(around))
+        yield {"row": name, "x_off": figures(ratios)}
+
+
+def third(root: Path, rounds: int, copies: int) -> dict[str, Any]:
+    """Measure epochs with room for a third of the decoded images: pixels, and the form that is chosen."""
+    transform = train_transform("uint8")
+    whole = Cache("ram", _ROOM, form="pixels")
+    epoch(loader_of(root, transform, whole, 1)[0])
+    store = open_cache_store(whole)
+    assert store is not None
+    room = store.allocated // 3
+    loaders = {
+        form: loader_of(root, transform, Cache("ram", room + n, form=form), copies)
+        for n, form in enumerate(("pixels", "auto"))
+    }
+    ratios: list[float] = []
+    for number in range(rounds + 1):
+        rate = {form: epoch(loader)[0] for form, (loader, _) in loaders.items()}
+        if number:
+            ratios.append(rate["auto"] / rate["pixels"])
+    return {"room": room, "plan": str(loaders["auto"][1].plan), "x_pixels": figures(ratios)}
+
+
+def draw(rows: list[Mapping[str, Any]], path: Path) -> None:
+    """Draw images/s against bytes for each image."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.6, 4.6), dpi=160, layout="constrained")
+    axes = figure.subplots()
+    for row in rows:
+        if row["task"] != "crop, uint8" or "disk" in row["row"]:
+            continue
+        x, y = row.get("bytes_of_files", 0.0), row["images_per_s"]["median"]
+        axes.plot(x, y, "o", color="#9a9fa6" if row["row"] == _STOCK else "#0b8a6f")
+        axes.annotate(row["row"].partition(",")[0], (x, y), xytext=(7, 3), textcoords="offset points")
+    axes.set_xlabel("bytes that are kept, × those of the files")
+    axes.set_ylabel("images/s, random crops, uint8")
+    axes.set_ylim(0)
+    axes.set_xlim(-0.3, axes.get_xlim()[1] * 1.15)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, facecolor="white")
 
 
 def main() -> None:
-    """Print the first epoch with a cache over that without, and the second one."""
+    """Measure and print all parts."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--data", help="image folder (default: photographs made up for the occasion)")
-    parser.add_argument("--rounds", type=int, default=5, help="measurements of each (default: 5)")
-    parser.add_argument(
-        "--copies", type=int, default=8, help="copies of the folder, for longer epochs (default: 8)"
-    )
+    add_photo_options(parser, 5)
+    parser.add_argument("--plot", type=Path, help="file for a picture")
+    parser.add_argument("--copies", type=int, default=4, help="of each photograph in an epoch (default: 4)")
     args = parser.parse_args()
+    photos = photos_of(args)
     with tempfile.TemporaryDirectory() as temporary:
-        root = Path(temporary) / "photos"
-        source = (
-            Path(args.data) if args.data else photo_tree(Path(temporary) / "made", classes=2, per_class=100)
-        )
-        for number in range(args.copies):
-            shutil.copytree(source, root / f"copy{number}")
-        for short_side in (256, None):
-            _measure(root, Path(temporary) / "kept", Decode(short_side=short_side), args.rounds)
-
-
-def _measure(root: Path, folder: Path, decode: Decode, rounds: int) -> None:
-    places: dict[str, Callable[[], Any]] = {
-        "ram": lambda: Cache("ram"), "disk": lambda: Cache("disk", dir=folder), "auto": lambda: Cache("auto"),
-    }  # fmt: skip
-    _epochs(root, decode, "off", 1)
-    print(
-        f"Decode(short_side={decode.short_side}), images/s without a cache, "
-        "× of it in epochs 1, 2, 3 (median, range)"
-    )
-    for name, cache in places.items():
-        ratios: list[list[float]] = [[], [], []]
-        rates = []
-        for _ in range(rounds):
-            (before,) = _epochs(root, decode, "off", 1)
-            epochs = _epochs(root, decode, cache(), 3)
-            (after,) = _epochs(root, decode, "off", 1)
-            rates += [before, after]
-            for kept, rate in zip(ratios, epochs, strict=True):
-                kept.append(rate / ((before + after) / 2))
-            shutil.rmtree(folder, ignore_errors=True)
-        cells = [f"{statistics.median(kept):.2f} ({min(kept):.2f} to {max(kept):.2f})" for kept in ratios]
-        print(f"  {name:6} {statistics.median(rates):6.0f}   " + "   ".join(cells))
-
-
-def _epochs(root: Path, decode: Decode, cache: Any, count: int) -> list[float]:
-    """Images a second of so many epochs of a new dataset."""
-    dataset = FastImageFolder(str(root), TRANSFORM, decode=decode, cache=cache)
-    loader = FastLoader(dataset, BATCH, shuffle=True)
-    dataset[0]  # threads and decoders are there
-    rates = []
-    for _ in range(count):
-        start = perf_counter()
-        images = sum(len(labels) for _, labels in loader)
-        rates.append(images / (perf_counter() - start))
-    return rates
+        root, folder = Path(photos.folder), Path(temporary) / "kept"
+        rows = []
+        for row in rates(root, folder, args.rounds, args.copies, available_cpus()):
+            rows.append(row)
+            print(
+                f"{row['task']:18} {row['row']:26} {row['images_per_s']['median']:7.0f} images/s  "
+                f"{row['x_off']['median']:.2f} x off  {row['x_stock']['median']:.2f} x {_STOCK}  "
+                f"{row.get('bytes_of_files', 0):.2f} x bytes",
+                flush=True,
+            )
+        shutil.rmtree(folder, ignore_errors=True)
+        first = list(first_epochs(root, folder, args.rounds))
+        for row in first:
+            print(f"first epoch, {row['row']:22} {row['x_off']['median']:.2f} x off", flush=True)
+        part = third(root, args.rounds, args.copies)
+        print(f"room for a third of the pixels: {part['x_pixels']['median']:.2f} x form='pixels'")
+    save_facts(args.json, photos, {"rows": rows, "first": first, "third": part})
+    if args.plot:
+        draw(rows, args.plot)
 
 
 if __name__ == "__main__":
