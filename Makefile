@@ -164,7 +164,7 @@ fuzzer:
 	    echo "  Debian, Ubuntu:  apt-get install $(FUZZER)"; \
 	    echo "  Fedora, RHEL:    dnf install clang compiler-rt"; exit 1; }
 
-# A ninth of the time for each target.  What they find lies in build/fuzz; FUZZ_FLAGS=-DJPEG_STATIC=<libjpeg.a>, compiled
+# A tenth of the time for each target.  What they find lies in build/fuzz; FUZZ_FLAGS=-DJPEG_STATIC=<libjpeg.a>, compiled
 # by clang with -fsanitize=address,fuzzer-no-link, looks into libjpeg-turbo as well.
 FUZZ_SECONDS ?= 600
 FUZZ_FLAGS ?=
@@ -172,11 +172,11 @@ native-fuzz: $(READY) fuzzer
 	@$(CORE) -B build/native-fuzz -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_COMPILER=clang++ \
 	  -DFASTPIPE_SANITIZE=address -DFASTPIPE_FUZZ=ON $(FUZZ_FLAGS) >/dev/null
 	@$(BIN)/cmake --build build/native-fuzz --parallel 2 -- --quiet
-	@for pair in jpeg:jpeg coefficients:jpeg png:png images:jpeg kept:kept codecs:codecs chunks:chunks patches:patches \
-	  augment:augment; do \
+	@for pair in jpeg:jpeg jpeg_scan:jpeg coefficients:jpeg png:png images:jpeg kept:kept codecs:codecs chunks:chunks \
+	  patches:patches augment:augment; do \
 	  name=$${pair%:*}; kind=$${pair#*:}; mkdir -p build/fuzz/$$name; \
-	  echo "==> fuzzing $$name for $$(($(FUZZ_SECONDS) / 9)) seconds"; \
-	  build/native-fuzz/fuzz_$$name -max_total_time=$$(($(FUZZ_SECONDS) / 9)) -max_len=20000 -timeout=20 \
+	  echo "==> fuzzing $$name for $$(($(FUZZ_SECONDS) / 10)) seconds"; \
+	  build/native-fuzz/fuzz_$$name -max_total_time=$$(($(FUZZ_SECONDS) / 10)) -max_len=20000 -timeout=20 \
 	    -rss_limit_mb=2048 -verbosity=0 -print_funcs=0 -print_final_stats=1 -dict=$(NATIVE)/fuzz/jpeg.dict \
 	    -artifact_prefix=build/fuzz/$$name- build/fuzz/$$name $(NATIVE)/fuzz/corpus/$$kind || exit 1; \
 	done

@@ -30,6 +30,7 @@ struct Kind {
   int interval = 0;  // MCUs between restart markers
   bool is_rgb = false;
   int quality = 85;
+  bool is_optimised = false;  // has Huffman tables of its own
 };
 
 // A picture with edges and noise, so that each pixel depends on its neighbours.
@@ -50,6 +51,7 @@ inline File encoded(Size size, const Kind& kind) {
   jpeg_set_quality(&codec, kind.quality, TRUE);
   codec.comp_info[0].h_samp_factor = kind.horizontal;
   codec.comp_info[0].v_samp_factor = kind.vertical;
+  codec.optimize_coding = kind.is_optimised ? TRUE : FALSE;
   if (kind.progressive) jpeg_simple_progression(&codec);
   codec.restart_interval = static_cast<unsigned int>(kind.interval);
   jpeg_start_compress(&codec, TRUE);
