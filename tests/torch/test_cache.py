@@ -173,6 +173,28 @@ def test_every_kind_of_file_is_as_without_a_cache(odd: Any, exif: bool, transfor
         assert 30 < len(store) < good, "the usual JPEGs"
 
 
+@pytest.mark.parametrize("count", [3_000, pytest.param(100_000, marks=pytest.mark.slow)])
+def test_random_regions_of_kept_coefficients_have_the_files_pixels(odd: Any, count: int) -> None:
+    """Of every kind of JPEG; those of files are compared with Pillow's in tests/parity."""
+    (root, cases), size = odd, (23, 31)
+    crop = v2.Compose([v2.RandomResizedCrop(size, scale=(1e-4, 1), ratio=(0.2, 5)), v2.PILToTensor()])
+    forms = [
+        Cache("off"),
+        Cache("ram", 90 * MIB, form="coefficients"),
+        Cache("ram", 91 * MIB, form="compressed"),
+    ]
+    datasets = [FastImageFolder(root, crop, cache=cache) for cache in forms]
+    good = [
+        index
+        for index, (path, _) in enumerate(datasets[0].samples)
+        if path.endswith((".jpg", ".jpeg")) and cases[path].expect != "bad"
+    ]
+    order = torch.randint(len(good), (count,), generator=torch.Generator().manual_seed(count)).tolist()
+    loaders = [FastLoader(Subset(one, [good[i] for i in order]), 256, seed=5) for one in datasets]
+    for expected, *others in zip(*loaders, strict=True):
+        assert all(torch.equal(other[0], expected[0]) for other in others)
+
+
 @pytest.mark.few(3)
 @pytest.mark.parametrize("kind", [DataLoader, BY_PROCESSES])
 @pytest.mark.parametrize(
