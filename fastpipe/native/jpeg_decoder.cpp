@@ -13,6 +13,7 @@
 #include <new>
 
 #include "jpeg.h"
+#include "jpeg_scan.h"
 
 // clang-format off: these need the ones above
 #include <jpeglib.h>
@@ -67,6 +68,8 @@ void on_skip(j_decompress_ptr codec, long count) {
 }  // namespace
 
 struct JpegDecoder::State {
+  ScanRows scan;
+
   jpeg_decompress_struct codec;
   ErrorManager errors;
   jpeg_source_mgr source;
@@ -362,6 +365,17 @@ JpegDecoder::~JpegDecoder() = default;
 Status JpegDecoder::decode(Bytes file, Box box, Arena& arena, Pixels* pixels, JpegPixels kind) noexcept {
   if (state_ == nullptr) return Status::declined(Reason::no_memory);
   if (box.width <= 0 || box.height <= 0) return Status::declined(Reason::damaged);
+  if (kind == JpegPixels::pillow && state_->scan.open(file)) {
+    ScanRows& rows = state_->scan;
+    const Size size = rows.frame().size;
+    const bool is_inside =
+        box.top >= 0 && box.left >= 0 && box.height <= size.height - box.top && box.width <= size.width - box.left;
+    // libjpeg decides about whatever is unusual.
+    if (is_inside && decode_pixels(rows.frame(), rows, box, arena, pixels).is_made() &&
+        ends_after_scan(file, rows.position())) {
+      return Status::made();
+    }
+  }
   state_->file = file;
   state_->box = box;
   state_->factor = 1;

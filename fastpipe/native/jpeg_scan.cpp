@@ -103,6 +103,7 @@ struct ScanRows::State {
   };
 
   bool read_segments() noexcept;
+  bool is_grey_or_ycbcr() const noexcept;
   bool read_frame(std::int64_t body, std::int64_t end) noexcept;
   bool read_steps(std::int64_t body, std::int64_t end) noexcept;
   bool read_codes(std::int64_t body, std::int64_t end) noexcept;
@@ -125,6 +126,8 @@ struct ScanRows::State {
   void go_to_entry(std::int64_t number) noexcept;
 
   // The header.
+  bool has_jfif = false;
+  int adobe = -1;  // the transform that Adobe's segment names; -1: there is none
   std::uint8_t names[kMostComponents] = {};
   std::uint8_t step_tables[kMostComponents] = {};    // their numbers
   std::uint16_t steps[kTables][kCoefficients] = {};  // in the zigzag order
@@ -152,6 +155,8 @@ bool ScanRows::State::open() noexcept {
   std::fill_n(has_steps, kTables, false);
   std::memset(definitions, 0, sizeof(definitions));
   interval = 0;
+  has_jfif = false;
+  adobe = -1;
   index = {};
   mcu = 0;
   std::fill_n(sums, kMostComponents, std::uint16_t{0});
@@ -183,7 +188,7 @@ bool ScanRows::State::read_segments() noexcept {
         if (!read_codes(body, end)) return false;
         break;
       case 0xDA:
-        return read_scan(body, end);
+        return is_grey_or_ycbcr() && read_scan(body, end);
       case 0xDB:
         if (!read_steps(body, end)) return false;
         break;
@@ -193,12 +198,24 @@ bool ScanRows::State::read_segments() noexcept {
         break;
       case 0xE0:
         // libjpeg warns of other versions than 1.
-        if (end - body >= 14 && reader.begins(body, end, "JFIF\0") && reader[body + 5] != 1) return false;
+        if (end - body >= 14 && reader.begins(body, end, "JFIF\0")) {
+          if (reader[body + 5] != 1) return false;
+          has_jfif = true;
+        }
+        break;
+      case 0xEE:
+        if (end - body >= 12 && reader.begins(body, end, "Adobe")) adobe = reader[body + 11];
         break;
       default:
         if (code != 0xFE && (code < 0xE0 || code > 0xEF)) return false;
     }
   }
+}
+
+// As read_jpeg_header() decides, for callers that did not ask it.
+bool ScanRows::State::is_grey_or_ycbcr() const noexcept {
+  if (frame.components == 1 || adobe >= 0) return frame.components == 1 || adobe == 1;
+  return has_jfif || (names[0] == 1 && names[1] == 2 && names[2] == 3);
 }
 
 bool ScanRows::State::read_frame(std::int64_t body, std::int64_t end) noexcept {
