@@ -135,22 +135,25 @@ class EntryWriter {
 
 }  // namespace
 
-Bytes pack_coefficients(const JpegCoefficients& coefficients, Arena& arena) noexcept {
-  const JpegFrame& frame = coefficients.frame;
+Bytes pack_coefficients(const JpegFrame& frame, CoefficientRows& rows, Arena& arena) noexcept {
   const CoefficientKernels& kernels = table_in_use();
-  const std::int64_t rows = rows_of(frame);
-  std::int64_t blocks = 0, widest = 0;
-  for (int c = 0; c < frame.components; ++c) {
-    const std::int64_t columns = frame.planes[c].columns;
-    blocks += frame.planes[c].rows * columns;
-    widest = columns > widest ? columns : widest;
-  }
-  const auto head_size = static_cast<std::int64_t>(sizeof(CoefficientHeader)) + 4 * (rows + 1);
+  const std::int64_t count = rows_of(frame);
+  std::int64_t blocks = 0;
+  for (int c = 0; c < frame.components; ++c) blocks += std::int64_t{frame.planes[c].rows} * frame.planes[c].columns;
+  const auto head_size = static_cast<std::int64_t>(sizeof(CoefficientHeader)) + 4 * (count + 1);
   const std::int64_t most = head_size + kMostOfBlock * blocks + kCoefficientSlack;
   if (most > std::numeric_limits<std::uint32_t>::max()) return {};
+  const std::int64_t widest = frame.planes[0].columns;
   auto* const entry = arena.array<std::uint8_t>(static_cast<std::size_t>(most));
   auto* const streams = arena.array<std::uint8_t>(static_cast<std::size_t>(kMostOfBlock * widest + kCoefficientSlack));
   if (entry == nullptr || streams == nullptr) return {};
+  std::int16_t* found[3] = {};
+  std::int64_t pitches[3] = {};
+  for (int c = 0; c < frame.components; ++c) {
+    pitches[c] = std::int64_t{64} * frame.mcu_columns() * frame.planes[c].horizontal;
+    found[c] = arena.array<std::int16_t>(static_cast<std::size_t>(pitches[c] * frame.planes[c].vertical));
+    if (found[c] == nullptr) return {};
+  }
   CoefficientHeader header = {};
   std::memcpy(header.magic, kMagic, sizeof kMagic);
   header.height = frame.size.height;
@@ -158,20 +161,25 @@ Bytes pack_coefficients(const JpegCoefficients& coefficients, Arena& arena) noex
   header.components = frame.components;
   header.horizontal = frame.planes[0].horizontal;
   header.vertical = frame.planes[0].vertical;
-  for (int c = 0; c < frame.components; ++c)
-    std::memcpy(header.steps[c], frame.planes[c].steps, sizeof header.steps[c]);
-  std::memcpy(entry, &header, sizeof header);
-  EntryWriter writer(entry, static_cast<std::size_t>(rows));
   for (int c = 0; c < frame.components; ++c) {
-    const std::int64_t columns = frame.planes[c].columns;
-    std::uint8_t* const starts[] = {streams, streams + columns, streams + 2 * columns, streams + 4 * columns,
-                                    streams + 12 * columns + 8};
-    for (std::int32_t y = 0; y < frame.planes[c].rows; ++y) {
-      RowStreams row{starts[0], starts[1], starts[2], starts[3], starts[4]};
-      kernels.write_row(coefficients.rows[c][y], columns, &row);
-      writer.note_begin();
-      const std::uint8_t* const ends[] = {row.heads, row.counts, row.dc, row.masks, row.values};
-      for (int i = 0; i < kStreams; ++i) writer.append(starts[i], static_cast<std::size_t>(ends[i] - starts[i]));
+    std::memcpy(header.steps[c], frame.planes[c].steps, sizeof header.steps[c]);
+  }
+  std::memcpy(entry, &header, sizeof header);
+  EntryWriter writer(entry, static_cast<std::size_t>(count));
+  for (std::int32_t row = 0; row < frame.mcu_rows(); ++row) {
+    if (!rows.read(row, 0, frame.mcu_columns(), found, pitches)) return {};
+    for (int c = 0; c < frame.components; ++c) {
+      const JpegPlane& plane = frame.planes[c];
+      const std::int64_t columns = plane.columns;
+      std::uint8_t* const starts[] = {streams, streams + columns, streams + 2 * columns, streams + 4 * columns,
+                                      streams + 12 * columns + 8};
+      for (std::int32_t v = 0; v < std::min(plane.vertical, plane.rows - row * plane.vertical); ++v) {
+        RowStreams out{starts[0], starts[1], starts[2], starts[3], starts[4]};
+        kernels.write_row(found[c] + v * pitches[c], columns, &out);
+        writer.note_begin();
+        const std::uint8_t* const ends[] = {out.heads, out.counts, out.dc, out.masks, out.values};
+        for (int i = 0; i < kStreams; ++i) writer.append(starts[i], static_cast<std::size_t>(ends[i] - starts[i]));
+      }
     }
   }
   return writer.ended();
@@ -285,7 +293,13 @@ Bytes KeptCoefficients::part(std::int64_t number) const noexcept {
 
 // A row of blocks, behind which kCoefficientSlack bytes can be read; no bytes where the entry is damaged.
 Bytes KeptCoefficients::row_of(int component, std::int32_t y) noexcept {
-  if (!is_compressed_) return part(above_[component] + y);
+  if (!is_compressed_) {
+    // Rows of MCUs above this one are whole: each has rows of all components.
+    const std::int32_t vertical = frame_.planes[0].vertical, mcu_row = component == 0 ? y / vertical : y;
+    const std::int32_t of_first = std::min(vertical, frame_.planes[0].rows - mcu_row * vertical);
+    const std::int64_t above = std::int64_t{mcu_row} * (vertical + frame_.components - 1);
+    return part(above + (component == 0 ? y % vertical : of_first + component - 1));
+  }
   Strip& strip = strips_[component];
   if (strip.number != y / kStripRows && !inflate(component, y / kStripRows)) return {};
   const std::uint32_t* const begin = strip.begins + y % kStripRows;

@@ -32,17 +32,11 @@ constexpr int kCoefficientsVersion = 1;
 constexpr std::int64_t kCoefficientSlack = 256;                     // bytes that reading may touch behind the last row
 constexpr std::int64_t kMostOfEntry = (std::int64_t{1} << 24) - 1;  // bytes: of an image of about 40 million pixels
 
-// All coefficients of a file.
-struct JpegCoefficients {
-  JpegFrame frame;
-  // For each component and each of its rows of blocks: at least frame.planes[c].columns blocks, as those of
-  // CoefficientRows.
-  const std::int16_t* const* rows[3] = {};
-};
-
-// Write an entry.  Returns it, in the arena; no bytes where there is no memory, or it would have more than kMostOfEntry
-// bytes.
-Bytes pack_coefficients(const JpegCoefficients& coefficients, Arena& arena) noexcept;
+// Write an entry.  Returns it, in the arena; no bytes where coefficients are damaged, there is no memory, or it would
+// have more than kMostOfEntry bytes.
+//
+// rows: of all MCUs.
+Bytes pack_coefficients(const JpegFrame& frame, CoefficientRows& rows, Arena& arena) noexcept;
 
 // Write an entry in the compressed form.  Returns it, in the arena; no bytes where there is no memory, or a row needs
 // more than 64 KiB.
@@ -79,7 +73,7 @@ class KeptCoefficients : public CoefficientRows {
   Bytes entry_;
   JpegFrame frame_;
   bool is_compressed_ = false;
-  std::int64_t above_[3] = {};  // rows, or strips, of the components before
+  std::int64_t above_[3] = {};  // strips of the components before
   Strip strips_[3];
   Arena* arena_ = nullptr;
   CodecStates* codecs_ = nullptr;

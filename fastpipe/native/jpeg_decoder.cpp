@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <new>
 
 #include "jpeg.h"
@@ -90,12 +91,13 @@ struct JpegDecoder::State {
 
   State() noexcept;
   ~State();
-  // Of pack().
-  JpegCoefficients* coefficients = nullptr;
-  JBLOCKROW* block_rows[3] = {};  // memory for rows of blocks
+  // All coefficients, if they have been read.
+  JpegFrame frame;
+  JBLOCKROW* block_rows[3] = {};  // of each component, its rows of blocks
   jvirt_barray_ptr* arrays = nullptr;
 
   Status decode(Arena& arena, Pixels* pixels) noexcept;
+  class Blocks;
   Status pack(Arena& arena, Bytes* entry) noexcept;
   using Step = void (*)(State&);
   Status begun(Step step) noexcept;
@@ -110,6 +112,7 @@ struct JpegDecoder::State {
   static void check_kind(State& state);
   static void check(State& state);
   static void choose_part(State& state);
+  static void read_header(State& state);
   static void read_rows(State& state);
   static void read_blocks(State& state);
   static void find_rows(State& state);
@@ -184,14 +187,17 @@ void JpegDecoder::State::check_kind(State& state) {
   if (state.reason != Reason::none) give_up(reinterpret_cast<j_common_ptr>(codec));
 }
 
-void JpegDecoder::State::begin(State& state) {
-  j_decompress_ptr codec = &state.codec;
+void JpegDecoder::State::read_header(State& state) {
   forget_tables(state);
   state.source.next_input_byte = state.file.data;
   state.source.bytes_in_buffer = state.file.size;
-  jpeg_read_header(codec, TRUE);
-
+  jpeg_read_header(&state.codec, TRUE);
   check_kind(state);
+}
+
+void JpegDecoder::State::begin(State& state) {
+  j_decompress_ptr codec = &state.codec;
+  read_header(state);
   if (state.is_probed && jpeg_has_multiple_scans(codec)) {
     state.reason = Reason::asked;
     give_up(reinterpret_cast<j_common_ptr>(codec));
@@ -269,13 +275,10 @@ void JpegDecoder::State::check_end(State& state) {
 // Read all coefficients, and describe the file.
 void JpegDecoder::State::read_blocks(State& state) {
   j_decompress_ptr codec = &state.codec;
-  forget_tables(state);
-  state.source.next_input_byte = state.file.data;
-  state.source.bytes_in_buffer = state.file.size;
-  jpeg_read_header(codec, TRUE);
-  check_kind(state);
+  read_header(state);
   state.arrays = jpeg_read_coefficients(codec);
-  JpegFrame& frame = state.coefficients->frame;
+  JpegFrame& frame = state.frame;
+  frame = JpegFrame();
   frame.size = {static_cast<std::int32_t>(codec->image_height), static_cast<std::int32_t>(codec->image_width)};
   frame.components = codec->num_components;
   for (int c = 0; c < frame.components; ++c) {
@@ -295,7 +298,7 @@ void JpegDecoder::State::read_blocks(State& state) {
 void JpegDecoder::State::find_rows(State& state) {
   j_decompress_ptr codec = &state.codec;
   for (int c = 0; c < codec->num_components; ++c) {
-    for (std::int32_t y = 0; y < state.coefficients->frame.planes[c].rows; ++y) {
+    for (std::int32_t y = 0; y < state.frame.planes[c].rows; ++y) {
       // All of an array is in memory, and stays where it is.
       state.block_rows[c][y] = codec->mem->access_virt_barray(reinterpret_cast<j_common_ptr>(codec), state.arrays[c],
                                                               static_cast<JDIMENSION>(y), 1, FALSE)[0];
@@ -303,20 +306,39 @@ void JpegDecoder::State::find_rows(State& state) {
   }
 }
 
+// Coefficients that libjpeg has read.
+class JpegDecoder::State::Blocks : public CoefficientRows {
+ public:
+  explicit Blocks(const State& state) noexcept : state_(state) {}
+  bool read(std::int32_t row, std::int32_t first, std::int32_t count, std::int16_t* const* blocks,
+            const std::int64_t* pitches) noexcept override {
+    for (int c = 0; c < state_.frame.components; ++c) {
+      const JpegPlane& plane = state_.frame.planes[c];
+      if (blocks[c] == nullptr) continue;
+      const std::int32_t left = first * plane.horizontal;
+      const std::int32_t width = std::min(count * plane.horizontal, plane.columns - left);
+      for (std::int32_t v = 0; v < std::min(plane.vertical, plane.rows - row * plane.vertical); ++v) {
+        std::memcpy(blocks[c] + v * pitches[c], state_.block_rows[c][row * plane.vertical + v] + left,
+                    static_cast<std::size_t>(width) * sizeof(JBLOCK));
+      }
+    }
+    return true;
+  }
+
+ private:
+  const State& state_;
+};
+
 Status JpegDecoder::State::pack(Arena& arena, Bytes* entry) noexcept {
   const Status status = begun(read_blocks);
   if (!status.is_made()) return status;
-  JpegCoefficients& found = *coefficients;
-  for (int c = 0; c < found.frame.components; ++c) {
-    block_rows[c] = arena.array<JBLOCKROW>(static_cast<std::size_t>(found.frame.planes[c].rows));
-    if (block_rows[c] == nullptr) {
-      reason = Reason::no_memory;
-      return declined();
-    }
-    found.rows[c] = reinterpret_cast<const std::int16_t* const*>(block_rows[c]);
+  for (int c = 0; c < frame.components; ++c) {
+    block_rows[c] = arena.array<JBLOCKROW>(static_cast<std::size_t>(frame.planes[c].rows));
+    if (block_rows[c] == nullptr) reason = Reason::no_memory;
   }
-  if (!step_is_done(find_rows)) return declined();
-  *entry = pack_coefficients(found, arena);
+  if (reason != Reason::none || !step_is_done(find_rows)) return declined();
+  Blocks blocks(*this);
+  *entry = pack_coefficients(frame, blocks, arena);
   if (!step_is_done(abort)) return declined();
   return entry->data == nullptr ? Status::declined(Reason::no_memory) : Status::made();
 }
@@ -396,9 +418,11 @@ Status JpegDecoder::probe(Bytes file) noexcept {
 
 Status JpegDecoder::pack(Bytes file, Arena& arena, Bytes* entry) noexcept {
   if (state_ == nullptr) return Status::declined(Reason::no_memory);
-  JpegCoefficients coefficients;
+  if (state_->scan.open(file)) {
+    *entry = pack_coefficients(state_->scan.frame(), state_->scan, arena);
+    if (entry->data != nullptr && ends_after_scan(file, state_->scan.position())) return Status::made();
+  }
   state_->file = file;
-  state_->coefficients = &coefficients;
   state_->is_probed = false;
   return state_->pack(arena, entry);
 }
