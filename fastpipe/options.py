@@ -97,8 +97,9 @@ class Cache:
     images in the cache are read from it in every epoch, and the other images are decoded in every epoch.
 
     Images can be kept as pixels, which take the least time, and about 6 to 10 times the bytes of a JPEG.  Or
-    as coefficients, the result of the slowest step, entropy decoding: they take about 1.4 times the bytes
-    of the JPEG, or 1.1 times if they are compressed, and give the same pixels, bit for bit.
+    as coefficients, the result of the slowest step, entropy decoding: they take about 1.4 times the bytes of
+    the JPEG, or 1.1 times if they are compressed.  Or as an index of the JPEG, which takes a fiftieth of its
+    bytes.  The pixels are the same, bit for bit.
 
     Args:
         where: ``"ram"`` keeps data in memory.  All threads, worker processes and other processes of
@@ -114,10 +115,10 @@ class Cache:
             ``Decode(short_side=…)``.  ``"coefficients"`` keeps the coefficients of JPEGs: grey ones and those
             of YCbCr with the usual chroma subsampling (4:4:4, 4:2:2, 4:4:0, 4:2:0), of 8 bits, up to about
             40 million pixels.  It keeps nothing of other images.  ``"compressed"`` keeps the coefficients
-            compressed by zstd.  ``"auto"`` chooses by the sizes of some images the first form in which all
-            images fit: pixels, coefficients, compressed.  If they fit in no form, as many as fit are kept
-            compressed.  Only image folders have a form: of HDF5 files, chunks are kept, of volumes, parts,
-            and in ``fastpipe.tf.image_dataset``, finished samples.
+            compressed by zstd.  ``"index"`` keeps where in a JPEG decoding can begin, so that only a crop is
+            decoded; files are still read.  ``"auto"`` chooses by the sizes of some images the first of
+            these forms in which all images fit.  Only image folders have a form: of HDF5 files, chunks are
+            kept, of volumes, parts, and in ``fastpipe.tf.image_dataset``, finished samples.
 
     For volumes, decoded parts are kept in memory from their first use on, up to ``max_bytes``.  If more room
     is needed, the least useful parts are evicted.  ``"disk"`` is not available for volumes.
@@ -133,11 +134,11 @@ class Cache:
     where: Literal["auto", "ram", "disk", "off"] = "auto"
     max_bytes: int | Literal["auto"] = "auto"
     dir: str | os.PathLike[str] | None = None
-    form: Literal["auto", "pixels", "coefficients", "compressed"] = "auto"
+    form: Literal["auto", "pixels", "coefficients", "compressed", "index"] = "auto"
 
     def __post_init__(self) -> None:
         _check_choice("Cache(where=…)", self.where, ("auto", "ram", "disk", "off"))
-        _check_choice("Cache(form=…)", self.form, ("auto", "pixels", "coefficients", "compressed"))
+        _check_choice("Cache(form=…)", self.form, ("auto", "pixels", "coefficients", "compressed", "index"))
         _check_count(self, "max_bytes", "bytes", "; where='off' keeps nothing")
         if self.dir is not None:
             if self.where != "disk":

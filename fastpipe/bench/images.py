@@ -37,7 +37,7 @@ class LoaderSpec(RowInfo):
     num_workers: int = 0
     is_accelerated: bool = False  # True if the replaced loader is passed to ``accelerate``
     cache: Literal["off", "ram", "disk"] = "off"  # cached images are decoded before the clock starts
-    form: Literal["pixels", "coefficients", "compressed"] = "pixels"  # what the cache keeps
+    form: Literal["pixels", "coefficients", "compressed", "index"] = "pixels"  # what the cache keeps
     decode: fastpipe.Decode = _AS_USUAL
     augment: Literal["auto", "split"] | None = None  # the argument of ``fastpipe.FastLoader``
     device: str | None = None  # device of the batches; torch's loader pins memory for a GPU

@@ -187,7 +187,7 @@ class EntryStore:
         """Return the native core's object that finds images in this store.
 
         ``tag`` is explained at ``identify``.  With ``marks``, an image is stored only at its second use.
-        ``form`` is what is stored of an image: 0 pixels, 1 coefficients, 2 coefficients that are compressed.
+        ``form`` is what is stored of an image, a number of ``KeptForm`` in fastpipe/native/kept.h.
         """
         return native.KeptImages(
             self._table,

@@ -22,7 +22,7 @@ from fastpipe.options import Cache, Decode
 
 _FORMS = {
     "pixels": "decoded images", "coefficients": "coefficients of JPEGs",
-    "compressed": "compressed coefficients of JPEGs",
+    "compressed": "compressed coefficients of JPEGs", "index": "indices of JPEGs",
 }  # fmt: skip
 _ENOUGH = 32  # the number of images whose mean size predicts the size of other images
 
@@ -36,9 +36,9 @@ class Sizes(NamedTuple):
 
     def of(self, form: str) -> int:
         """Return about the bytes of all images in a form."""
-        if form == "compressed":  # to about three quarters
-            return self.coefficients * 3 // 4
-        return self.coefficients if form == "coefficients" else self.pixels
+        if form == "pixels":
+            return self.pixels
+        return int(self.coefficients * {"coefficients": 1, "compressed": 0.75, "index": 0.015}[form])
 
     def plus(self, other: Sizes) -> Sizes:
         """Return the sizes of these images and others together."""
@@ -89,7 +89,7 @@ class ImageCache:
         """Return a line that says where images are stored."""
         what = _FORMS[self._chosen()]
         if self._form == "auto":
-            what += ", or coefficients of JPEGs if those do not fit"
+            what += ", or coefficients or indices of JPEGs if those do not fit"
         where = "memory" if self.store.is_in_memory else "files"
         when = ", from their second use on and if all fit" if self._needs_all else ""
         return f"{what}  →  kept in {where}, up to {self.store.max_bytes / 1e9:.1f} GB{when}"
@@ -122,10 +122,9 @@ class ImageCache:
 
     def _form_by(self, sizes: Sizes) -> str:
         """Return the first form in which all images fit, if the others are like these."""
-        for form in ("pixels", "coefficients") if sizes.coefficients else ():
-            if self._count * sizes.of(form) <= sizes.images * self.store.max_bytes:
-                return form
-        return "compressed" if sizes.coefficients else "pixels"
+        forms = list(_FORMS) if sizes.coefficients else ["pixels"]
+        room = sizes.images * self.store.max_bytes
+        return next((form for form in forms if self._count * sizes.of(form) <= room), forms[-1])
 
     def identify(self, path: str, rules: str = "") -> FileIdentity:
         """Identify a file by its present state, or an object by its listed version.
@@ -189,7 +188,7 @@ class ImageCache:
 
     def _mean(self) -> int:
         """Return the mean size of an entry for the images that were seen; 0 before any were."""
-        return self._seen.of(self._form) // self._seen.images if self._seen.images else 0
+        return self._seen.of(self._chosen()) // self._seen.images if self._seen.images else 0
 
     @property
     def is_worth_asking(self) -> bool:
@@ -248,11 +247,7 @@ def open_cache(
 
 def check_form(option: Cache, decode: Decode) -> None:
     """Raise an OptionError if the form that a cache names does not work with these decoding options."""
-    if (
-        option.where != "off"
-        and option.form in ("coefficients", "compressed")
-        and not _keeps_coefficients(decode)
-    ):
+    if option.where != "off" and option.form not in ("auto", "pixels") and not _keeps_coefficients(decode):
         raise OptionError(
             f"Cache(form={option.form!r}) keeps what images of full size are made from by the native core, "
             f"and {decode!r} makes them in another way. Leave out one of the two."

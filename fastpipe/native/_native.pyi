@@ -158,7 +158,7 @@ class KeptImages:
 
     def __init__(self, table: EntryTable, descriptor: int, memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, size: int, tag: bytes, verifies: bool, marks: int, form: int, owner: object) -> None:
         """
-        form: 0 pixels, 1 coefficients, 2 compressed; owner: lives as long as this, and closes the descriptor.
+        form: of KeptForm; owner: lives as long as this, and closes the descriptor.
         """
 
     def have(self, states: Annotated[NDArray[numpy.uint64], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> list[bool]:
@@ -428,7 +428,7 @@ class ImageBatch(Batch):
 
     def take_whole(self, item: int) -> tuple[bytes, bytes, NDArray[numpy.uint8], int]:
         """
-        Such an image, once: its digest, its file's state, uint8 (H, W, bytes of a pixel), or its coefficients as (1, N, 1), and the pixels of its file.
+        Such an image, once: its digest, its file's state, uint8 (H, W, bytes of a pixel), or an entry as (1, N, 1), and the pixels of its file.
         """
 
 def fold(steps: Sequence[Step], height: int, width: int, parameters: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> tuple[tuple[int, int, int, int], tuple[int, int, int, int], tuple[int, int], tuple[int, int, int], tuple[int, int], int, bool, tuple[int, int, int, int], tuple[bool, bool], tuple[bool, bool], int, int] | None:

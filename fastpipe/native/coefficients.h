@@ -28,7 +28,7 @@
 
 namespace fastpipe {
 
-constexpr int kCoefficientsVersion = 1;
+constexpr int kCoefficientsVersion = 1;                             // of this form, and of indices
 constexpr std::int64_t kCoefficientSlack = 256;                     // bytes that reading may touch behind the last row
 constexpr std::int64_t kMostOfEntry = (std::int64_t{1} << 24) - 1;  // bytes: of an image of about 40 million pixels
 

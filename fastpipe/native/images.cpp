@@ -57,7 +57,9 @@ Status decode_part(const ImageSource& source, const Box& part, Scratch& scratch,
   if (source.png.is_png()) {
     return decode_png(source.file, source.png, part, scratch.arena, scratch.codecs, pixels);
   }
-  if (!waited_in_place_of_decoding()) return scratch.jpeg.decode(source.file, part, scratch.arena, pixels);
+  if (!waited_in_place_of_decoding()) {
+    return scratch.jpeg.decode(source.file, part, scratch.arena, pixels, JpegPixels::pillow, source.index);
+  }
   const std::size_t pitch = std::size_t{3} * static_cast<std::size_t>(part.width);
   auto* memory = scratch.arena.array<std::uint8_t>(pitch * static_cast<std::size_t>(part.height));
   if (memory == nullptr) return Status::declined(Reason::no_memory);
@@ -239,9 +241,15 @@ struct ImageBatch::Opened {
   Digest digest;
   KeptCoefficients coefficients;  // which `source` refers to, if there are some
 
-  bool takes_coefficients(const std::uint8_t* entry, std::int64_t nbytes, Scratch& scratch) noexcept {
+  // Use an entry that is kept; false where it is none.
+  bool takes(KeptForm form, const std::uint8_t* entry, std::int64_t nbytes, Scratch& scratch) noexcept {
     const Bytes bytes{entry, static_cast<std::size_t>(nbytes)};
-    if (entry == nullptr || !coefficients.open(bytes, scratch.arena, scratch.codecs)) return false;
+    if (entry == nullptr) return false;
+    if (form == KeptForm::index) {
+      source.index = bytes;
+      return true;
+    }
+    if (!coefficients.open(bytes, scratch.arena, scratch.codecs)) return false;
     source.coefficients = &coefficients;
     source.size = coefficients.frame().size;
     return true;
@@ -265,16 +273,16 @@ Status ImageBatch::look_up(std::int64_t item, Scratch& scratch, Opened* opened) 
   }
   opened->digest = blake2b(opened->state.bytes(), {tag, tag_size});
   KeptImage found;
-  const bool of_coefficients = kept->form != KeptForm::pixels;
-  const std::int32_t channels = of_coefficients ? 1 : plan->keeps_samples ? plan->how.channels * word_before(*plan) : 3;
+  const bool of_pixels = kept->form == KeptForm::pixels;
+  const std::int32_t channels = !of_pixels ? 1 : plan->keeps_samples ? plan->how.channels * word_before(*plan) : 3;
   const Lookup looked = find_kept(*kept, opened->digest, channels, plan->max_pixels, scratch.arena, &found);
-  if (of_coefficients && looked != Lookup::missing) {
+  if (!of_pixels && looked != Lookup::missing) {
     const std::uint8_t* entry = nullptr;
     if (looked == Lookup::found) {
       const std::int64_t nbytes = found.size.width;
       entry =
           kept->memory != nullptr ? kept->memory + found.offset : read_kept(*kept, found.offset, nbytes, scratch.arena);
-      opened->is_kept = opened->takes_coefficients(entry, nbytes, scratch);
+      opened->is_kept = opened->takes(kept->form, entry, nbytes, scratch);
     }
     return Status::made();  // from its file, if the entry cannot be used
   }
@@ -347,21 +355,24 @@ Status ImageBatch::open(std::int64_t item, Scratch& scratch, Opened* opened) {
   return Status::made();
 }
 
-// Take an image's coefficients, which are to be kept, from its file; what is done to it then begins from them.  Files
-// of which none are kept are decoded as usual.
-void ImageBatch::make_coefficients(std::int64_t item, Scratch& scratch, Opened* opened) {
+// Take an image's coefficients or index, which are to be kept, from its file; what is done to it then begins from them.
+// Files that have none are decoded as usual.
+void ImageBatch::make_entry(std::int64_t item, Scratch& scratch, Opened* opened) {
   const ImageSource& source = opened->source;
+  if (!source.is_jpeg()) return;
   Bytes entry;
-  if (!source.is_jpeg() || !scratch.jpeg.pack(source.file, scratch.arena, &entry).is_made()) return;
-  if (kept->form == KeptForm::compressed) entry = compress_coefficients(entry, scratch.arena, scratch.codecs);
-  if (entry.data == nullptr) return;
+  if (kept->form == KeptForm::index) {
+    entry = scratch.jpeg.make_index(source.file, scratch.arena);
+  } else if (scratch.jpeg.pack(source.file, scratch.arena, &entry).is_made() && kept->form == KeptForm::compressed) {
+    entry = compress_coefficients(entry, scratch.arena, scratch.codecs);
+  }
   const auto nbytes = static_cast<std::int64_t>(entry.size);
-  if (nbytes > most_nbytes || whole_nbytes_.fetch_add(nbytes) + nbytes > kMostWhole) return;
+  if (entry.data == nullptr || nbytes > most_nbytes || whole_nbytes_.fetch_add(nbytes) + nbytes > kMostWhole) return;
   MadeImage made = allocated(entry.size, 1, static_cast<std::int32_t>(nbytes));
   if (made.data == nullptr) return;
   std::memcpy(made.data.get(), entry.data, entry.size);
   const std::int64_t file_pixels = std::int64_t{source.size.height} * source.size.width;
-  if (!opened->takes_coefficients(made.data.get(), nbytes, scratch)) return;
+  if (!opened->takes(kept->form, made.data.get(), nbytes, scratch)) return;
   whole_[static_cast<std::size_t>(item)] = {std::move(made), opened->digest, opened->state, file_pixels};
 }
 
@@ -401,7 +412,7 @@ Status ImageBatch::make_whole(std::int64_t item, Scratch& scratch, Opened* opene
   if (pixels == nullptr) return Status::declined(Reason::no_memory);
   const Status status = draw(whole, source, as_it_is, plan->scaled, scratch, pixels, &totals);
   if (!status.is_made()) return status;
-  source = {to, source.file, {}, {pixels, row, to.height, to.width, 3}, nullptr, 0, nullptr};
+  source = {to, source.file, {}, {pixels, row, to.height, to.width, 3}, nullptr, 0, nullptr, {}};
   if (is_kept) {
     whole_[static_cast<std::size_t>(item)] = {std::move(made), opened->digest, opened->state,
                                               std::int64_t{before.height} * before.width};
@@ -483,7 +494,7 @@ Status ImageBatch::make_image(std::int64_t item, Scratch& scratch, Opened* opene
   ImageSource& source = opened->source;
   Status status = Status::made();
   if (opened->is_to_be_kept && kept->form != KeptForm::pixels) {
-    make_coefficients(item, scratch, opened);
+    make_entry(item, scratch, opened);
     opened->is_to_be_kept = false;
   }
   if (source.is_encoded() || source.coefficients != nullptr) status = make_whole(item, scratch, opened);

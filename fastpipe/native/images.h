@@ -69,7 +69,7 @@ struct MadeImage {
   std::int32_t height = 0, width = 0;  // of it
 };
 
-// A whole image, or its coefficients, and which it is.
+// A whole image, its coefficients or its index, and which it is.
 struct WholeImage {
   MadeImage image;
   Digest digest;
@@ -122,7 +122,7 @@ class ImageBatch : public Work {
   Status make(std::int64_t item, Scratch& scratch);
   Status open(std::int64_t item, Scratch& scratch, Opened* opened);
   Status look_up(std::int64_t item, Scratch& scratch, Opened* opened);
-  void make_coefficients(std::int64_t item, Scratch& scratch, Opened* opened);
+  void make_entry(std::int64_t item, Scratch& scratch, Opened* opened);
   Status make_whole(std::int64_t item, Scratch& scratch, Opened* opened);
   Status make_image(std::int64_t item, Scratch& scratch, Opened* opened);
   Status make_changed(std::int64_t item, Scratch& scratch, const Region& region, const ImageSource& source);
@@ -144,6 +144,7 @@ struct ImageSource {
   const KeptImages* kept = nullptr;  // null where it is not there
   std::int64_t offset = 0;           // where in it
   KeptCoefficients* coefficients = nullptr;
+  Bytes index;  // of the JPEG, or nothing
   bool is_encoded() const { return pixels.data == nullptr && kept == nullptr && coefficients == nullptr; }
   bool is_jpeg() const { return is_encoded() && !png.is_png(); }
 };

@@ -46,8 +46,14 @@ class JpegDecoder {
   // file: of which read_jpeg_header() says that it is trusted.
   // arena: where the pixels (and rows that are decoded beside them) lie, valid until it is reset.
   // pixels: where they are, of the box's size, 3 channels (1 of luma); the pitch may be wider than the box.
+  // index: of make_index(), of which no byte is trusted, or nothing.  One of another file is not used.
   // Returns made, or declined: damaged (any warning of libjpeg's is one), no_memory.
-  Status decode(Bytes file, Box box, Arena& arena, Pixels* pixels, JpegPixels kind = JpegPixels::pillow) noexcept;
+  Status decode(Bytes file, Box box, Arena& arena, Pixels* pixels, JpegPixels kind = JpegPixels::pillow,
+                Bytes index = {}) noexcept;
+
+  // Find the places in a file at which decoding can begin: a checksum of the file, uint64, and the index of
+  // ScanRows::make_index().  Returns it, in the arena; no bytes of a file that has none.
+  Bytes make_index(Bytes file, Arena& arena) noexcept;
 
   // Find out whether decode() may fail later: made if only a warning about the pixels' data is possible, for which
   // Pillow raises no error.  Declined as decode(), or with Reason::asked if the file has several scans, whose tables

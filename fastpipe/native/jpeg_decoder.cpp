@@ -13,6 +13,7 @@
 #include <cstring>
 #include <new>
 
+#include "entries.h"
 #include "jpeg.h"
 #include "jpeg_scan.h"
 
@@ -384,11 +385,16 @@ Status JpegDecoder::State::decode(Arena& arena, Pixels* pixels) noexcept {
 JpegDecoder::JpegDecoder() noexcept : state_(new (std::nothrow) State()) {}
 JpegDecoder::~JpegDecoder() = default;
 
-Status JpegDecoder::decode(Bytes file, Box box, Arena& arena, Pixels* pixels, JpegPixels kind) noexcept {
+Status JpegDecoder::decode(Bytes file, Box box, Arena& arena, Pixels* pixels, JpegPixels kind, Bytes index) noexcept {
   if (state_ == nullptr) return Status::declined(Reason::no_memory);
   if (box.width <= 0 || box.height <= 0) return Status::declined(Reason::damaged);
   if (kind == JpegPixels::pillow && state_->scan.open(file)) {
     ScanRows& rows = state_->scan;
+    std::uint64_t sum = 0;
+    if (index.size > sizeof sum) {
+      std::memcpy(&sum, index.data, sizeof sum);
+      if (sum == sum_of(file)) rows.use_index({index.data + sizeof sum, index.size - sizeof sum});
+    }
     const Size size = rows.frame().size;
     const bool is_inside =
         box.top >= 0 && box.left >= 0 && box.height <= size.height - box.top && box.width <= size.width - box.left;
@@ -404,6 +410,17 @@ Status JpegDecoder::decode(Bytes file, Box box, Arena& arena, Pixels* pixels, Jp
   state_->kind = kind;
   state_->is_probed = false;
   return state_->decode(arena, pixels);
+}
+
+Bytes JpegDecoder::make_index(Bytes file, Arena& arena) noexcept {
+  if (state_ == nullptr || !state_->scan.open(file)) return {};
+  const Bytes index = state_->scan.make_index(arena);
+  const std::uint64_t sum = sum_of(file);
+  auto* const made = arena.array<std::uint8_t>(index.size + sizeof sum);
+  if (index.data == nullptr || made == nullptr) return {};
+  std::memcpy(made, &sum, sizeof sum);
+  std::memcpy(made + sizeof sum, index.data, index.size);
+  return {made, index.size + sizeof sum};
 }
 
 Status JpegDecoder::probe(Bytes file) noexcept {

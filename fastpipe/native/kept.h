@@ -37,8 +37,9 @@ struct KeptStore {
   std::string tag;                       // 64 bytes at most, of which digests are made: see below
 };
 
-// What is kept of an image: its pixels, or an entry of coefficients.h, which is one row of bytes.
-enum class KeptForm : std::int32_t { pixels = 0, coefficients = 1, compressed = 2 };
+// What is kept of an image: its pixels; or one row of bytes, which is an entry of coefficients.h, or an index of
+// JpegDecoder.
+enum class KeptForm : std::int32_t { pixels = 0, coefficients = 1, compressed = 2, index = 3 };
 
 // Images in a store.  The tag is all but the file that decides what an image's pixels are, and the form.
 struct KeptImages : KeptStore {

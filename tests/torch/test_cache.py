@@ -119,7 +119,7 @@ def _caches(tmp_path: Path) -> dict[str, Any]:
         "disk": Cache("disk", 18 * MIB, dir=tmp_path), "small": Cache("ram", 40_000, form="pixels"),
         "coefficients": Cache("ram", 19 * MIB, form="coefficients"),
         "coefficients, auto": Cache("auto", 20 * MIB, form="coefficients"),
-        "compressed": Cache("ram", 22 * MIB, form="compressed"),
+        "compressed": Cache("ram", 22 * MIB, form="compressed"), "index": Cache("ram", 23 * MIB, form="index"),
         "coefficients on disk": Cache("disk", 21 * MIB, dir=tmp_path / "coefficients", form="coefficients"),
     }  # fmt: skip
 
@@ -146,7 +146,7 @@ def odd(tmp_path_factory: pytest.TempPathFactory, settled: Settled) -> tuple[Pat
     return settled(root), cases
 
 
-@pytest.mark.parametrize("form", ["pixels", "coefficients", "compressed"])
+@pytest.mark.parametrize("form", ["pixels", "coefficients", "compressed", "index"])
 @pytest.mark.parametrize(("exif", "transform"), [(True, None), (False, TRANSFORMS["usual"])])
 def test_every_kind_of_file_is_as_without_a_cache(odd: Any, exif: bool, transform: Any, form: Any) -> None:
     (root, cases), decode = odd, Decode(exif=exif)
@@ -182,6 +182,7 @@ def test_random_regions_of_kept_coefficients_have_the_files_pixels(odd: Any, cou
         Cache("off"),
         Cache("ram", 90 * MIB, form="coefficients"),
         Cache("ram", 91 * MIB, form="compressed"),
+        Cache("ram", 92 * MIB, form="index"),
     ]
     datasets = [FastImageFolder(root, crop, cache=cache) for cache in forms]
     good = [
@@ -303,10 +304,10 @@ def test_the_form_is_chosen_by_the_room_there_is(
 
 def test_auto_keeps_coefficients_if_pixels_do_not_fit(tree: Path, decoded: Any) -> None:
     dataset = FastImageFolder(tree, CROP, cache=Cache("auto", 60_000))
-    assert "or coefficients of JPEGs if those do not fit" in _lines_of(dataset)
+    assert "or coefficients or indices of JPEGs if those do not fit" in _lines_of(dataset)
     counts = _counts(dataset, decoded, 8)
     assert counts[0] == COUNT and counts[-1] == 0, "after some epochs of so few images"
-    nothing = FastImageFolder(tree, CROP, cache=Cache("auto", 9_000))
+    nothing = FastImageFolder(tree, CROP, cache=Cache("auto", 100))
     assert _counts(nothing, decoded, 8) == [COUNT] * 8
 
 
@@ -466,7 +467,7 @@ def test_an_own_loader_has_no_cache(tree: Path) -> None:
     [
         ({"where": "memory"}, "'auto', 'ram', 'disk', 'off'; got 'memory'"), ({"max_bytes": 0}, "positive"),
         ({"max_bytes": "lots"}, "number of bytes"), ({"max_bytes": 1.5}, "number of bytes"),
-        ({"form": "jpeg"}, "'coefficients', 'compressed'; got 'jpeg'"), ({"dir": "x"}, "where='disk'"), ({"where": "ram", "dir": "x"}, "where='disk'"),
+        ({"form": "jpeg"}, "'compressed', 'index'; got 'jpeg'"), ({"dir": "x"}, "where='disk'"), ({"where": "ram", "dir": "x"}, "where='disk'"),
         *(({"short_side": side}, "short_side") for side in (0, -1, 64.5, "64")),
     ],
 )  # fmt: skip

@@ -162,14 +162,14 @@ void register_cache(nb::module_& m) {
           [](KeptImages* self, std::shared_ptr<EntryTable> table, int descriptor,
              std::optional<In<std::uint8_t, 1>> memory, std::int64_t size, const nb::bytes& tag, bool verifies,
              std::int64_t marks, int form, const nb::object&) {
-            check(form >= 0 && form <= 2, "no such form");
+            check(form >= 0 && form <= 3, "no such form");
             new (self) KeptImages{store_of(std::move(table), descriptor, memory, size, tag, verifies, marks),
                                   static_cast<KeptForm>(form)};
           },
           nb::keep_alive<1, 4>(), nb::keep_alive<1, 10>(), nb::arg("table"), nb::arg("descriptor"),
           nb::arg("memory").noconvert().none(), nb::arg("size"), nb::arg("tag"), nb::arg("verifies"), nb::arg("marks"),
           nb::arg("form"), nb::arg("owner"),
-          "form: 0 pixels, 1 coefficients, 2 compressed; owner: lives as long as this, and closes the descriptor.")
+          "form: of KeptForm; owner: lives as long as this, and closes the descriptor.")
       .def(
           "have",
           [](const KeptImages& kept, In<std::uint64_t, 2> states) {

@@ -564,7 +564,7 @@ void register_images(nb::module_& m) {
                                   taken(std::move(whole.image), {height, width, pixel}), whole.file_pixels);
           },
           nb::sig("def take_whole(self, item: int) -> tuple[bytes, bytes, NDArray[numpy.uint8], int]"), nb::arg("item"),
-          "Such an image, once: its digest, its file's state, uint8 (H, W, bytes of a pixel), or its coefficients as "
+          "Such an image, once: its digest, its file's state, uint8 (H, W, bytes of a pixel), or an entry as "
           "(1, N, 1), and the pixels of its file.");
   m.def("fold", &folded, nb::arg("steps"), nb::arg("height"), nb::arg("width"), nb::arg("parameters").noconvert(),
         "The region that steps come to: the fields of fastpipe/native/geometry.h in their order, boxes and sizes as "
