@@ -85,11 +85,11 @@ class ImageCache:
         self._native: dict[tuple[str, str], Any] = {}  # the native cache of the last batch, by rules and form
         self._seen = Sizes()
 
-    def describe(self) -> str:
-        """Return a line that says where images are stored."""
-        what = _FORMS[self._chosen()]
+    def describe(self, rules: str) -> str:
+        """Return a line that says where images are stored.  ``rules`` is explained at ``identify``."""
+        what = _FORMS[self._chosen(rules)]
         if self._form == "auto":
-            what += ", or coefficients or indices of JPEGs if those do not fit"
+            what += ", or coefficients of JPEGs if those do not fit"
         where = "memory" if self.store.is_in_memory else "files"
         when = ", from their second use on and if all fit" if self._needs_all else ""
         return f"{what}  →  kept in {where}, up to {self.store.max_bytes / 1e9:.1f} GB{when}"
@@ -123,6 +123,8 @@ class ImageCache:
     def _form_by(self, sizes: Sizes) -> str:
         """Return the first form in which all images fit, if the others are like these."""
         forms = list(_FORMS) if sizes.coefficients else ["pixels"]
+        if self._needs_all:  # the gain of other forms pays for their making after four or five epochs only
+            forms = forms[:2]
         room = sizes.images * self.store.max_bytes
         return next((form for form in forms if self._count * sizes.of(form) <= room), forms[-1])
 

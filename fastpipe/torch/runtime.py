@@ -243,7 +243,7 @@ class Runtime(ProcessRuntime[Options]):
             side = f"{short_side.side} pixels on the short side"
             lines.append(f"larger images  →  made smaller first, to {side}")
         if self.cache is not None:
-            lines.append(self.cache.describe())
+            lines.append(self.cache.describe(reader.rules()))
         self.decoders = "\n  ".join(lines)  # the first lines of a plan's description
         read = read_file if remote is None else remote.read
         source = ImageSource(read, reader, short_side, self.cache)
