@@ -1,4 +1,4 @@
-// Decoding with libjpeg-turbo.  No other file of the core includes its headers or setjmp.h.
+// Decoding with our own decoder, and with libjpeg-turbo.  No other file of the core includes its headers or setjmp.h.
 //
 // libjpeg reports an error by calling a function that must not return, so ours jumps.  The jump skips frames of libjpeg
 // and of the steps below, none of which may hold an object with a destructor.  The only frame that is jumped to is
@@ -70,7 +70,10 @@ void on_skip(j_decompress_ptr codec, long count) {
 }  // namespace
 
 struct JpegDecoder::State {
-  ScanRows scan;
+  using Step = void (*)(State&);
+  class Blocks;
+
+  ScanRows scan;  // our own decoder; the rest is libjpeg's
 
   jpeg_decompress_struct codec;
   ErrorManager errors;
@@ -88,19 +91,17 @@ struct JpegDecoder::State {
   JDIMENSION left = 0, width = 0, top = 0, rows = 0;
   JSAMPARRAY lines = nullptr;  // memory of each of those rows
 
+  // All coefficients, if they have been read.
+  JpegFrame frame;
+  jvirt_barray_ptr* arrays = nullptr;
+  JBLOCKROW* block_rows[3] = {};  // of each component, its rows of blocks
+
   Reason reason = Reason::none;  // why a step gave up, if it was not libjpeg that did
 
   State() noexcept;
   ~State();
-  // All coefficients, if they have been read.
-  JpegFrame frame;
-  JBLOCKROW* block_rows[3] = {};  // of each component, its rows of blocks
-  jvirt_barray_ptr* arrays = nullptr;
-
   Status decode(Arena& arena, Pixels* pixels) noexcept;
-  class Blocks;
   Status pack(Arena& arena, Bytes* entry) noexcept;
-  using Step = void (*)(State&);
   Status begun(Step step) noexcept;
   static void begin(State& state);
 
@@ -110,10 +111,10 @@ struct JpegDecoder::State {
 
   static void make(State& state);
   static void forget_tables(State& state);
+  static void read_header(State& state);
   static void check_kind(State& state);
   static void check(State& state);
   static void choose_part(State& state);
-  static void read_header(State& state);
   static void read_rows(State& state);
   static void read_blocks(State& state);
   static void find_rows(State& state);
