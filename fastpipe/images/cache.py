@@ -144,7 +144,7 @@ class ImageCache:
         return identify_object(self._version(path), path, tag)
 
     def _tag_of(self, rules: str) -> bytes:
-        return self._tag_in(rules, self._form)
+        return self._tag_in(rules, self._chosen(rules))
 
     def _tag_in(self, rules: str, form: str) -> bytes:
         if (rules, form) not in self._tags:

@@ -11,7 +11,8 @@ namespace {
 
 constexpr char kMagic[8] = {'f', 'p', 'c', 'o', 'e', 'f', '1', '\n'};
 constexpr char kMagicCompressed[8] = {'f', 'p', 'c', 'o', 'e', 'f', 'z', '\n'};
-constexpr std::int32_t kStripRows = 32;                                  // that are compressed together
+constexpr std::int32_t kStripRows = 32;  // that are compressed together
+constexpr std::int64_t kMostOfEntry = std::numeric_limits<std::int32_t>::max();
 constexpr int kStreams = 5;                                              // of a row
 constexpr std::uint8_t kMaskBytes = 15, kWideDc = 16, kWideValues = 32;  // of a head
 constexpr std::int64_t kMostOfBlock = 2 + 2 + 8 + 2 * 63;                // bytes
@@ -120,12 +121,11 @@ class EntryWriter {
     std::memcpy(to, bytes, size);
     to += size;
   }
-  // End the entry; no bytes where it is too large.
+  // End the entry.
   Bytes ended() noexcept {
     note_begin();
     std::memset(to, 0, static_cast<std::size_t>(kCoefficientSlack));
-    const auto size = static_cast<std::size_t>(to + kCoefficientSlack - entry_);
-    return size > static_cast<std::size_t>(kMostOfEntry) ? Bytes() : Bytes{entry_, size};
+    return {entry_, static_cast<std::size_t>(to + kCoefficientSlack - entry_)};
   }
 
  private:
@@ -135,24 +135,24 @@ class EntryWriter {
 
 }  // namespace
 
-Bytes pack_coefficients(const JpegFrame& frame, CoefficientRows& rows, Arena& arena) noexcept {
+Status pack_coefficients(const JpegFrame& frame, CoefficientRows& rows, Arena& arena, Bytes* entry) noexcept {
   const CoefficientKernels& kernels = table_in_use();
   const std::int64_t count = rows_of(frame);
   std::int64_t blocks = 0;
   for (int c = 0; c < frame.components; ++c) blocks += std::int64_t{frame.planes[c].rows} * frame.planes[c].columns;
   const auto head_size = static_cast<std::int64_t>(sizeof(CoefficientHeader)) + 4 * (count + 1);
   const std::int64_t most = head_size + kMostOfBlock * blocks + kCoefficientSlack;
-  if (most > std::numeric_limits<std::uint32_t>::max()) return {};
+  if (most > kMostOfEntry) return Status::declined(Reason::too_large);
   const std::int64_t widest = frame.planes[0].columns;
-  auto* const entry = arena.array<std::uint8_t>(static_cast<std::size_t>(most));
+  auto* const memory = arena.array<std::uint8_t>(static_cast<std::size_t>(most));
   auto* const streams = arena.array<std::uint8_t>(static_cast<std::size_t>(kMostOfBlock * widest + kCoefficientSlack));
-  if (entry == nullptr || streams == nullptr) return {};
+  if (memory == nullptr || streams == nullptr) return Status::declined(Reason::no_memory);
   std::int16_t* found[3] = {};
   std::int64_t pitches[3] = {};
   for (int c = 0; c < frame.components; ++c) {
     pitches[c] = std::int64_t{64} * frame.mcu_columns() * frame.planes[c].horizontal;
     found[c] = arena.array<std::int16_t>(static_cast<std::size_t>(pitches[c] * frame.planes[c].vertical));
-    if (found[c] == nullptr) return {};
+    if (found[c] == nullptr) return Status::declined(Reason::no_memory);
   }
   CoefficientHeader header = {};
   std::memcpy(header.magic, kMagic, sizeof kMagic);
@@ -164,10 +164,10 @@ Bytes pack_coefficients(const JpegFrame& frame, CoefficientRows& rows, Arena& ar
   for (int c = 0; c < frame.components; ++c) {
     std::memcpy(header.steps[c], frame.planes[c].steps, sizeof header.steps[c]);
   }
-  std::memcpy(entry, &header, sizeof header);
-  EntryWriter writer(entry, static_cast<std::size_t>(count));
+  std::memcpy(memory, &header, sizeof header);
+  EntryWriter writer(memory, static_cast<std::size_t>(count));
   for (std::int32_t row = 0; row < frame.mcu_rows(); ++row) {
-    if (!rows.read(row, 0, frame.mcu_columns(), found, pitches)) return {};
+    if (!rows.read(row, 0, frame.mcu_columns(), found, pitches)) return Status::declined(Reason::damaged);
     for (int c = 0; c < frame.components; ++c) {
       const JpegPlane& plane = frame.planes[c];
       const std::int64_t columns = plane.columns;
@@ -182,7 +182,8 @@ Bytes pack_coefficients(const JpegFrame& frame, CoefficientRows& rows, Arena& ar
       }
     }
   }
-  return writer.ended();
+  *entry = writer.ended();
+  return Status::made();
 }
 
 Bytes compress_coefficients(Bytes entry, Arena& arena, CodecStates& codecs) noexcept {
@@ -191,7 +192,7 @@ Bytes compress_coefficients(Bytes entry, Arena& arena, CodecStates& codecs) noex
   const JpegFrame& frame = rows.frame();
   std::size_t strips = 0;
   for (int c = 0; c < frame.components; ++c) strips += static_cast<std::size_t>(strips_of(frame.planes[c]));
-  const std::size_t head_size = kStripRows * 3 * sizeof(std::uint16_t) + kStreams * sizeof(std::uint32_t);
+  const std::size_t head_size = kStripRows * 3 * sizeof(std::uint32_t) + kStreams * sizeof(std::uint32_t);
   // Each stream of a strip may become larger than it is, by a little.
   const std::size_t most = compressed_most(entry.size) + strips * (head_size + kStreams * compressed_most(0));
   auto* const memory = arena.array<std::uint8_t>(2 * most + sizeof(CoefficientHeader));
@@ -211,8 +212,7 @@ Bytes compress_coefficients(Bytes entry, Arena& arena, CodecStates& codecs) noex
         if (!find_streams(rows.row_of(c, top + i), plane.columns, ends[i])) return {};
         for (int k = 2; k < kStreams; ++k) {
           const std::size_t size = ends[i][k] - ends[i][k - 1];
-          const auto noted = static_cast<std::uint16_t>(size);
-          if (noted != size) return {};
+          const auto noted = static_cast<std::uint32_t>(size);
           writer.append(&noted, sizeof noted);
         }
       }
@@ -312,12 +312,13 @@ bool KeptCoefficients::inflate(int component, std::int32_t number) noexcept {
   const auto count = static_cast<std::size_t>(std::min(kStripRows, plane.rows - number * kStripRows));
   const auto columns = static_cast<std::size_t>(plane.columns);
   const Bytes stored = part(above_[component] + number);
-  const std::size_t head_size = count * 3 * sizeof(std::uint16_t) + kStreams * sizeof(std::uint32_t);
+  const std::size_t head_size = count * 3 * sizeof(std::uint32_t) + kStreams * sizeof(std::uint32_t);
   if (stored.data == nullptr || stored.size < head_size) return false;
   std::size_t sizes[kStripRows][kStreams], totals[kStreams] = {}, total = 0;
   for (std::size_t i = 0; i < count; ++i) {
     for (std::size_t k = 0; k < kStreams; ++k) {
-      sizes[i][k] = k < 2 ? columns : read_as<std::uint16_t>(stored.data + (3 * i + k - 2) * sizeof(std::uint16_t));
+      sizes[i][k] = k < 2 ? columns : read_as<std::uint32_t>(stored.data + (3 * i + k - 2) * sizeof(std::uint32_t));
+      if (sizes[i][k] > static_cast<std::size_t>(kMostOfBlock) * columns) return false;
       totals[k] += sizes[i][k];
       total += sizes[i][k];
     }

@@ -15,7 +15,7 @@
 // kCoefficientSlack bytes follow.
 //
 // An entry may be compressed.  Its table says where strips of kStripRows rows begin in place of rows.  A strip has, of
-// each of its rows, how many bytes its differences, its masks and its values take, uint16 each; then how many bytes
+// each of its rows, how many bytes its differences, its masks and its values take, uint32 each; then how many bytes
 // each of five frames of zstd takes, uint32; then these: the heads of all rows, their counts, and so on.
 #pragma once
 
@@ -28,18 +28,17 @@
 
 namespace fastpipe {
 
-constexpr int kCoefficientsVersion = 1;                             // of this form, and of indices
-constexpr std::int64_t kCoefficientSlack = 256;                     // bytes that reading may touch behind the last row
-constexpr std::int64_t kMostOfEntry = (std::int64_t{1} << 24) - 1;  // bytes: of an image of about 40 million pixels
+constexpr int kCoefficientsVersion = 1;          // of this form, and of indices
+constexpr std::int64_t kCoefficientSlack = 256;  // bytes that reading may touch behind the last row
 
-// Write an entry.  Returns it, in the arena; no bytes where coefficients are damaged, there is no memory, or it would
-// have more than kMostOfEntry bytes.
+// Write an entry.
 //
 // rows: of all MCUs.
-Bytes pack_coefficients(const JpegFrame& frame, CoefficientRows& rows, Arena& arena) noexcept;
+// entry: in the arena.
+// Returns made, or declined: damaged coefficients, no_memory, or too_large for an entry.
+Status pack_coefficients(const JpegFrame& frame, CoefficientRows& rows, Arena& arena, Bytes* entry) noexcept;
 
-// Write an entry in the compressed form.  Returns it, in the arena; no bytes where there is no memory, or a row needs
-// more than 64 KiB.
+// Write an entry in the compressed form.  Returns it, in the arena; no bytes where there is no memory.
 //
 // entry: of pack_coefficients().
 Bytes compress_coefficients(Bytes entry, Arena& arena, CodecStates& codecs) noexcept;

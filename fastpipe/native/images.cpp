@@ -359,7 +359,9 @@ Status ImageBatch::open(std::int64_t item, Scratch& scratch, Opened* opened) {
 // Files that have none are decoded as usual.
 void ImageBatch::make_entry(std::int64_t item, Scratch& scratch, Opened* opened) {
   const ImageSource& source = opened->source;
-  if (!source.is_jpeg()) return;
+  // Coefficients are larger than their file.
+  const auto least = static_cast<std::int64_t>(kept->form == KeptForm::index ? 0 : source.file.size);
+  if (!source.is_jpeg() || least > most_nbytes || whole_nbytes_.load() + least > kMostWhole) return;
   Bytes entry;
   if (kept->form == KeptForm::index) {
     entry = scratch.jpeg.make_index(source.file, scratch.arena);

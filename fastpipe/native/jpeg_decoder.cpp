@@ -340,9 +340,8 @@ Status JpegDecoder::State::pack(Arena& arena, Bytes* entry) noexcept {
   }
   if (reason != Reason::none || !step_is_done(find_rows)) return declined();
   Blocks blocks(*this);
-  *entry = pack_coefficients(frame, blocks, arena);
-  if (!step_is_done(abort)) return declined();
-  return entry->data == nullptr ? Status::declined(Reason::no_memory) : Status::made();
+  const Status packed = pack_coefficients(frame, blocks, arena, entry);
+  return step_is_done(abort) ? packed : declined();
 }
 
 // Read the header and the tables, and what `step` reads of the rest.
@@ -437,8 +436,9 @@ Status JpegDecoder::probe(Bytes file) noexcept {
 Status JpegDecoder::pack(Bytes file, Arena& arena, Bytes* entry) noexcept {
   if (state_ == nullptr) return Status::declined(Reason::no_memory);
   if (state_->scan.open(file)) {
-    *entry = pack_coefficients(state_->scan.frame(), state_->scan, arena);
-    if (entry->data != nullptr && ends_after_scan(file, state_->scan.position())) return Status::made();
+    const Status status = pack_coefficients(state_->scan.frame(), state_->scan, arena, entry);
+    if (status.is_made() && ends_after_scan(file, state_->scan.position())) return status;
+    if (!status.is_made() && status.reason != Reason::damaged) return status;
   }
   state_->file = file;
   state_->is_probed = false;

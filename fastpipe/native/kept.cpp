@@ -87,8 +87,9 @@ Lookup find_kept(const KeptImages& kept, Digest digest, std::int32_t channels, s
   const std::int64_t number = kept.table->find(digest, &record);
   if (number < 0) return Lookup::missing;
   if (most_pixels >= 0 && std::int64_t{record.flags >> 1} > most_pixels) return Lookup::unusable;
+  const std::uint32_t widest = kept.form == KeptForm::pixels ? 1u << 24 : 1u << 31;
   const bool is_image = record.channels == static_cast<std::uint32_t>(channels) && record.height > 0 &&
-                        record.width > 0 && record.height < 1u << 24 && record.width < 1u << 24 &&
+                        record.width > 0 && record.height < 1u << 24 && record.width < widest &&
                         std::uint64_t{record.height} * record.width * record.channels == record.nbytes;
   if (!fits(kept, record) || !is_image || !is_whole(kept, record, number, arena)) return Lookup::unusable;
   image->size = {static_cast<std::int32_t>(record.height), static_cast<std::int32_t>(record.width)};
