@@ -166,8 +166,9 @@ Status pack_coefficients(const JpegFrame& frame, CoefficientRows& rows, Arena& a
   }
   std::memcpy(memory, &header, sizeof header);
   EntryWriter writer(memory, static_cast<std::size_t>(count));
+  const bool dc_only[3] = {};
   for (std::int32_t row = 0; row < frame.mcu_rows(); ++row) {
-    if (!rows.read(row, 0, frame.mcu_columns(), found, pitches)) return Status::declined(Reason::damaged);
+    if (!rows.read(row, 0, frame.mcu_columns(), found, pitches, dc_only)) return Status::declined(Reason::damaged);
     for (int c = 0; c < frame.components; ++c) {
       const JpegPlane& plane = frame.planes[c];
       const std::int64_t columns = plane.columns;
@@ -261,7 +262,7 @@ bool KeptCoefficients::open(Bytes entry, Arena& arena, CodecStates& codecs) noex
 }
 
 bool KeptCoefficients::read(std::int32_t row, std::int32_t first, std::int32_t count, std::int16_t* const* blocks,
-                            const std::int64_t* pitches) noexcept {
+                            const std::int64_t* pitches, const bool*) noexcept {
   const CoefficientKernels& kernels = table_in_use();
   for (int c = 0; c < frame_.components; ++c) {
     const JpegPlane& plane = frame_.planes[c];

@@ -54,7 +54,7 @@ class KeptCoefficients : public CoefficientRows {
   // The size of the entry, or about that of one that is not compressed.
   std::size_t nbytes() const noexcept { return is_compressed_ ? entry_.size / 3 * 4 : entry_.size; }
   bool read(std::int32_t row, std::int32_t first, std::int32_t count, std::int16_t* const* blocks,
-            const std::int64_t* pitches) noexcept override;
+            const std::int64_t* pitches, const bool* dc_only) noexcept override;
 
  private:
   // The last strip of a component that was inflated: rows as those of an entry that is not compressed.

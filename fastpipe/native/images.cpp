@@ -52,7 +52,7 @@ Status decode_part(const ImageSource& source, const Box& part, Scratch& scratch,
     return Status::made();
   }
   if (source.coefficients != nullptr) {
-    return decode_pixels(source.coefficients->frame(), *source.coefficients, part, scratch.arena, pixels);
+    return decode_pixels(source.coefficients->frame(), *source.coefficients, 1, part, scratch.arena, pixels);
   }
   if (source.png.is_png()) {
     return decode_png(source.file, source.png, part, scratch.arena, scratch.codecs, pixels);
@@ -97,8 +97,9 @@ Status canvas_of(const Region& region, const ImageSource& source, const Box& nee
 }
 
 // The image at a part of its size, and the axes along which it is resampled.
-Status reduced_source(const Region& region, Bytes file, Size image, int factor, Scratch& scratch, Axis* x, Axis* y,
+Status reduced_source(const Region& region, const ImageSource& source, int factor, Scratch& scratch, Axis* x, Axis* y,
                       Pixels* pixels) noexcept {
+  const Size image = source.size;
   const Size reduced{(image.height + factor - 1) / factor, (image.width + factor - 1) / factor};
   const std::int64_t eighths = 8 / factor;
   *x = make_axis(region.filter, reduced.width, region.size.width, region.window.left, region.window.width,
@@ -107,11 +108,11 @@ Status reduced_source(const Region& region, Bytes file, Size image, int factor, 
   *y = make_axis(region.filter, reduced.height, region.size.height, region.window.top, region.window.height,
                  region.flip_before[1], region.flip_after[1], eighths * region.source.top,
                  eighths * region.source.height);
-  Pixels rows;
-  const Status status = scratch.jpeg.decode_reduced(file, factor, y->high, scratch.arena, &rows);
-  if (!status.is_made()) return status;
-  *pixels = inside(rows, {y->low, x->low, y->high - y->low, x->high - x->low});
-  return status;
+  const Box needed{y->low, x->low, y->high - y->low, x->high - x->low};
+  if (source.coefficients != nullptr) {
+    return decode_pixels(source.coefficients->frame(), *source.coefficients, factor, needed, scratch.arena, pixels);
+  }
+  return scratch.jpeg.decode_reduced(source.file, factor, needed, scratch.arena, pixels, source.index);
 }
 
 MadeImage allocated(std::size_t size, std::int32_t height, std::int32_t width) noexcept {
@@ -133,12 +134,13 @@ Status draw(const Region& region, const ImageSource& source, const Conversion& h
             std::uint8_t* out, Totals* totals) noexcept {
   const std::int64_t begun = now_ns();
   const int filter = region.filter < 0 ? static_cast<int>(kNearestFloor) : region.filter;
-  const int factor = scaled && source.is_jpeg() ? reduction(region, source.size) : 1;
+  const bool has_coefficients = source.is_jpeg() || source.coefficients != nullptr;
+  const int factor = scaled && has_coefficients ? reduction(region, source.size) : 1;
   Axis x, y;
   Pixels pixels;
   Status status;
   if (factor > 1) {
-    status = reduced_source(region, source.file, source.size, factor, scratch, &x, &y, &pixels);
+    status = reduced_source(region, source, factor, scratch, &x, &y, &pixels);
   } else {
     axes_of(region, &x, &y);
     const Box needed{y.low, x.low, y.high - y.low, x.high - x.low};

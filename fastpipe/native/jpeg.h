@@ -66,9 +66,8 @@ class JpegDecoder {
   // Returns made, or declined as decode(); untrusted if decode_pixels() does not take such a file.
   Status pack(Bytes file, Arena& arena, Bytes* entry) noexcept;
 
-  // Decode the first rows at 1 / factor (2, 4 or 8) of the size, each side rounded up: at least `count` rows (of the
-  // reduced image) from the top, of the whole width.  Otherwise as decode().
-  Status decode_reduced(Bytes file, int factor, std::int32_t count, Arena& arena, Pixels* pixels) noexcept;
+  // Decode a box of the image at 1 / factor (2, 4 or 8) of its size, each side rounded up.  Otherwise as decode().
+  Status decode_reduced(Bytes file, int factor, Box box, Arena& arena, Pixels* pixels, Bytes index = {}) noexcept;
 
  private:
   struct State;

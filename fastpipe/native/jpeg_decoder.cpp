@@ -100,6 +100,7 @@ struct JpegDecoder::State {
 
   State() noexcept;
   ~State();
+  bool decode_scan(Bytes index, Arena& arena, Pixels* pixels) noexcept;
   Status decode(Arena& arena, Pixels* pixels) noexcept;
   Status pack(Arena& arena, Bytes* entry) noexcept;
   Status begun(Step step) noexcept;
@@ -241,6 +242,10 @@ void JpegDecoder::State::choose_part(State& state) {
   const Box& box = state.box;
   const auto width = static_cast<std::int32_t>(codec->output_width);
   std::int32_t left = std::max(0, box.left - 1), right = std::min(width, box.right() + 1);
+  if (state.factor > 1) {  // libjpeg takes part of the columns, and passes over rows, right at the full size only
+    left = 0;
+    right = width;
+  }
   if (right - left < kFewestColumns) {
     right = std::min(width, left + kFewestColumns);
     left = std::max(0, right - kFewestColumns);
@@ -250,7 +255,7 @@ void JpegDecoder::State::choose_part(State& state) {
   // Moves `left` to the beginning of a block.  Does nothing for the whole width.
   jpeg_crop_scanline(codec, &state.left, &state.width);
   // Rows below the box are never read, so they need no margin.
-  state.top = static_cast<JDIMENSION>(std::max(0, box.top - 1));
+  state.top = static_cast<JDIMENSION>(state.factor > 1 ? 0 : std::max(0, box.top - 1));
   state.rows = static_cast<JDIMENSION>(box.bottom()) - state.top;
 }
 
@@ -313,7 +318,7 @@ class JpegDecoder::State::Blocks : public CoefficientRows {
  public:
   explicit Blocks(const State& state) noexcept : state_(state) {}
   bool read(std::int32_t row, std::int32_t first, std::int32_t count, std::int16_t* const* blocks,
-            const std::int64_t* pitches) noexcept override {
+            const std::int64_t* pitches, const bool*) noexcept override {
     for (int c = 0; c < state_.frame.components; ++c) {
       const JpegPlane& plane = state_.frame.planes[c];
       if (blocks[c] == nullptr) continue;
@@ -382,33 +387,33 @@ Status JpegDecoder::State::decode(Arena& arena, Pixels* pixels) noexcept {
   return Status::made();
 }
 
+// Decode without libjpeg; false where it has to decide, as about whatever is unusual.
+bool JpegDecoder::State::decode_scan(Bytes index, Arena& arena, Pixels* pixels) noexcept {
+  if (!scan.open(file)) return false;
+  std::uint64_t sum = 0;
+  if (index.size > sizeof sum) {
+    std::memcpy(&sum, index.data, sizeof sum);
+    if (sum == sum_of(file)) scan.use_index({index.data + sizeof sum, index.size - sizeof sum});
+  }
+  const Size size = scan.frame().reduced(factor);
+  const bool is_inside =
+      box.top >= 0 && box.left >= 0 && box.height <= size.height - box.top && box.width <= size.width - box.left;
+  return is_inside && decode_pixels(scan.frame(), scan, factor, box, arena, pixels).is_made() &&
+         ends_after_scan(file, scan.position());
+}
+
 JpegDecoder::JpegDecoder() noexcept : state_(new (std::nothrow) State()) {}
 JpegDecoder::~JpegDecoder() = default;
 
 Status JpegDecoder::decode(Bytes file, Box box, Arena& arena, Pixels* pixels, JpegPixels kind, Bytes index) noexcept {
   if (state_ == nullptr) return Status::declined(Reason::no_memory);
   if (box.width <= 0 || box.height <= 0) return Status::declined(Reason::damaged);
-  if (kind == JpegPixels::pillow && state_->scan.open(file)) {
-    ScanRows& rows = state_->scan;
-    std::uint64_t sum = 0;
-    if (index.size > sizeof sum) {
-      std::memcpy(&sum, index.data, sizeof sum);
-      if (sum == sum_of(file)) rows.use_index({index.data + sizeof sum, index.size - sizeof sum});
-    }
-    const Size size = rows.frame().size;
-    const bool is_inside =
-        box.top >= 0 && box.left >= 0 && box.height <= size.height - box.top && box.width <= size.width - box.left;
-    // libjpeg decides about whatever is unusual.
-    if (is_inside && decode_pixels(rows.frame(), rows, box, arena, pixels).is_made() &&
-        ends_after_scan(file, rows.position())) {
-      return Status::made();
-    }
-  }
   state_->file = file;
   state_->box = box;
   state_->factor = 1;
   state_->kind = kind;
   state_->is_probed = false;
+  if (kind == JpegPixels::pillow && state_->decode_scan(index, arena, pixels)) return Status::made();
   return state_->decode(arena, pixels);
 }
 
@@ -445,14 +450,17 @@ Status JpegDecoder::pack(Bytes file, Arena& arena, Bytes* entry) noexcept {
   return state_->pack(arena, entry);
 }
 
-Status JpegDecoder::decode_reduced(Bytes file, int factor, std::int32_t count, Arena& arena, Pixels* pixels) noexcept {
+Status JpegDecoder::decode_reduced(Bytes file, int factor, Box box, Arena& arena, Pixels* pixels,
+                                   Bytes index) noexcept {
   if (state_ == nullptr) return Status::declined(Reason::no_memory);
   if (factor != 2 && factor != 4 && factor != 8) return Status::declined(Reason::internal);
+  if (box.width <= 0 || box.height <= 0) return Status::declined(Reason::damaged);
   state_->file = file;
-  state_->box = {0, 0, std::max(1, count), 0};
+  state_->box = box;
   state_->factor = factor;
   state_->kind = JpegPixels::pillow;
   state_->is_probed = false;
+  if (state_->decode_scan(index, arena, pixels)) return Status::made();
   return state_->decode(arena, pixels);
 }
 

@@ -2,6 +2,10 @@
 // and G. Moschytz, "Practical Fast 1-D DCT Algorithms with 11 Multiplications" (ICASSP 1989) with constants of 13 bits,
 // here as the sums of products that it is equal to; "triangle" upsampling, which weighs the nearer chroma sample by
 // 3/4; and the conversion of JFIF with factors of 16 bits.
+//
+// At a part of the size, the inverse DCT makes 4 x 4, 2 x 2 or 1 sample of a block: the same transform, of whose
+// samples the means are taken, without the coefficients that have the least share in these.  Chroma that has fewer
+// samples than the luma along both sides gets a larger transform in place of upsampling.
 #include "jpeg_pixels.h"
 
 #include <algorithm>
@@ -29,10 +33,11 @@ constexpr std::int32_t kMostPixels = 0xFFFF;  // along each side of a JPEG
 constexpr std::int64_t kSlack = 64;
 
 struct PixelKernels {
-  // Transform blocks, which lie side by side, to eight rows of samples.  Blocks are read, and rows are written, up to a
-  // multiple of kBlocks.  Returns false where a block has coefficients that no encoder makes of 8 bits.
-  bool (*inverse_dct)(const std::int16_t* blocks, std::int64_t count, const std::uint16_t* steps, std::uint8_t* out,
-                      std::int64_t pitch);
+  // Transform blocks, which lie side by side, to rows of samples: 1, 2, 4 or 8 along each side of a block.  Blocks are
+  // read, and rows are written, up to a multiple of kBlocks.  Returns false where a block has coefficients that no
+  // encoder makes of 8 bits.
+  bool (*inverse_dct[4])(const std::int16_t* blocks, std::int64_t count, const std::uint16_t* steps, std::uint8_t* out,
+                         std::int64_t pitch);
   // Convert YCbCr to three planes.
   void (*to_rgb)(const std::uint8_t* luma, const std::uint8_t* blue, const std::uint8_t* red, std::int64_t count,
                  std::uint8_t* const* to);
@@ -43,6 +48,8 @@ struct PixelKernels {
   void (*upsample_columns)(const std::uint8_t* from, std::int64_t count, std::uint16_t* to);
   void (*upsample_both)(const std::uint8_t* near, const std::uint8_t* far, std::int64_t count, std::uint16_t* sums,
                         std::uint16_t* to);
+  // Make two columns of each without those beside it.
+  void (*repeat_columns)(const std::uint8_t* from, std::int64_t count, std::uint16_t* to);
 };
 
 constexpr std::int64_t kBlocks = 4;
@@ -59,9 +66,9 @@ struct Range {
 
 Range joined(Range a, Range b) noexcept { return {std::min(a.begin, b.begin), std::max(a.end, b.end)}; }
 
-// The MCUs that hold samples, of which each has 8 * factor.
-Range mcus_of(Range samples, std::int32_t factor) noexcept {
-  return {samples.begin / (8 * factor), (samples.end - 1) / (8 * factor) + 1};
+// The MCUs that hold samples, of which each has so many.
+Range mcus_of(Range samples, std::int32_t each) noexcept {
+  return {samples.begin / each, (samples.end - 1) / each + 1};
 }
 
 // The chroma samples along one side from which those of `luma` are made.  count: of all.
@@ -82,19 +89,22 @@ struct Plane {
 
 class Decoding {
  public:
-  Decoding(const JpegFrame& frame, CoefficientRows& rows, const Box& box) noexcept
-      : frame_(frame),
-        rows_(rows),
-        box_(box),
-        half_rows_(frame.planes[0].vertical == 2 && frame.components == 3),
-        half_columns_(frame.planes[0].horizontal == 2 && frame.components == 3) {
+  Decoding(const JpegFrame& frame, CoefficientRows& rows, int factor, const Box& box) noexcept
+      : frame_(frame), rows_(rows), box_(box), size_(frame.reduced(factor)) {
+    const JpegPlane& luma = frame.planes[0];
+    sides_[0] = 8 / factor;
+    const bool is_larger = factor > 1 && luma.horizontal == 2 && luma.vertical == 2;
+    sides_[1] = sides_[2] = is_larger ? 2 * sides_[0] : sides_[0];
+    half_rows_ = luma.vertical == 2 && frame.components == 3 && !is_larger;
+    half_columns_ = luma.horizontal == 2 && frame.components == 3 && !is_larger;
+    is_smooth_ = sides_[0] > 1 && (!half_columns_ || chroma_size().width > 2);
     const Range x{box.left, box.right()}, y{box.top, box.bottom()};
-    luma_ = mcus_of(y, frame.planes[0].vertical);
-    columns_ = mcus_of(x, frame.planes[0].horizontal);
+    luma_ = mcus_of(y, sides_[0] * luma.vertical);
+    columns_ = mcus_of(x, sides_[0] * luma.horizontal);
     mcus_ = luma_;
     if (frame.components == 3) {
-      chroma_ = mcus_of(chroma_of(y, half_rows_, chroma_size().height), 1);
-      columns_ = joined(columns_, mcus_of(chroma_of(x, half_columns_, chroma_size().width), 1));
+      chroma_ = mcus_of(chroma_of(y, half_rows_, chroma_size().height), sides_[1]);
+      columns_ = joined(columns_, mcus_of(chroma_of(x, half_columns_, chroma_size().width), sides_[1]));
       mcus_ = joined(luma_, chroma_);
     }
   }
@@ -105,7 +115,7 @@ class Decoding {
     for (std::int32_t row = mcus_.begin; row < mcus_.end; ++row) {
       if (!transform(row)) return Status::declined(Reason::damaged);
       // The last row of chroma is needed for the row of pixels below it.
-      const std::int32_t complete = 8 * frame_.planes[0].vertical * (row + 1) - (half_rows_ ? 1 : 0);
+      const std::int32_t complete = sides_[0] * frame_.planes[0].vertical * (row + 1) - (half_rows_ ? 1 : 0);
       const std::int32_t end = row + 1 == mcus_.end ? box_.bottom() : std::min(complete, box_.bottom());
       for (; done < end; ++done) convert(done);
     }
@@ -116,8 +126,7 @@ class Decoding {
  private:
   // Chroma samples of the whole image.
   Size chroma_size() const noexcept {
-    return {half_rows_ ? (frame_.size.height + 1) / 2 : frame_.size.height,
-            half_columns_ ? (frame_.size.width + 1) / 2 : frame_.size.width};
+    return {half_rows_ ? (size_.height + 1) / 2 : size_.height, half_columns_ ? (size_.width + 1) / 2 : size_.width};
   }
 
   bool allocate(Arena& arena) noexcept {
@@ -126,12 +135,14 @@ class Decoding {
       const std::int64_t blocks = rounded(std::int64_t{columns_.size()} * plane.horizontal, kBlocks);
       counts_[c] = 64 * blocks;
       blocks_[c] = arena.array<std::int16_t>(static_cast<std::size_t>(counts_[c] * plane.vertical));
-      const std::int64_t pitch = 8 * blocks + 2 * kSlack, rows = std::int64_t{8} * plane.vertical * mcus_.size();
+      const std::int32_t side = sides_[c];
+      const std::int64_t pitch = side * blocks + 2 * kSlack, rows = std::int64_t{side} * plane.vertical * mcus_.size();
       auto* memory = arena.array<std::uint8_t>(static_cast<std::size_t>(pitch * rows));
       if (blocks_[c] == nullptr || memory == nullptr) return false;
       // Some blocks only fill an MCU, or a vector.
       std::memset(blocks_[c], 0, static_cast<std::size_t>(counts_[c] * plane.vertical) * sizeof(std::int16_t));
-      planes_[c] = {memory + kSlack, pitch, 8 * plane.vertical * mcus_.begin, 8 * plane.horizontal * columns_.begin};
+      planes_[c] = {memory + kSlack, pitch, side * plane.vertical * mcus_.begin,
+                    side * plane.horizontal * columns_.begin};
     }
     const std::int64_t width = rounded(std::int64_t{box_.width} + 2, kSlack) + kSlack;
     for (std::uint8_t*& line : lines_) line = arena.array<std::uint8_t>(static_cast<std::size_t>(width));
@@ -146,32 +157,36 @@ class Decoding {
   // Decode a row of MCUs to samples.
   bool transform(std::int32_t row) noexcept {
     std::int16_t* blocks[3] = {};
+    bool dc_only[3] = {};
     for (int c = 0; c < frame_.components; ++c) {
+      dc_only[c] = sides_[c] == 1;
       const Range& needed = c == 0 ? luma_ : chroma_;
       if (row < needed.begin || row >= needed.end) continue;
       blocks[c] = blocks_[c];
     }
-    if (!rows_.read(row, columns_.begin, columns_.size(), blocks, counts_)) return false;
+    if (!rows_.read(row, columns_.begin, columns_.size(), blocks, counts_, dc_only)) return false;
     for (int c = 0; c < frame_.components; ++c) {
       if (blocks[c] == nullptr) continue;
       const JpegPlane& plane = frame_.planes[c];
+      const std::int32_t side = sides_[c];
+      const auto inverse_dct = kernels_.inverse_dct[side == 8 ? 3 : side / 2];
       for (std::int32_t v = 0; v < plane.vertical; ++v) {
-        const std::int32_t y = 8 * (plane.vertical * row + v);
+        const std::int32_t y = side * (plane.vertical * row + v);
         std::uint8_t* const to = planes_[c].at(y, planes_[c].left);
         const std::int64_t count = std::int64_t{columns_.size()} * plane.horizontal;
-        if (!kernels_.inverse_dct(blocks[c] + v * counts_[c], count, plane.steps, to, planes_[c].pitch)) return false;
+        if (!inverse_dct(blocks[c] + v * counts_[c], count, plane.steps, to, planes_[c].pitch)) return false;
         if (c > 0 && half_columns_) repeat_edges(planes_[c], y);
       }
     }
     return true;
   }
 
-  // Repeat the image's first and last samples of eight rows.
+  // Repeat the image's first and last samples of a row of chroma blocks.
   void repeat_edges(const Plane& plane, std::int32_t y) const noexcept {
     const std::int32_t width = chroma_size().width;
-    for (std::int32_t i = y; i < y + 8; ++i) {
+    for (std::int32_t i = y; i < y + sides_[1]; ++i) {
       if (columns_.begin == 0) *plane.at(i, -1) = *plane.at(i, 0);
-      if (8 * columns_.end >= width) *plane.at(i, width) = *plane.at(i, width - 1);
+      if (sides_[1] * columns_.end >= width) *plane.at(i, width) = *plane.at(i, width - 1);
     }
   }
 
@@ -198,13 +213,15 @@ class Decoding {
     const std::uint8_t* const near = plane.at(here, left);
     const std::uint8_t* const far = plane.at(half_rows_ ? beside : here, left);
     if (!half_columns_) {
-      if (!half_rows_) return near;
+      if (!half_rows_ || !is_smooth_) return near;
       kernels_.upsample_rows(near, far, box_.width, is_first ? 1 : 2, line);
       return line;
     }
     const std::int32_t count = (box_.right() - 1) / 2 + 1 - left;
     auto* const pairs = reinterpret_cast<std::uint16_t*>(line);
-    if (half_rows_) {
+    if (!is_smooth_) {
+      kernels_.repeat_columns(near, count, pairs);
+    } else if (half_rows_) {
       kernels_.upsample_both(near, far, count, sums_, pairs);
     } else {
       kernels_.upsample_columns(near, count, pairs);
@@ -217,7 +234,10 @@ class Decoding {
   const JpegFrame& frame_;
   CoefficientRows& rows_;
   const Box box_;
-  const bool half_rows_, half_columns_;  // chroma has half of the luma's
+  const Size size_;                                // of the image, at a part of its size
+  std::int32_t sides_[3] = {};                     // of each component, samples along a side of a block
+  bool half_rows_ = false, half_columns_ = false;  // chroma has half of the luma's
+  bool is_smooth_ = true;                          // which is upsampled with those beside
   const PixelKernels& kernels_ = table_in_use();
   Range luma_, chroma_, mcus_;  // rows of MCUs of which luma, chroma, either is needed
   Range columns_;               // of MCUs
@@ -254,8 +274,9 @@ bool JpegFrame::complete() noexcept {
   return true;
 }
 
-Status decode_pixels(const JpegFrame& frame, CoefficientRows& rows, Box box, Arena& arena, Pixels* pixels) noexcept {
-  return Decoding(frame, rows, box).run(arena, pixels);
+Status decode_pixels(const JpegFrame& frame, CoefficientRows& rows, int factor, Box box, Arena& arena,
+                     Pixels* pixels) noexcept {
+  return Decoding(frame, rows, factor, box).run(arena, pixels);
 }
 
 }  // namespace fastpipe

@@ -1,4 +1,5 @@
-// From a JPEG's coefficients to its pixels: the part of decoding that follows entropy decoding.
+// From a JPEG's coefficients to its pixels, at its size or at a part of it: the part of decoding that follows entropy
+// decoding.
 //
 // Inverse DCT, upsampling and colour conversion are those of libjpeg-turbo's accurate settings (ISLOW, fancy
 // upsampling), which are Pillow's: the pixels are equal bit for bit.
@@ -28,6 +29,11 @@ struct JpegFrame {
   std::int32_t mcu_rows() const noexcept { return of_mcus(size.height, planes[0].vertical); }
   std::int32_t mcu_columns() const noexcept { return of_mcus(size.width, planes[0].horizontal); }
 
+  // Return its size at 1 / factor.
+  Size reduced(int factor) const noexcept {
+    return {(size.height + factor - 1) / factor, (size.width + factor - 1) / factor};
+  }
+
   // Set the number of blocks of each plane by `size` and the sampling factors.  Returns whether decode_pixels() takes
   // such a frame: chroma has half or all of the luma's samples along each side, and more than two in a row.
   bool complete() noexcept;
@@ -50,17 +56,20 @@ class CoefficientRows {
   // `count * horizontal` blocks of 64 coefficients, not yet multiplied by their steps, row by row.  Blocks that hold no
   // samples of the image are left as they are.
   // pitches: coefficients from one row of blocks to the next.
+  // dc_only: of each component, whether the first coefficient of a block is enough; the others may then be anything.
   // Returns false where the coefficients are damaged.
   virtual bool read(std::int32_t row, std::int32_t first, std::int32_t count, std::int16_t* const* blocks,
-                    const std::int64_t* pitches) noexcept = 0;
+                    const std::int64_t* pitches, const bool* dc_only) noexcept = 0;
 };
 
 // Decode a box that lies inside the image to RGB: the pixels of a crop of the whole decoded image.
 //
 // frame: of which complete() was true.
+// factor: decode at 1 / factor (1, 2, 4 or 8) of the size, each side rounded up; the box is one of that image.
 // arena: where the pixels lie, valid until it is reset.
 // Returns made, or declined: no_memory; damaged, also where coefficients are such as no encoder makes of 8 bits, which
 // libjpeg-turbo's variants for different processors decode differently.
-Status decode_pixels(const JpegFrame& frame, CoefficientRows& rows, Box box, Arena& arena, Pixels* pixels) noexcept;
+Status decode_pixels(const JpegFrame& frame, CoefficientRows& rows, int factor, Box box, Arena& arena,
+                     Pixels* pixels) noexcept;
 
 }  // namespace fastpipe

@@ -87,7 +87,7 @@ struct ScanRows::State {
 
   bool open() noexcept;
   bool read(std::int32_t row, std::int32_t first, std::int32_t mcus, std::int16_t* const* to,
-            const std::int64_t* pitches) noexcept;
+            const std::int64_t* pitches, const bool* dc_only) noexcept;
   Bytes make_index(Arena& arena) noexcept;
   bool use_index(Bytes made) noexcept;
   std::int64_t position() const noexcept {
@@ -115,6 +115,8 @@ struct ScanRows::State {
   struct Target {
     std::int16_t* block = nullptr;
     std::ptrdiff_t step = 0;
+    bool dc_only = false;
+    bool skips_ac() const noexcept { return block == nullptr || dc_only; }
   };
 
   std::int64_t mcus() const noexcept { return std::int64_t{frame.mcu_rows()} * frame.mcu_columns(); }
@@ -333,7 +335,7 @@ bool ScanRows::State::restart() noexcept {
 bool ScanRows::State::run(std::int64_t mcus, Target* to) noexcept {
   if (mcus == 0) return true;
   for (int i = 0; i < count; ++i) {
-    if (to[i].block == nullptr && !blocks[i].ac->has_skipped) blocks[i].ac->build_skipped();
+    if (to[i].skips_ac() && !blocks[i].ac->has_skipped) blocks[i].ac->build_skipped();
   }
   Bits bits;
   bits.start(window.bytes, window.begin);
@@ -352,13 +354,18 @@ bool ScanRows::State::run(std::int64_t mcus, Target* to) noexcept {
       const Block& block = blocks[i];
       std::uint16_t& sum = sums[block.component];
       if (!read_dc(bits, *block.dc, &sum)) return false;
-      if (std::int16_t* const out = to[i].block; out != nullptr) {
+      std::int16_t* const out = to[i].block;
+      if (!to[i].skips_ac()) {
         std::memset(out, 0, kCoefficients * sizeof(*out));
         out[0] = static_cast<std::int16_t>(sum);
         if (!read_ac(bits, *block.ac, out)) return false;
         to[i].block += to[i].step;
-      } else if (!skip_ac(bits, *block.ac)) {
-        return false;
+        continue;
+      }
+      if (!skip_ac(bits, *block.ac)) return false;
+      if (out != nullptr) {
+        out[0] = static_cast<std::int16_t>(sum);
+        to[i].block += to[i].step;
       }
     }
     if (bits.position(window.bytes) > 8 * window.size) return false;  // the data end within the MCU
@@ -373,7 +380,7 @@ bool ScanRows::State::pass_over(std::int64_t mcus) noexcept {
 }
 
 bool ScanRows::State::read(std::int32_t row, std::int32_t first, std::int32_t mcus, std::int16_t* const* to,
-                           const std::int64_t* pitches) noexcept {
+                           const std::int64_t* pitches, const bool* dc_only) noexcept {
   const std::int64_t columns = frame.mcu_columns(), target = row * columns + first;
   if (row < 0 || row >= frame.mcu_rows() || first < 0 || mcus < 0 || first + std::int64_t{mcus} > columns) return false;
   if (index.data != nullptr && target / apart * apart > mcu) go_to_entry(target / apart);
@@ -386,10 +393,10 @@ bool ScanRows::State::read(std::int32_t row, std::int32_t first, std::int32_t mc
     std::int16_t* const begin = to[block.component];
     if (begin == nullptr) continue;
     if (row * plane.vertical + block.row >= plane.rows) {
-      targets[i] = {unused, 0};
+      targets[i] = {unused, 0, dc_only[block.component]};
     } else {
       targets[i] = {begin + block.row * pitches[block.component] + kCoefficients * block.column,
-                    std::ptrdiff_t{kCoefficients} * plane.horizontal};
+                    std::ptrdiff_t{kCoefficients} * plane.horizontal, dc_only[block.component]};
     }
   }
   const int last = mcus > 0 && first + mcus == columns ? 1 : 0;
@@ -397,7 +404,9 @@ bool ScanRows::State::read(std::int32_t row, std::int32_t first, std::int32_t mc
   for (int i = 0; i < count; ++i) {
     const JpegPlane& plane = frame.planes[blocks[i].component];
     const bool is_needed = targets[i].block != nullptr;
-    if (is_needed && (columns - 1) * plane.horizontal + blocks[i].column >= plane.columns) targets[i] = {unused, 0};
+    if (is_needed && (columns - 1) * plane.horizontal + blocks[i].column >= plane.columns) {
+      targets[i] = {unused, 0, targets[i].dc_only};
+    }
   }
   return run(last, targets) && (index.data != nullptr || pass_over(columns - first - mcus));
 }
@@ -469,9 +478,9 @@ bool ScanRows::open(Bytes file) noexcept {
 const JpegFrame& ScanRows::frame() const noexcept { return state_->frame; }
 
 bool ScanRows::read(std::int32_t row, std::int32_t first, std::int32_t count, std::int16_t* const* blocks,
-                    const std::int64_t* pitches) noexcept {
+                    const std::int64_t* pitches, const bool* dc_only) noexcept {
   if (state_ == nullptr || !state_->is_open) return false;
-  state_->is_open = state_->read(row, first, count, blocks, pitches);
+  state_->is_open = state_->read(row, first, count, blocks, pitches, dc_only);
   return state_->is_open;
 }
 

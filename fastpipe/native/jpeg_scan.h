@@ -41,7 +41,7 @@ class ScanRows : public CoefficientRows {
   // Without an index, all MCUs down to the end of the row are decoded, and all codes above are checked; with one, only
   // the MCUs that are asked for, and those from the entry of the index before them.
   bool read(std::int32_t row, std::int32_t first, std::int32_t count, std::int16_t* const* blocks,
-            const std::int64_t* pitches) noexcept override;
+            const std::int64_t* pitches, const bool* dc_only) noexcept override;
 
   // Return where in the file the coded data go on behind the last MCU that was read: ends_after_scan() takes that.
   std::int64_t position() const noexcept;

@@ -237,9 +237,11 @@ nb::object decode_reduced(nb::handle file, int factor, std::int32_t count) {
   Scratch& scratch = own_scratch();
   {
     nb::gil_scoped_release free;
-    status = read_jpeg_header(buffer.bytes()).trusted
-                 ? scratch.jpeg.decode_reduced(buffer.bytes(), factor, count, scratch.arena, &pixels)
-                 : Status::declined(Reason::untrusted);
+    const JpegHeader header = read_jpeg_header(buffer.bytes());
+    const std::int32_t height = (header.height + factor - 1) / factor, width = (header.width + factor - 1) / factor;
+    const Box rows{0, 0, std::min(std::max(count, 1), height), width};
+    status = header.trusted ? scratch.jpeg.decode_reduced(buffer.bytes(), factor, rows, scratch.arena, &pixels)
+                            : Status::declined(Reason::untrusted);
   }
   if (!status.is_made()) return nb::none();
   return pixels_copied(pixels);

@@ -26,13 +26,13 @@ Box box_inside(Choices& choices, Size size) {
   return box;
 }
 
-bool decode(Bytes entry, Choices& choices, Box* box, Arena& arena, CodecStates& codecs, Pixels* pixels) {
+bool decode(Bytes entry, Choices& choices, int factor, Box* box, Arena& arena, CodecStates& codecs, Pixels* pixels) {
   KeptCoefficients rows;
   if (!rows.open(entry, arena, codecs)) return false;
   const Size size = rows.frame().size;
   if (std::int64_t{size.height} * size.width > kMostPixels) return false;
-  *box = box_inside(choices, size);
-  return decode_pixels(rows.frame(), rows, *box, arena, pixels).is_made();
+  *box = box_inside(choices, rows.frame().reduced(factor));
+  return decode_pixels(rows.frame(), rows, factor, *box, arena, pixels).is_made();
 }
 
 }  // namespace
@@ -51,8 +51,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     require(entry.data != nullptr, "a small image is compressed");
     Box box;
     Pixels found, expected;
-    if (decode(entry, choices, &box, arena, codecs, &found)) {
-      require(decoder.decode(file, box, arena, &expected).is_made(), "a file whose coefficients are kept");
+    const int factor = 1 << choices.below(4);
+    if (decode(entry, choices, factor, &box, arena, codecs, &found)) {
+      const Status status = factor == 1 ? decoder.decode(file, box, arena, &expected)
+                                        : decoder.decode_reduced(file, factor, box, arena, &expected);
+      require(status.is_made(), "a file whose coefficients are kept");
       require(is_part(found, expected, 0, 0), "the pixels of kept coefficients");
     }
     for (int i = 0; i < kSpoilt; ++i) {
@@ -66,7 +69,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         spoilt[static_cast<std::size_t>(choices.below(static_cast<std::int32_t>(length)))] =
             static_cast<std::uint8_t>(choices.below(256));
       }
-      static_cast<void>(decode({spoilt.get(), length}, choices, &box, arena, codecs, &found));
+      static_cast<void>(decode({spoilt.get(), length}, choices, factor, &box, arena, codecs, &found));
     }
   }
   arena.reset();

@@ -31,19 +31,19 @@ class Good {
   Pixels pixels_;
 };
 
-Box box_inside(Choices& choices, const JpegHeader& header) {
+Box box_inside(Choices& choices, Size size) {
   Box box;
-  box.top = choices.below(header.height);
-  box.left = choices.below(header.width);
-  box.height = 1 + choices.below(header.height - box.top);
-  box.width = 1 + choices.below(header.width - box.left);
+  box.top = choices.below(size.height);
+  box.left = choices.below(size.width);
+  box.height = 1 + choices.below(size.height - box.top);
+  box.width = 1 + choices.below(size.width - box.left);
   return box;
 }
 
 void check_parts(Bytes file, const JpegHeader& header, Choices& choices, JpegDecoder& decoder, Arena& arena) {
   const Box everything{0, 0, header.height, header.width};
   Pixels part, whole, anew;
-  const Box box = box_inside(choices, header);
+  const Box box = box_inside(choices, {header.height, header.width});
   const Status of_part = decoder.decode(file, box, arena, &part);
   const Status of_whole = decoder.decode(file, everything, arena, &whole);
   require(same(of_whole, JpegDecoder().decode(file, everything, arena, &anew)), "the status of a new decoder");
@@ -60,15 +60,15 @@ void check_parts(Bytes file, const JpegHeader& header, Choices& choices, JpegDec
 void check_reduced(Bytes file, const JpegHeader& header, Choices& choices, JpegDecoder& decoder, Arena& arena) {
   const int factor = 2 << choices.below(3);
   Pixels some, all;
-  const std::int32_t count = 1 + choices.below(header.height);
-  const Status of_some = decoder.decode_reduced(file, factor, count, arena, &some);
-  const Status of_all = decoder.decode_reduced(file, factor, header.height, arena, &all);
+  const Size size{(header.height + factor - 1) / factor, (header.width + factor - 1) / factor};
+  const Box box = box_inside(choices, size);
+  const Status of_some = decoder.decode_reduced(file, factor, box, arena, &some);
+  const Status of_all = decoder.decode_reduced(file, factor, {0, 0, size.height, size.width}, arena, &all);
   if (!of_all.is_made()) return;
-  require(all.height == (header.height + factor - 1) / factor, "the height of a reduced image");
-  require(all.width == (header.width + factor - 1) / factor, "the width of a reduced image");
+  require(all.height == size.height && all.width == size.width, "the size of a reduced image");
   if (!header.trusted) return;
-  require(of_some.is_made(), "rows of a reduced image that can be decoded");
-  require(is_part(some, all, 0, 0), "the rows of a reduced image");
+  require(of_some.is_made(), "a part of a reduced image that can be decoded");
+  require(is_part(some, all, box.top, box.left), "the pixels of a part of a reduced image");
 }
 
 }  // namespace

@@ -45,6 +45,7 @@ std::int32_t read_parts(ScanRows& rows, Choices& choices, const Coefficients* ex
     const std::int32_t first = choices.below(frame.mcu_columns());
     McuRow mcus(frame, row, first, choices.below(frame.mcu_columns() - first + 1));
     if (choices.below(4) == 0) mcus.leave_out(choices.below(frame.components));
+    if (choices.below(4) == 0) mcus.take_dc_only(choices.below(frame.components));
     if (!mcus.read(rows)) break;
     if (expected != nullptr) require(row < expected->warned && mcus.equals(*expected), "the coefficients of a part");
   }

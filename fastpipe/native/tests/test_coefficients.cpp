@@ -60,16 +60,18 @@ Box random_box(Size size) {
 
 class Reader {
  public:
-  // Whether a box of an entry has the pixels that libjpeg decodes of the file.
-  bool agrees(const File& file, const Entry& entry, Box box) {
+  // Whether a box of an entry, at 1 / factor of the size, has the pixels that are decoded of the file.
+  bool agrees(const File& file, const Entry& entry, Box box, int factor = 1) {
     arena_.reset();
     Pixels expected, found;
-    if (!decoder_.decode(bytes_of(file), box, arena_, &expected).is_made()) return false;
-    return reads(entry.bytes(), box, &found) && same(expected, found);
+    const Status status = factor == 1 ? decoder_.decode(bytes_of(file), box, arena_, &expected)
+                                      : decoder_.decode_reduced(bytes_of(file), factor, box, arena_, &expected);
+    return status.is_made() && reads(entry.bytes(), box, &found, factor) && same(expected, found);
   }
-  bool reads(Bytes entry, Box box, Pixels* pixels) {
+  bool reads(Bytes entry, Box box, Pixels* pixels, int factor = 1) {
     KeptCoefficients rows;
-    return rows.open(entry, arena_, codecs_) && decode_pixels(rows.frame(), rows, box, arena_, pixels).is_made();
+    return rows.open(entry, arena_, codecs_) &&
+           decode_pixels(rows.frame(), rows, factor, box, arena_, pixels).is_made();
   }
   bool opens(KeptCoefficients* rows, Bytes entry) { return rows->open(entry, arena_, codecs_); }
   Arena& arena() { return arena_; }
@@ -108,6 +110,9 @@ TEST("coefficients: parts of images of many sizes, kinds and qualities, at each 
       for (int k = 0; k < 12; ++k) {
         const Box box = random_box(size);
         wrong += reader.agrees(file, entry, box) && reader.agrees(file, compressed, box) ? 0 : 1;
+        const int factor = 2 << random_below(3);
+        const Box part = random_box({(size.height + factor - 1) / factor, (size.width + factor - 1) / factor});
+        wrong += reader.agrees(file, entry, part, factor) && reader.agrees(file, compressed, part, factor) ? 0 : 1;
       }
     }
     CHECK(wrong == 0);
@@ -117,7 +122,7 @@ TEST("coefficients: parts of images of many sizes, kinds and qualities, at each 
 }
 
 // A file of `rows` x `columns` blocks of each component: value(component, row, column, i) is coefficient i of a block,
-// row by row, to be multiplied by 1.
+// row by row, to be multiplied by 1.  Its scans are such as libjpeg decodes.
 template <typename Value>
 File with_blocks(int rows, int columns, int components, const Value& value) {
   jpeg_compress_struct codec;
@@ -133,7 +138,7 @@ File with_blocks(int rows, int columns, int components, const Value& value) {
   codec.in_color_space = components == 1 ? JCS_GRAYSCALE : JCS_RGB;
   jpeg_set_defaults(&codec);
   jpeg_set_quality(&codec, 100, TRUE);
-  codec.optimize_coding = TRUE;
+  jpeg_simple_progression(&codec);
   codec.comp_info[0].h_samp_factor = codec.comp_info[0].v_samp_factor = 1;
   auto common = reinterpret_cast<j_common_ptr>(&codec);
   jvirt_barray_ptr arrays[3];
@@ -205,6 +210,12 @@ TEST("coefficients: the largest that are decoded, and larger ones") {
         wrong += reader.agrees(file, entry, {0, 0, 8, 8}) ? 0 : 1;
         ++made;
       }
+      for (const int factor : {2, 4, 8}) {
+        const Box all{0, 0, 8 / factor, 8 / factor};
+        const bool is_made = reader.reads(entry.bytes(), all, &pixels, factor);
+        wrong += largest <= 2900 && !is_made ? 1 : 0;
+        wrong += is_made && !reader.agrees(file, entry, all, factor) ? 1 : 0;
+      }
     }
     CHECK(wrong == 0);
     CHECK(made > 300 && declined > 300);
@@ -256,10 +267,10 @@ TEST("coefficients: damaged entries") {
     reader.arena().reset();
     const Size size = rows.frame().size;
     Pixels pixels;
-    static_cast<void>(decode_pixels(rows.frame(), rows,
-                                    random_box({std::min(size.height, 200), std::min(size.width, 200)}), reader.arena(),
-                                    &pixels)
-                          .is_made());
+    const int factor = 1 << random_below(4);
+    const Box box = random_box(
+        {std::min((size.height + factor - 1) / factor, 200), std::min((size.width + factor - 1) / factor, 200)});
+    static_cast<void>(decode_pixels(rows.frame(), rows, factor, box, reader.arena(), &pixels).is_made());
   }
   CHECK(opened > 1000);
   CHECK(force_level(best_level()));

@@ -300,6 +300,42 @@ TEST("images: what a store says of an image is not relied on") {
   CHECK(looked(-1).reason == Reason::asked);  // its bytes are not there
 }
 
+TEST("images: at a part of the size, from a file, its index and its coefficients") {
+  Scratch scratch;
+  const auto plan = training_plan();
+  int reduced = 0;
+  for (int i = 0; i < 60; ++i) {
+    const File file = encoded({300 + 7 * i, 500 - 3 * i}, Kind{});
+    const Bytes bytes{file.data(), file.size()};
+    double numbers[kNumbers];
+    for (double& number : numbers) number = random_below(1000) / 1000.0;
+    ImageSource source;
+    source.size = {300 + 7 * i, 500 - 3 * i};
+    source.file = bytes;
+    Region region;
+    CHECK(fold(plan->steps, source.size, numbers, &region));
+    reduced += reduction(region, source.size) > 1 ? 1 : 0;
+    Bytes entry;
+    CHECK(scratch.jpeg.pack(bytes, scratch.arena, &entry).is_made());
+    KeptCoefficients coefficients;
+    CHECK(coefficients.open(entry, scratch.arena, scratch.codecs));
+    ImageSource indexed = source, kept = source;
+    indexed.index = scratch.jpeg.make_index(bytes, scratch.arena);
+    CHECK(indexed.index.data != nullptr);
+    kept.file = {};
+    kept.coefficients = &coefficients;
+    const std::size_t nbytes = sizeof(float) * 3 * kSide * kSide;
+    std::vector<std::uint8_t> expected(nbytes), found(nbytes);
+    CHECK(draw(region, source, plan->how, true, scratch, expected.data(), nullptr).is_made());
+    for (const ImageSource* other : {&indexed, &kept}) {
+      CHECK(draw(region, *other, plan->how, true, scratch, found.data(), nullptr).is_made());
+      CHECK(found == expected);
+    }
+    scratch.arena.reset();
+  }
+  CHECK(reduced > 20);
+}
+
 TEST("images: TensorFlow's samples are scaled, kept as they are before, and found so") {
   Store store;
   const std::string path = store.folder.write("a.jpg", encoded({90, 70}, Kind{}));

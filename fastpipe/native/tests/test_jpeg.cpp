@@ -15,6 +15,7 @@
 
 #include "../arena.h"
 #include "../jpeg.h"
+#include "../simd.h"
 #include "check.h"
 #include "make_jpeg.h"
 
@@ -362,28 +363,53 @@ TEST("jpeg decode: rows begin where libjpeg-turbo writes into the caches") {
   CHECK(reinterpret_cast<std::uintptr_t>(pixels.data) % 16 != 0 && pixels.pitch % 32 == 0);
 }
 
-TEST("jpeg decode: at a part of the size") {
+TEST("jpeg decode: at a part of the size, at each level") {
   JpegDecoder decoder;
   Arena arena;
-  for (const Kind& kind : kKinds) {
-    for (const Size size : {Size{1, 1}, Size{45, 67}, Size{120, 99}}) {
+  for (int level = 0; level <= static_cast<int>(best_level()); ++level) {
+    CHECK(force_level(static_cast<Level>(level)));
+    int wrong = 0;
+    for (int i = 0; i < 300; ++i) {
+      const std::uint32_t most = i % 3 == 0 ? 20 : i % 3 == 1 ? 70 : 300;
+      const Size size{static_cast<std::int32_t>(1 + random_below(most)),
+                      static_cast<std::int32_t>(1 + random_below(most))};
+      Kind kind = i % 8 == 0 ? Kind{3, 1, 2} : kKinds[random_below(std::size(kKinds))];
+      kind.quality = static_cast<int>(1 + random_below(100));
       const File file = encoded(size, kind);
+      const Exact exact(file);
       for (const int factor : {2, 4, 8}) {
         const Image image = decoded(file, static_cast<unsigned int>(factor));
         CHECK(image.size.height == (size.height + factor - 1) / factor);
-        for (const std::int32_t count : {0, 1, 3, image.size.height, size.height + 1}) {
+        CHECK(image.size.width == (size.width + factor - 1) / factor);
+        const Bytes index = i % 2 == 0 ? decoder.make_index(exact, arena) : Bytes{};
+        for (int k = 0; k < 8; ++k) {
+          const Box box = k == 0 ? Box{0, 0, image.size.height, image.size.width} : random_box(image.size);
           Pixels pixels;
-          CHECK(decoder.decode_reduced(Exact(file), factor, count, arena, &pixels).is_made());
-          const std::int32_t rows = std::min(std::max(count, 1), image.size.height);
-          CHECK(is_part(pixels, image, {0, 0, rows, image.size.width}));
-          arena.reset();
+          const Status status = decoder.decode_reduced(exact, factor, box, arena, &pixels, index);
+          wrong += status.is_made() && is_part(pixels, image, box) ? 0 : 1;
         }
-      }
-      Pixels pixels;
-      for (const int factor : {-1, 0, 1, 3, 16}) {
-        CHECK(!decoder.decode_reduced(Exact(file), factor, 1, arena, &pixels).is_made());
+        arena.reset();
       }
     }
+    CHECK(wrong == 0);
+  }
+  CHECK(force_level(best_level()));
+}
+
+TEST("jpeg decode: at a part of the size, what cannot be") {
+  JpegDecoder decoder;
+  Arena arena;
+  Pixels pixels;
+  for (const Kind& kind : {kKinds[2], kKinds[6]}) {
+    const Exact file(encoded({45, 67}, kind));
+    for (const int factor : {-1, 0, 1, 3, 16}) {
+      CHECK(!decoder.decode_reduced(file, factor, {0, 0, 1, 1}, arena, &pixels).is_made());
+    }
+    for (const Box box : {Box{0, 0, 24, 34}, Box{0, 0, 23, 35}, Box{-1, 0, 2, 2}, Box{0, -1, 2, 2}, Box{0, 0, 0, 34},
+                          Box{0, 0, 23, 0}, Box{23, 0, 1, 1}, Box{0, 34, 1, 1}}) {
+      CHECK(is_damaged(decoder.decode_reduced(file, 2, box, arena, &pixels)));
+    }
+    CHECK(decoder.decode_reduced(file, 2, {22, 33, 1, 1}, arena, &pixels).is_made());
   }
 }
 
