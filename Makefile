@@ -139,6 +139,7 @@ native-tests: $(READY)
 	@$(CORE) -B build/native-tests -DCMAKE_BUILD_TYPE=Release >/dev/null
 	@$(BIN)/cmake --build build/native-tests --parallel 2 -- --quiet
 	@build/native-tests/core_tests
+	@JSIMD_FORCENONE=1 build/native-tests/core_tests coefficients  # libjpeg-turbo without vectors
 
 # AddressSanitizer and UBSan, then ThreadSanitizer; each also for a soak of the engine.
 SOAK_SECONDS ?= 5

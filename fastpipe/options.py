@@ -114,11 +114,11 @@ class Cache:
         form: what is kept of an image.  ``"pixels"`` keeps all of its pixels, after
             ``Decode(short_side=…)``.  ``"coefficients"`` keeps the coefficients of JPEGs: grey ones and those
             of YCbCr with the usual chroma subsampling (4:4:4, 4:2:2, 4:2:0), of 8 bits.  It keeps nothing of
-            other images.  ``"compressed"`` keeps the coefficients compressed by zstd.  ``"index"`` keeps where
-            in a JPEG decoding can begin, so that only a crop is decoded; files are still read.  ``"auto"``
-            chooses by the sizes of some images the first of these forms in which all images fit; with
-            ``where="auto"``, only pixels or coefficients.  Only image folders have a form: of HDF5 files,
-            chunks are kept, of volumes, parts, and in ``fastpipe.tf.image_dataset``, finished samples.
+            other images.  ``"compressed"`` keeps the coefficients compressed by zstd.  ``"index"`` keeps
+            where in a JPEG decoding can begin, so that only a crop is decoded; files are still read.
+            ``"auto"`` chooses by the sizes of some images the first of these forms in which all images fit;
+            with ``where="auto"``, only pixels or coefficients.  Only image folders have a form: of HDF5
+            files, chunks are kept, of volumes, parts, and in ``fastpipe.tf.image_dataset``, finished samples.
 
     For volumes, decoded parts are kept in memory from their first use on, up to ``max_bytes``.  If more room
     is needed, the least useful parts are evicted.  ``"disk"`` is not available for volumes.

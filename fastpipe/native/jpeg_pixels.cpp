@@ -22,6 +22,10 @@ namespace {
 // a part of the size: the first pass makes at most 20995 / 4096 as much, and all sums of the second are below 2**31.
 constexpr int kMostOfColumn = 2900;
 
+// Samples, before 128 is added, are from -kMostBelow to kMostBelow - 1: libjpeg-turbo without vectors takes others
+// modulo 1,024.
+constexpr int kMostBelow = 512;
+
 // Bits that each pass rounds off.
 constexpr int kShiftOfColumns = 11, kShiftOfRows = 18;
 
@@ -79,13 +83,16 @@ Range chroma_of(Range luma, bool is_half, std::int32_t count) noexcept {
   return {std::max(0, (luma.begin + 1) / 2 - 1), std::min(count, luma.end / 2 + 1)};
 }
 
-// The samples of a component in the MCUs that are decoded.
+// The samples of a component in the last two rows of MCUs that were decoded.
 struct Plane {
   std::uint8_t* samples = nullptr;
   std::int64_t pitch = 0;
+  std::int32_t rows = 0;           // a power of two
   std::int32_t top = 0, left = 0;  // of the first sample, in the whole component
 
-  std::uint8_t* at(std::int32_t y, std::int32_t x) const noexcept { return samples + (y - top) * pitch + (x - left); }
+  std::uint8_t* at(std::int32_t y, std::int32_t x) const noexcept {
+    return samples + ((y - top) & (rows - 1)) * pitch + (x - left);
+  }
 };
 
 class Decoding {
@@ -137,12 +144,13 @@ class Decoding {
       counts_[c] = 64 * blocks;
       blocks_[c] = arena.array<std::int16_t>(static_cast<std::size_t>(counts_[c] * plane.vertical));
       const std::int32_t side = sides_[c];
-      const std::int64_t pitch = side * blocks + 2 * kSlack, rows = std::int64_t{side} * plane.vertical * mcus_.size();
+      const std::int64_t pitch = side * blocks + 2 * kSlack;
+      const std::int32_t rows = 2 * side * plane.vertical;
       auto* memory = arena.array<std::uint8_t>(static_cast<std::size_t>(pitch * rows));
       if (blocks_[c] == nullptr || memory == nullptr) return false;
       // Some blocks only fill an MCU, or a vector.
       std::memset(blocks_[c], 0, static_cast<std::size_t>(counts_[c] * plane.vertical) * sizeof(std::int16_t));
-      planes_[c] = {memory + kSlack, pitch, side * plane.vertical * mcus_.begin,
+      planes_[c] = {memory + kSlack, pitch, rows, side * plane.vertical * mcus_.begin,
                     side * plane.horizontal * columns_.begin};
     }
     const std::int64_t width = rounded(std::int64_t{box_.width} + 2, kSlack) + kSlack;

@@ -25,6 +25,7 @@ from fastpipe.core.tables import DataFrame, is_table, read_table, remote_shards,
 from fastpipe.core.text import printable_lines
 from fastpipe.core.types import Key
 from fastpipe.errors import OptionError
+from fastpipe.images.cache import check_form
 from fastpipe.images.plan import Plan, compile_plan, plan_state
 from fastpipe.options import BadSamples, Cache, Decode, Stage, Subset
 from fastpipe.torch.batches import LAYOUTS, Batch, BatchRequest
@@ -481,7 +482,6 @@ class FastImageFolder(BatchedDataset, _Folder):
         """Open the cache in this process, so that forked workers share it."""
         if self.cache.where != "off":
             from fastpipe.core.caches import open_cache_store
-            from fastpipe.images.cache import check_form
 
             check_form(self.cache, self.decode)
             open_cache_store(self.cache)
