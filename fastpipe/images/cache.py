@@ -251,13 +251,13 @@ def check_form(option: Cache, decode: Decode) -> None:
     """Raise an OptionError if the form that a cache names does not work with these decoding options."""
     if option.where != "off" and option.form not in ("auto", "pixels") and not _keeps_coefficients(decode):
         raise OptionError(
-            f"Cache(form={option.form!r}) keeps what images of full size are made from by the native core, "
-            f"and {decode!r} makes them in another way. Leave out one of the two."
+            f"Cache(form={option.form!r}) keeps what the native core makes images from, and {decode!r} makes "
+            "them in another way. Leave out one of the two."
         )
 
 
 def _keeps_coefficients(decode: Decode) -> bool:
-    return not decode.scaled and decode.backend not in ("pillow", "dali")
+    return decode.backend not in ("pillow", "dali")
 
 
 def sizes_of(paths: Sequence[str], size: Callable[[Size], Size]) -> Sizes:

@@ -317,12 +317,29 @@ def test_images_of_other_formats_are_not_kept_as_coefficients(shapes: Path, deco
     assert counts[1:] == [sum(path.endswith("png") for path, _ in dataset.samples)] * 2
 
 
-def test_coefficients_are_not_kept_where_pixels_are_made_in_another_way(tree: Path) -> None:
-    for decode in (Decode(scaled=True), Decode("pillow")):
-        with pytest.raises(OptionError, match="form='coefficients'"):
-            FastImageFolder(tree, CROP, cache=Cache("ram", form="coefficients"), decode=decode)
-        dataset = FastImageFolder(tree, CROP, cache=Cache("ram", 60_000), decode=decode)
-        assert "decoded images  →  kept in" in _lines_of(dataset)
+def test_coefficients_are_not_kept_where_pillow_decodes(tree: Path) -> None:
+    decode = Decode("pillow")
+    with pytest.raises(OptionError, match="form='coefficients'"):
+        FastImageFolder(tree, CROP, cache=Cache("ram", form="coefficients"), decode=decode)
+    dataset = FastImageFolder(tree, CROP, cache=Cache("ram", 60_000), decode=decode)
+    assert "decoded images  →  kept in" in _lines_of(dataset)
+
+
+@pytest.mark.parametrize("form", ["coefficients", "compressed", "index"])
+def test_images_of_a_part_of_the_size_are_made_from_every_form(
+    tmp_path: Path, form: Any, settled: Any
+) -> None:
+    tree, decode = (
+        settled(photo_tree(tmp_path / "tree", classes=1, per_class=3, sizes=(400, 700))),
+        Decode(scaled=True),
+    )
+    crop = v1.Compose([v1.RandomResizedCrop(40, scale=(0.3, 1)), v1.PILToTensor()])
+    plain, kept = (
+        FastLoader(Subset(FastImageFolder(tree, crop, cache=cache, decode=decode), [0, 1, 2] * 20), 4, seed=1)
+        for cache in (Cache("off"), Cache("ram", form=form))
+    )
+    for _ in range(2):
+        assert same(list(kept), list(plain))
 
 
 def test_only_image_folders_have_a_form(tmp_path: Path) -> None:
