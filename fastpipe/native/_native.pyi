@@ -163,7 +163,7 @@ class KeptImages:
 
     def have(self, states: Annotated[NDArray[numpy.uint64], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> list[bool]:
         """
-        Whether the images of objects in these states, uint64 (N, 5), are there.
+        Whether the images of objects in these states, uint64 (N, 5), can be made without their files.
         """
 
 class LentFile:

@@ -180,11 +180,13 @@ void register_cache(nb::module_& m) {
             for (std::size_t i = 0; i < found.size(); ++i) {
               const Bytes state{reinterpret_cast<const std::uint8_t*>(&states(i, 0)), 5 * sizeof(std::uint64_t)};
               EntryRecord record;
-              found[i] = kept.table->find(blake2b(state, tag), &record) >= 0;
+              // An index is used with its file.
+              found[i] = kept.form != KeptForm::index && kept.table->find(blake2b(state, tag), &record) >= 0;
             }
             return found;
           },
-          nb::arg("states").noconvert(), "Whether the images of objects in these states, uint64 (N, 5), are there.");
+          nb::arg("states").noconvert(),
+          "Whether the images of objects in these states, uint64 (N, 5), can be made without their files.");
 }
 
 }  // namespace fastpipe::bindings
