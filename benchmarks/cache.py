@@ -1,4 +1,4 @@
-"""What each form of the cache of images takes and gains: bytes, images/s, and the epoch that fills it.
+"""Measure each form of the cache of images: bytes, images/s, and the epoch that fills the cache.
 
 ::
 

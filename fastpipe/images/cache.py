@@ -114,7 +114,7 @@ class ImageCache:
                 try:
                     file = self._identified(path, self._tag_in(rules, form))
                     found[form] += self.store.find(file.digest) is not None
-                except OSError:  # whoever reads it says what is wrong
+                except OSError:  # the error is raised when the file is read
                     pass
         if any(found.values()):
             return max(found, key=found.__getitem__)

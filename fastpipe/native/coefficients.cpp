@@ -30,19 +30,9 @@ struct Places {
   std::uint16_t in_rows[64] = {};
   std::uint8_t in_zigzag[64] = {};
   constexpr Places() {
-    int x = 0, y = 0;
-    for (int i = 0; i < 64; ++i) {
-      in_rows[i] = static_cast<std::uint16_t>(8 * y + x);
-      in_zigzag[8 * y + x] = static_cast<std::uint8_t>(i);
-      const bool is_up = (x + y) % 2 == 0;
-      int& along = is_up ? x : y;
-      int& back = is_up ? y : x;
-      if (along == 7) {
-        ++back;
-      } else {
-        ++along;
-        if (back > 0) --back;
-      }
+    for (std::size_t i = 0; i < 64; ++i) {
+      in_rows[i] = kZigzag[i];
+      in_zigzag[kZigzag[i]] = static_cast<std::uint8_t>(i);
     }
   }
 };

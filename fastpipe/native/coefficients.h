@@ -1,4 +1,4 @@
-// The coefficients of a JPEG in a form of our own, which is kept in the place of its pixels.
+// The coefficients of a JPEG in a form of our own, which is cached instead of its pixels.
 //
 // All of a JPEG's pixels follow from its quantised coefficients, and no Huffman code has to be decoded again.  Rows of
 // blocks can be read by themselves, and columns can be passed over.

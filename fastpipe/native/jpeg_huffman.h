@@ -13,6 +13,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "jpeg_pixels.h"
+
 namespace fastpipe::huffman {
 
 #define FASTPIPE_INLINED inline __attribute__((always_inline))
@@ -23,16 +25,6 @@ constexpr int kLongestCode = 16;
 constexpr int kMostBlockBits = kCoefficients * (kLongestCode + 15);
 // How many bytes behind the last bit Bits reads, at most.
 constexpr int kAhead = 24;
-
-// The place in a block of each coefficient of the zigzag order.  Places behind the last one are asked for only where
-// data are damaged.
-constexpr std::uint8_t kZigzag[kCoefficients + 32] = {
-    0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,   //
-    12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6,  7,  14, 21, 28,  //
-    35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51,  //
-    58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63,  //
-    63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63,  //
-    63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63};
 
 // Bits that one lookup takes.
 constexpr int kDcBits = 9, kAcBits = 10, kSkipBits = 12;

@@ -1,9 +1,9 @@
 // The coefficients of a sequential JPEG, decoded from its scan; and an index, with which decoding begins in the middle.
 //
 // An index says, for every so many MCUs, where in the file the bits of an MCU begin, and which DC coefficients come
-// before them.  It has at most 2 % of the file's bytes, or few more.  It has no version: whoever stores it adds one.
-// All numbers are little-endian: how many MCUs are from one entry to the next, uint32; then an entry for each such
-// number of MCUs but the first:
+// before them.  It takes at most 2 % of the file's bytes and a few more.  It has no version of its own: the cache's key
+// has one. All numbers are little-endian: how many MCUs are from one entry to the next, uint32; then an entry for each
+// such number of MCUs but the first:
 //   - the position of the MCU's first bit, counted in bits from the file's beginning, 5 bytes; in front of a restart
 //     marker, if the MCU follows one
 //   - for each component, the DC coefficient of the last block before, int16

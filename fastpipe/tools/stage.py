@@ -86,6 +86,10 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
     options: dict[str, Any] = {"storage_options": access or None}
     classes = Subset(args.subset, args.seed) if args.subset else args.classes
     progress.now(f"listing {url}")
+    if args.form and args.connections:
+        raise OptionError(
+            "--connections is for a stage: with --form, images are fetched as a training fetches them"
+        )
     if args.form:
         options |= {"cache": _cache(folder, args), "bad_samples": "skip"}
     else:

@@ -98,6 +98,7 @@ def test_wrong_arguments_are_refused(objects: Any, stage: Any, tmp_path: Path, m
         (("--status", URL, "x"), "folder alone"),
         ((URL, "x", "--max-bytes", "10K"), "max_bytes"),
         ((URL, "x", "--classes", "no-such"), "no-such"),
+        ((URL, "x", "--form", "pixels", "--connections", "3"), "--connections is for a stage"),
         (("/no/folder", "x"), "/no/folder/ is not there"),
     ):
         code, text = stage(*arguments)

@@ -175,7 +175,7 @@ def test_every_kind_of_file_is_as_without_a_cache(odd: Any, exif: bool, transfor
 
 @pytest.mark.parametrize("count", [3_000, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_random_regions_of_kept_coefficients_have_the_files_pixels(odd: Any, count: int) -> None:
-    """Of every kind of JPEG; those of files are compared with Pillow's in tests/parity."""
+    """All kinds of JPEGs.  tests/parity compares regions that are decoded from files with Pillow's."""
     (root, cases), size = odd, (23, 31)
     crop = v2.Compose([v2.RandomResizedCrop(size, scale=(1e-4, 1), ratio=(0.2, 5)), v2.PILToTensor()])
     forms = [

@@ -38,6 +38,15 @@ class Choices {
   std::uint64_t state_;
 };
 
+inline Box box_inside(Choices& choices, Size size) {
+  Box box;
+  box.top = choices.below(size.height);
+  box.left = choices.below(size.width);
+  box.height = 1 + choices.below(size.height - box.top);
+  box.width = 1 + choices.below(size.width - box.left);
+  return box;
+}
+
 inline bool same(const Status& one, const Status& other) {
   return one.outcome == other.outcome && one.reason == other.reason && one.detail == other.detail;
 }

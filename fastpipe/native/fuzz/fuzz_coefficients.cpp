@@ -17,15 +17,6 @@ using namespace fastpipe::fuzz;
 
 constexpr int kSpoilt = 8;  // entries that are made of a good one
 
-Box box_inside(Choices& choices, Size size) {
-  Box box;
-  box.top = choices.below(size.height);
-  box.left = choices.below(size.width);
-  box.height = 1 + choices.below(size.height - box.top);
-  box.width = 1 + choices.below(size.width - box.left);
-  return box;
-}
-
 bool decode(Bytes entry, Choices& choices, int factor, Box* box, Arena& arena, CodecStates& codecs, Pixels* pixels) {
   KeptCoefficients rows;
   if (!rows.open(entry, arena, codecs)) return false;

@@ -31,15 +31,6 @@ class Good {
   Pixels pixels_;
 };
 
-Box box_inside(Choices& choices, Size size) {
-  Box box;
-  box.top = choices.below(size.height);
-  box.left = choices.below(size.width);
-  box.height = 1 + choices.below(size.height - box.top);
-  box.width = 1 + choices.below(size.width - box.left);
-  return box;
-}
-
 void check_parts(Bytes file, const JpegHeader& header, Choices& choices, JpegDecoder& decoder, Arena& arena) {
   const Box everything{0, 0, header.height, header.width};
   Pixels part, whole, anew;
