@@ -20,7 +20,7 @@ from fastpipe.images.pixels import fold, render
 from fastpipe.images.steps import described_short_side, resized_size
 from fastpipe.options import Cache, Decode
 
-_FORMS = {
+_FORMS = {  # in the order of KeptForm in fastpipe/native/kept.h
     "pixels": "decoded images", "coefficients": "coefficients of JPEGs",
     "compressed": "compressed coefficients of JPEGs", "index": "indices of JPEGs",
 }  # fmt: skip
