@@ -37,7 +37,7 @@ _TASKS = {
     "crop, float32": lambda: train_transform("float32"),
     "evaluation, uint8": check_transform,
 }
-_FORMS = ("pixels", "coefficients", "compressed", "index")
+_FORMS = ("pixels", "coefficients", "index")
 _OFF, _STOCK = "off", "ImageFolder + DataLoader"
 
 

@@ -97,9 +97,9 @@ class Cache:
     images in the cache are read from it in every epoch, and the other images are decoded in every epoch.
 
     Images can be kept as pixels, which take the least time, and about 6 to 10 times the bytes of a JPEG.  Or
-    as coefficients, the result of the slowest step, entropy decoding: they take about 1.4 times the bytes of
-    the JPEG, or 1.1 times if they are compressed.  Or as an index of the JPEG, which takes a fiftieth of its
-    bytes.  The pixels are the same, bit for bit.
+    as coefficients, the result of the slowest step, entropy decoding: they take about 1.15 times the bytes of
+    the JPEG.  Or as an index of the JPEG, which takes a fiftieth of its bytes.  The pixels are the same, bit
+    for bit.
 
     Args:
         where: ``"ram"`` keeps data in memory.  All threads, worker processes and other processes of
@@ -114,11 +114,11 @@ class Cache:
         form: what is kept of an image.  ``"pixels"`` keeps all of its pixels, after
             ``Decode(short_side=…)``.  ``"coefficients"`` keeps the coefficients of JPEGs: grey ones and those
             of YCbCr with the usual chroma subsampling (4:4:4, 4:2:2, 4:2:0), of 8 bits.  It keeps nothing of
-            other images.  ``"compressed"`` keeps the coefficients compressed by zstd.  ``"index"`` keeps
-            where in a JPEG decoding can begin, so that only a crop is decoded; files are still read.
-            ``"auto"`` chooses by the sizes of some images the first of these forms in which all images fit;
-            with ``where="auto"``, only pixels or coefficients.  Only image folders have a form: of HDF5
-            files, chunks are kept, of volumes, parts, and in ``fastpipe.tf.image_dataset``, finished samples.
+            other images.  ``"index"`` keeps where in a JPEG decoding can begin, so that only a crop is
+            decoded; files are still read.  ``"auto"`` chooses by the sizes of some images the first of these
+            forms in which all images fit; with ``where="auto"``, only pixels or coefficients.  Only image
+            folders have a form: of HDF5 files, chunks are kept, of volumes, parts, and in
+            ``fastpipe.tf.image_dataset``, finished samples.
 
     For volumes, decoded parts are kept in memory from their first use on, up to ``max_bytes``.  If more room
     is needed, the least useful parts are evicted.  ``"disk"`` is not available for volumes.
@@ -134,11 +134,11 @@ class Cache:
     where: Literal["auto", "ram", "disk", "off"] = "auto"
     max_bytes: int | Literal["auto"] = "auto"
     dir: str | os.PathLike[str] | None = None
-    form: Literal["auto", "pixels", "coefficients", "compressed", "index"] = "auto"
+    form: Literal["auto", "pixels", "coefficients", "index"] = "auto"
 
     def __post_init__(self) -> None:
         _check_choice("Cache(where=…)", self.where, ("auto", "ram", "disk", "off"))
-        _check_choice("Cache(form=…)", self.form, ("auto", "pixels", "coefficients", "compressed", "index"))
+        _check_choice("Cache(form=…)", self.form, ("auto", "pixels", "coefficients", "index"))
         _check_count(self, "max_bytes", "bytes", "; where='off' keeps nothing")
         if self.dir is not None:
             if self.where != "disk":

@@ -184,9 +184,9 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.node.get_closest_marker("leaks"):
         return
     deadline = time.monotonic() + _PATIENCE_S
-    while left := _new_since(before):
-        gc.collect()
-        if time.monotonic() > deadline:
+    while _new_since(before):
+        gc.collect()  # which waits for a DataLoader's workers, if that is what is collected
+        if (left := _new_since(before)) and time.monotonic() > deadline:
             pytest.fail("left behind by this test:\n" + "\n".join(f"  {kind}: {what}" for kind, what in left))
         threading.Event().wait(0.02)
 

@@ -37,7 +37,7 @@ class LoaderSpec(RowInfo):
     num_workers: int = 0
     is_accelerated: bool = False  # True if the replaced loader is passed to ``accelerate``
     cache: Literal["off", "ram", "disk"] = "off"  # cached images are decoded before the clock starts
-    form: Literal["pixels", "coefficients", "compressed", "index"] = "pixels"  # what the cache keeps
+    form: Literal["pixels", "coefficients", "index"] = "pixels"  # what the cache keeps
     decode: fastpipe.Decode = _AS_USUAL
     augment: Literal["auto", "split"] | None = None  # the argument of ``fastpipe.FastLoader``
     device: str | None = None  # device of the batches; torch's loader pins memory for a GPU
@@ -206,8 +206,8 @@ def loader_specs(cores: int, quick: bool = False, is_large: bool = False) -> lis
             form="coefficients"),
         own("cached-ram-coefficients-uint8", ', cache="ram", form="coefficients", uint8', second, "uint8",
             cache="ram", form="coefficients"),
-        own("cached-ram-compressed-uint8", ', cache="ram", form="compressed", uint8', second, "uint8",
-            cache="ram", form="compressed"),
+        own("cached-ram-index-uint8", ', cache="ram", form="index", uint8', second, "uint8", cache="ram",
+            form="index"),
         own("cached-disk-coefficients", ', cache="disk", form="coefficients"', second, cache="disk",
             form="coefficients"),
         own("cached-ram-256", ', cache="ram", short_side=256', smaller, cache="ram", decode=small),

@@ -20,10 +20,8 @@ from fastpipe.images.pixels import fold, render
 from fastpipe.images.steps import described_short_side, resized_size
 from fastpipe.options import Cache, Decode
 
-_FORMS = {  # in the order of KeptForm in fastpipe/native/kept.h
-    "pixels": "decoded images", "coefficients": "coefficients of JPEGs",
-    "compressed": "compressed coefficients of JPEGs", "index": "indices of JPEGs",
-}  # fmt: skip
+# In the order of KeptForm in fastpipe/native/kept.h.
+_FORMS = {"pixels": "decoded images", "coefficients": "coefficients of JPEGs", "index": "indices of JPEGs"}
 _ENOUGH = 32  # the number of images whose mean size predicts the size of other images
 
 
@@ -38,7 +36,7 @@ class Sizes(NamedTuple):
         """Return about the bytes of all images in a form."""
         if form == "pixels":
             return self.pixels
-        return int(self.coefficients * {"coefficients": 1, "compressed": 0.75, "index": 0.015}[form])
+        return self.coefficients if form == "coefficients" else self.coefficients // 60
 
     def plus(self, other: Sizes) -> Sizes:
         """Return the sizes of these images and others together."""
@@ -92,7 +90,9 @@ class ImageCache:
             what += ", or coefficients of JPEGs if those do not fit"
         where = "memory" if self.store.is_in_memory else "files"
         when = ", from their second use on and if all fit" if self._needs_all else ""
-        return f"{what}  →  kept in {where}, up to {self.store.max_bytes / 1e9:.1f} GB{when}"
+        count = self.store.refreshed()
+        held = f"; {count:,} are there now" if count else ""
+        return f"{what}  →  kept in {where}, up to {self.store.max_bytes / 1e9:.1f} GB{when}{held}"
 
     def _chosen(self, rules: str = "") -> str:
         """Return the form; choose it as soon as enough images are known."""
@@ -267,7 +267,7 @@ def sizes_of(paths: Sequence[str], size: Callable[[Size], Size]) -> Sizes:
         if found is not None and found[1][0]:
             content, (height, width, *_) = found
             to = size(Size(height, width))
-            sizes = sizes.plus(Sizes(1, 3 * to.height * to.width, len(content) * 3 // 2))
+            sizes = sizes.plus(Sizes(1, 3 * to.height * to.width, len(content) * 7 // 6))
     return sizes if 2 * sizes.images >= len(paths) else Sizes()
 
 

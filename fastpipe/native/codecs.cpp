@@ -26,7 +26,6 @@ struct CodecStates::States {
   };
   struct FreeZstd {
     void operator()(ZSTD_DCtx* one) const noexcept { ZSTD_freeDCtx(one); }
-    void operator()(ZSTD_CCtx* one) const noexcept { ZSTD_freeCCtx(one); }
   };
 
   // Null where there is no memory.
@@ -38,15 +37,10 @@ struct CodecStates::States {
     if (zstd_ == nullptr) zstd_.reset(ZSTD_createDCtx());
     return zstd_.get();
   }
-  ZSTD_CCtx* compressor() noexcept {
-    if (compressor_ == nullptr) compressor_.reset(ZSTD_createCCtx());
-    return compressor_.get();
-  }
 
  private:
   std::unique_ptr<libdeflate_decompressor, FreeInflater> inflater_;
   std::unique_ptr<ZSTD_DCtx, FreeZstd> zstd_;
-  std::unique_ptr<ZSTD_CCtx, FreeZstd> compressor_;
 };
 
 CodecStates::CodecStates() = default;
@@ -114,17 +108,6 @@ Problem decompress_zstd(Bytes stored, std::uint8_t* out, std::size_t size, Codec
   // Error codes are larger than any size.
   const std::size_t made = ZSTD_decompressDCtx(context, some(out), size, some(stored.data), stored.size);
   return made == size ? Problem::none : Problem::damaged;
-}
-
-std::size_t compressed_most(std::size_t size) noexcept { return ZSTD_compressBound(size); }
-
-std::size_t compress_zstd(Bytes content, std::uint8_t* out, CodecStates& states) noexcept {
-  CodecStates::States* const all = states.get();
-  ZSTD_CCtx* const context = all == nullptr ? nullptr : all->compressor();
-  if (context == nullptr) return 0;
-  const std::size_t made =
-      ZSTD_compressCCtx(context, out, ZSTD_compressBound(content.size), some(content.data), content.size, 1);
-  return ZSTD_isError(made) != 0 ? 0 : made;
 }
 
 Problem decompress_lz4(Bytes block, std::uint8_t* out, std::size_t size) noexcept {

@@ -1,4 +1,4 @@
-// Decoders for stored chunks: the filters of HDF5, the codecs of Zarr and N5.  And one encoder, for what is cached.
+// Decoders for stored chunks: the filters of HDF5, the codecs of Zarr and N5.
 //
 // The stored bytes are hostile.  A function fills exactly the memory that it is given, or returns a Problem; it never
 // reads or writes outside, and never allocates a size that the bytes declare.
@@ -54,10 +54,6 @@ struct Range {
 // Members of gzip, one after the other.
 [[nodiscard]] Problem inflate_gzip(Bytes stored, std::uint8_t* out, std::size_t size, CodecStates& states) noexcept;
 [[nodiscard]] Problem decompress_zstd(Bytes stored, std::uint8_t* out, std::size_t size, CodecStates& states) noexcept;
-// The opposite, at zstd's level 1.  Returns the number of bytes, which are at most compressed_most(content.size); 0
-// where there is no memory.
-std::size_t compress_zstd(Bytes content, std::uint8_t* out, CodecStates& states) noexcept;
-std::size_t compressed_most(std::size_t size) noexcept;
 [[nodiscard]] Problem decompress_lz4(Bytes block, std::uint8_t* out, std::size_t size) noexcept;
 [[nodiscard]] Problem decompress_lzf(Bytes stored, std::uint8_t* out, std::size_t size) noexcept;
 

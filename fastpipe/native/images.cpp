@@ -244,14 +244,14 @@ struct ImageBatch::Opened {
   KeptCoefficients coefficients;  // which `source` refers to, if there are some
 
   // Use an entry that is kept; false where it is none.
-  bool takes(KeptForm form, const std::uint8_t* entry, std::int64_t nbytes, Scratch& scratch) noexcept {
+  bool takes(KeptForm form, const std::uint8_t* entry, std::int64_t nbytes) noexcept {
     const Bytes bytes{entry, static_cast<std::size_t>(nbytes)};
     if (entry == nullptr) return false;
     if (form == KeptForm::index) {
       source.index = bytes;
       return true;
     }
-    if (!coefficients.open(bytes, scratch.arena, scratch.codecs)) return false;
+    if (!coefficients.open(bytes)) return false;
     source.coefficients = &coefficients;
     source.size = coefficients.frame().size;
     return true;
@@ -284,7 +284,7 @@ Status ImageBatch::look_up(std::int64_t item, Scratch& scratch, Opened* opened) 
       const std::int64_t nbytes = found.size.width;
       entry =
           kept->memory != nullptr ? kept->memory + found.offset : read_kept(*kept, found.offset, nbytes, scratch.arena);
-      opened->is_kept = opened->takes(kept->form, entry, nbytes, scratch);
+      opened->is_kept = opened->takes(kept->form, entry, nbytes);
     }
     return Status::made();  // from its file, if the entry cannot be used
   }
@@ -361,14 +361,14 @@ Status ImageBatch::open(std::int64_t item, Scratch& scratch, Opened* opened) {
 // Files that have none are decoded as usual.
 void ImageBatch::make_entry(std::int64_t item, Scratch& scratch, Opened* opened) {
   const ImageSource& source = opened->source;
-  // Coefficients are larger than their file.
+  // Coefficients take about as many bytes as their file, or more.
   const auto least = static_cast<std::int64_t>(kept->form == KeptForm::index ? 0 : source.file.size);
   if (!source.is_jpeg() || least > most_nbytes || whole_nbytes_.load() + least > kMostWhole) return;
   Bytes entry;
   if (kept->form == KeptForm::index) {
     entry = scratch.jpeg.make_index(source.file, scratch.arena);
-  } else if (scratch.jpeg.pack(source.file, scratch.arena, &entry).is_made() && kept->form == KeptForm::compressed) {
-    entry = compress_coefficients(entry, scratch.arena, scratch.codecs);
+  } else if (!scratch.jpeg.pack(source.file, scratch.arena, &entry).is_made()) {
+    return;
   }
   const auto nbytes = static_cast<std::int64_t>(entry.size);
   if (entry.data == nullptr || nbytes > most_nbytes || whole_nbytes_.fetch_add(nbytes) + nbytes > kMostWhole) return;
@@ -376,7 +376,7 @@ void ImageBatch::make_entry(std::int64_t item, Scratch& scratch, Opened* opened)
   if (made.data == nullptr) return;
   std::memcpy(made.data.get(), entry.data, entry.size);
   const std::int64_t file_pixels = std::int64_t{source.size.height} * source.size.width;
-  if (!opened->takes(kept->form, made.data.get(), nbytes, scratch)) return;
+  if (!opened->takes(kept->form, made.data.get(), nbytes)) return;
   whole_[static_cast<std::size_t>(item)] = {std::move(made), opened->digest, opened->state, file_pixels};
 }
 
@@ -508,7 +508,7 @@ Status ImageBatch::make_image(std::int64_t item, Scratch& scratch, Opened* opene
   const bool has_coefficients = source.coefficients != nullptr;
   const std::size_t nbytes = has_coefficients      ? source.coefficients->nbytes()
                              : source.png.is_png() ? 0
-                                                   : source.file.size + source.file.size / 2;
+                                                   : source.file.size + source.file.size / 6;
   totals.coefficients.fetch_add(static_cast<std::int64_t>(nbytes), std::memory_order_relaxed);
   Region region;
   const double* numbers = parameters == nullptr ? nullptr : parameters + item * plan->draws;

@@ -39,7 +39,7 @@ struct KeptStore {
 
 // What is kept of an image: its pixels; or one row of bytes, which is an entry of coefficients.h, or an index of
 // JpegDecoder.
-enum class KeptForm : std::int32_t { pixels = 0, coefficients = 1, compressed = 2, index = 3 };
+enum class KeptForm : std::int32_t { pixels = 0, coefficients = 1, index = 2 };
 
 // Images in a store.  The tag is all but the file that decides what an image's pixels are, and the form.
 struct KeptImages : KeptStore {

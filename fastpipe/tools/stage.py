@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--status", action="store_true", help="report the content of the stage DIR")
     add("--clear", action="store_true", help="remove the content of the stage DIR")
     add("--verify", action="store_true", help="also compare staged images with the listing")
-    add("--form", choices=("auto", "pixels", "coefficients", "compressed", "index"), default=None,
+    add("--form", choices=("auto", "pixels", "coefficients", "index"), default=None,
         help="keep images in this form in a cache in DIR: see fastpipe.Cache")  # fmt: skip
     add = parser.add_mutually_exclusive_group().add_argument
     add(

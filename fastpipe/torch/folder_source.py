@@ -139,6 +139,10 @@ class FolderSource(Source):
         return self.by_split is None and any(base.plan.stock for base in self.bases)
 
     def describe(self) -> list[str]:
+        caches = dict.fromkeys(base._running().describe_cache() for base in self.bases)
+        return [*self._describe_steps(), *filter(None, caches)]
+
+    def _describe_steps(self) -> list[str]:
         if self.by_split is not None:
             where = "on the device" if self._request.sends_bytes else "in the decoding threads"
             return self.by_split.describe(where)

@@ -242,8 +242,6 @@ class Runtime(ProcessRuntime[Options]):
         if short_side is not None:
             side = f"{short_side.side} pixels on the short side"
             lines.append(f"larger images  →  made smaller first, to {side}")
-        if self.cache is not None:
-            lines.append(self.cache.describe(reader.rules()))
         self.decoders = "\n  ".join(lines)  # the first lines of a plan's description
         read = read_file if remote is None else remote.read
         source = ImageSource(read, reader, short_side, self.cache)
@@ -293,6 +291,10 @@ class Runtime(ProcessRuntime[Options]):
         told = Described(described, paths, self._source.info_in, kept, arriving, place.then)
         batch.begin_natively(told, pool, self._channel, self._threads)
         return batch
+
+    def describe_cache(self) -> str:
+        """Return a line for a plan's description. It is empty if there is no cache."""
+        return "" if self.cache is None else self.cache.describe(self._reader.rules())
 
     def hand_out(self, samples: Sequence[Any]) -> list[Any]:
         """Return samples as a list for torch's own loader, which collates them later.

@@ -105,7 +105,7 @@ def test_wrong_arguments_are_refused(objects: Any, stage: Any, tmp_path: Path, m
         assert code == 2 and message in text
 
 
-@pytest.mark.parametrize("form", ["pixels", "coefficients", "compressed", "index"])
+@pytest.mark.parametrize("form", ["pixels", "coefficients", "index"])
 def test_a_cache_is_filled_ahead_of_a_training(
     photo_tree: Path, objects: Any, stage: Any, tmp_path: Path, form: Any, settled: Any
 ) -> None:

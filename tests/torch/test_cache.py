@@ -119,7 +119,7 @@ def _caches(tmp_path: Path) -> dict[str, Any]:
         "disk": Cache("disk", 18 * MIB, dir=tmp_path), "small": Cache("ram", 40_000, form="pixels"),
         "coefficients": Cache("ram", 19 * MIB, form="coefficients"),
         "coefficients, auto": Cache("auto", 20 * MIB, form="coefficients"),
-        "compressed": Cache("ram", 22 * MIB, form="compressed"), "index": Cache("ram", 23 * MIB, form="index"),
+        "index": Cache("ram", 23 * MIB, form="index"),
         "coefficients on disk": Cache("disk", 21 * MIB, dir=tmp_path / "coefficients", form="coefficients"),
     }  # fmt: skip
 
@@ -146,13 +146,14 @@ def odd(tmp_path_factory: pytest.TempPathFactory, settled: Settled) -> tuple[Pat
     return settled(root), cases
 
 
-@pytest.mark.parametrize("form", ["pixels", "coefficients", "compressed", "index"])
+@pytest.mark.parametrize("form", ["pixels", "coefficients", "index"])
 @pytest.mark.parametrize(("exif", "transform"), [(True, None), (False, TRANSFORMS["usual"])])
 def test_every_kind_of_file_is_as_without_a_cache(odd: Any, exif: bool, transform: Any, form: Any) -> None:
     (root, cases), decode = odd, Decode(exif=exif)
     plain = FastImageFolder(root, transform, decode=decode, cache="off")
     dataset = FastImageFolder(root, transform, decode=decode, cache=Cache("ram", 256 * MIB, form=form))
     good = 0
+    assert "there now" not in _lines_of(dataset)
     for index, (path, _) in enumerate(plain.samples):
         if cases[path].expect == "bad":
             errors = []
@@ -167,6 +168,7 @@ def test_every_kind_of_file_is_as_without_a_cache(odd: Any, exif: bool, transfor
         for _ in range(3):
             assert same(dataset[index], expected), path
     store: Any = open_cache_store(dataset.cache)
+    assert f"; {len(store)} are there now" in _lines_of(dataset)
     if form == "pixels":
         assert good - 10 < len(store) <= good, "all but links to others"
     else:
@@ -181,7 +183,6 @@ def test_random_regions_of_kept_coefficients_have_the_files_pixels(odd: Any, cou
     forms = [
         Cache("off"),
         Cache("ram", 90 * MIB, form="coefficients"),
-        Cache("ram", 91 * MIB, form="compressed"),
         Cache("ram", 92 * MIB, form="index"),
     ]
     datasets = [FastImageFolder(root, crop, cache=cache) for cache in forms]
@@ -208,7 +209,7 @@ def test_random_regions_of_kept_coefficients_have_the_files_pixels(odd: Any, cou
         (2, False, "small"),
         (2, False, "coefficients"),
         (2, False, "coefficients, auto"),
-        (1, False, "compressed"),
+        (1, False, "index"),
         (2, True, "coefficients on disk"),
     ],
 )
@@ -277,7 +278,7 @@ def test_datasets_over_the_same_files_share_what_is_kept(tree: Path, decoded: An
 
 
 def _lines_of(dataset: Any) -> str:
-    return str(dataset._running().decoders)
+    return str(FastLoader(dataset, 5).plan)
 
 
 @pytest.mark.parametrize("where", ["ram", "disk"])
@@ -285,9 +286,8 @@ def test_the_form_is_chosen_by_the_room_there_is(
     tree: Path, tmp_path: Path, decoded: Any, where: Any
 ) -> None:
     files = sum(path.stat().st_size for path in tree.rglob("*.jpg"))
-    pixels, coefficients, compressed = 16 * MIB, 2 * files, 5 * files // 4
     names = {
-        pixels: "  decoded images", coefficients: "  coefficients of JPEGs", compressed: "compressed coefficients"
+        16 * MIB: "  decoded images", 4 * files // 3: "  coefficients of JPEGs", files: "  indices of JPEGs"
     }  # fmt: skip
     for number, (max_bytes, name) in enumerate(names.items()):
         folder = tmp_path / str(number) if where == "disk" else None
@@ -325,7 +325,7 @@ def test_coefficients_are_not_kept_where_pillow_decodes(tree: Path) -> None:
     assert "decoded images  →  kept in" in _lines_of(dataset)
 
 
-@pytest.mark.parametrize("form", ["coefficients", "compressed", "index"])
+@pytest.mark.parametrize("form", ["coefficients", "index"])
 def test_images_of_a_part_of_the_size_are_made_from_every_form(
     tmp_path: Path, form: Any, settled: Any
 ) -> None:
@@ -484,7 +484,7 @@ def test_an_own_loader_has_no_cache(tree: Path) -> None:
     [
         ({"where": "memory"}, "'auto', 'ram', 'disk', 'off'; got 'memory'"), ({"max_bytes": 0}, "positive"),
         ({"max_bytes": "lots"}, "number of bytes"), ({"max_bytes": 1.5}, "number of bytes"),
-        ({"form": "jpeg"}, "'compressed', 'index'; got 'jpeg'"), ({"dir": "x"}, "where='disk'"), ({"where": "ram", "dir": "x"}, "where='disk'"),
+        ({"form": "jpeg"}, "'coefficients', 'index'; got 'jpeg'"), ({"dir": "x"}, "where='disk'"), ({"where": "ram", "dir": "x"}, "where='disk'"),
         *(({"short_side": side}, "short_side") for side in (0, -1, 64.5, "64")),
     ],
 )  # fmt: skip

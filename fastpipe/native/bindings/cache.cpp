@@ -162,7 +162,7 @@ void register_cache(nb::module_& m) {
           [](KeptImages* self, std::shared_ptr<EntryTable> table, int descriptor,
              std::optional<In<std::uint8_t, 1>> memory, std::int64_t size, const nb::bytes& tag, bool verifies,
              std::int64_t marks, int form, const nb::object&) {
-            check(form >= 0 && form <= 3, "no such form");
+            check(form >= 0 && form <= 2, "no such form");
             new (self) KeptImages{store_of(std::move(table), descriptor, memory, size, tag, verifies, marks),
                                   static_cast<KeptForm>(form)};
           },

@@ -17,9 +17,9 @@ using namespace fastpipe::fuzz;
 
 constexpr int kSpoilt = 8;  // entries that are made of a good one
 
-bool decode(Bytes entry, Choices& choices, int factor, Box* box, Arena& arena, CodecStates& codecs, Pixels* pixels) {
+bool decode(Bytes entry, Choices& choices, int factor, Box* box, Arena& arena, Pixels* pixels) {
   KeptCoefficients rows;
-  if (!rows.open(entry, arena, codecs)) return false;
+  if (!rows.open(entry)) return false;
   const Size size = rows.frame().size;
   if (std::int64_t{size.height} * size.width > kMostPixels) return false;
   *box = box_inside(choices, rows.frame().reduced(factor));
@@ -31,19 +31,16 @@ bool decode(Bytes entry, Choices& choices, int factor, Box* box, Arena& arena, C
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   static JpegDecoder decoder;  // the same one for all inputs
   static Arena arena;
-  static CodecStates codecs;
   const Bytes file{data, size};
   const JpegHeader header = read_jpeg_header(file);
   if (!header.trusted || std::int64_t{header.height} * header.width > kMostPixels) return 0;
   Choices choices(file);
   Bytes entry;
   if (decoder.pack(file, arena, &entry).is_made()) {
-    if (choices.flip()) entry = compress_coefficients(entry, arena, codecs);
-    require(entry.data != nullptr, "a small image is compressed");
     Box box;
     Pixels found, expected;
     const int factor = 1 << choices.below(4);
-    if (decode(entry, choices, factor, &box, arena, codecs, &found)) {
+    if (decode(entry, choices, factor, &box, arena, &found)) {
       const Status status = factor == 1 ? decoder.decode(file, box, arena, &expected)
                                         : decoder.decode_reduced(file, factor, box, arena, &expected);
       require(status.is_made(), "a file whose coefficients are kept");
@@ -60,7 +57,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         spoilt[static_cast<std::size_t>(choices.below(static_cast<std::int32_t>(length)))] =
             static_cast<std::uint8_t>(choices.below(256));
       }
-      static_cast<void>(decode({spoilt.get(), length}, choices, factor, &box, arena, codecs, &found));
+      static_cast<void>(decode({spoilt.get(), length}, choices, factor, &box, arena, &found));
     }
   }
   arena.reset();

@@ -26,14 +26,12 @@ struct Entry {
   Bytes bytes() const { return {memory.get(), size}; }
 };
 
-Entry packed(const File& file, bool compresses = false) {
+Entry packed(const File& file) {
   Arena arena;
-  CodecStates codecs;
   JpegDecoder decoder;
   Bytes bytes;
   Entry entry;
   if (!decoder.pack(bytes_of(file), arena, &bytes).is_made()) return entry;
-  if (compresses) bytes = compress_coefficients(bytes, arena, codecs);
   entry.memory.reset(new std::uint8_t[bytes.size]);
   entry.size = bytes.size;
   std::memcpy(entry.memory.get(), bytes.data, bytes.size);
@@ -70,15 +68,12 @@ class Reader {
   }
   bool reads(Bytes entry, Box box, Pixels* pixels, int factor = 1) {
     KeptCoefficients rows;
-    return rows.open(entry, arena_, codecs_) &&
-           decode_pixels(rows.frame(), rows, factor, box, arena_, pixels).is_made();
+    return rows.open(entry) && decode_pixels(rows.frame(), rows, factor, box, arena_, pixels).is_made();
   }
-  bool opens(KeptCoefficients* rows, Bytes entry) { return rows->open(entry, arena_, codecs_); }
   Arena& arena() { return arena_; }
 
  private:
   Arena arena_;
-  CodecStates codecs_;
   JpegDecoder decoder_;
 };
 
@@ -99,7 +94,7 @@ TEST("coefficients: parts of images of many sizes, kinds and qualities, at each 
       Kind kind = kKinds[random_below(std::size(kKinds))];
       kind.quality = static_cast<int>(1 + random_below(100));
       const File file = encoded(size, kind);
-      const Entry entry = packed(file), compressed = packed(file, true);
+      const Entry entry = packed(file);
       if (entry.size == 0) {
         // Chroma of one or two columns is upsampled in another way.
         CHECK(kind.horizontal == 2 && size.width <= 4);
@@ -109,10 +104,10 @@ TEST("coefficients: parts of images of many sizes, kinds and qualities, at each 
       wrong += reader.agrees(file, entry, {0, 0, size.height, size.width}) ? 0 : 1;
       for (int k = 0; k < 12; ++k) {
         const Box box = random_box(size);
-        wrong += reader.agrees(file, entry, box) && reader.agrees(file, compressed, box) ? 0 : 1;
+        wrong += reader.agrees(file, entry, box) ? 0 : 1;
         const int factor = 2 << random_below(3);
         const Box part = random_box({(size.height + factor - 1) / factor, (size.width + factor - 1) / factor});
-        wrong += reader.agrees(file, entry, part, factor) && reader.agrees(file, compressed, part, factor) ? 0 : 1;
+        wrong += reader.agrees(file, entry, part, factor) ? 0 : 1;
       }
     }
     CHECK(wrong == 0);
@@ -245,7 +240,7 @@ TEST("coefficients: damaged entries") {
   Reader reader;
   Kind kind = kKinds[2];
   kind.quality = 97;
-  const Entry entries[] = {packed(encoded({60, 90}, kind)), packed(encoded({300, 50}, kind), true)};
+  const Entry entries[] = {packed(encoded({60, 90}, kind)), packed(encoded({300, 50}, kind))};
   int opened = 0;
   for (int i = 0; i < 20000; ++i) {
     if (i % 100 == 0) CHECK(force_level(static_cast<Level>(i / 100 % (static_cast<int>(best_level()) + 1))));
@@ -260,7 +255,7 @@ TEST("coefficients: damaged entries") {
       entry.memory[random_below(below)] = static_cast<std::uint8_t>(random_below(256));
     }
     KeptCoefficients rows;
-    if (!reader.opens(&rows, entry.bytes())) continue;
+    if (!rows.open(entry.bytes())) continue;
     ++opened;
     reader.arena().reset();
     const Size size = rows.frame().size;
@@ -271,22 +266,6 @@ TEST("coefficients: damaged entries") {
     static_cast<void>(decode_pixels(rows.frame(), rows, factor, box, reader.arena(), &pixels).is_made());
   }
   CHECK(opened > 1000);
-  CHECK(force_level(best_level()));
-}
-
-TEST("coefficients: a mask with a value too many") {
-  // A block of 63 half bytes: its mask begins behind three bytes of the row, which is the last.
-  const Entry entry = packed(with_block(std::vector<int>(64, 1)));
-  const std::size_t row = entry.size - static_cast<std::size_t>(kCoefficientSlack) - (3 + 8 + 32);
-  Reader reader;
-  for (int level = 0; level <= static_cast<int>(best_level()); ++level) {
-    CHECK(force_level(static_cast<Level>(level)));
-    for (const int last : {0x7F, 0xFF}) {
-      entry.memory[row + 10] = static_cast<std::uint8_t>(last);
-      Pixels pixels;
-      CHECK(reader.reads(entry.bytes(), {0, 0, 8, 8}, &pixels) == (last == 0x7F));
-    }
-  }
   CHECK(force_level(best_level()));
 }
 

@@ -318,7 +318,7 @@ TEST("images: at a part of the size, from a file, its index and its coefficients
     Bytes entry;
     CHECK(scratch.jpeg.pack(bytes, scratch.arena, &entry).is_made());
     KeptCoefficients coefficients;
-    CHECK(coefficients.open(entry, scratch.arena, scratch.codecs));
+    CHECK(coefficients.open(entry));
     ImageSource indexed = source, kept = source;
     indexed.index = scratch.jpeg.make_index(bytes, scratch.arena);
     CHECK(indexed.index.data != nullptr);
