@@ -391,15 +391,16 @@ Status JpegDecoder::State::decode(Arena& arena, Pixels* pixels) noexcept {
 bool JpegDecoder::State::decode_scan(Bytes index, Arena& arena, Pixels* pixels) noexcept {
   if (!scan.open(file)) return false;
   std::uint64_t sum = 0;
+  bool has_index = false;  // which is made only where all of the file is as it should be
   if (index.size > sizeof sum) {
     std::memcpy(&sum, index.data, sizeof sum);
-    if (sum == sum_of(file)) scan.use_index({index.data + sizeof sum, index.size - sizeof sum});
+    has_index = sum == sum_of(file) && scan.use_index({index.data + sizeof sum, index.size - sizeof sum});
   }
   const Size size = scan.frame().reduced(factor);
   const bool is_inside =
       box.top >= 0 && box.left >= 0 && box.height <= size.height - box.top && box.width <= size.width - box.left;
   return is_inside && decode_pixels(scan.frame(), scan, factor, box, arena, pixels).is_made() &&
-         ends_after_scan(file, scan.position());
+         (has_index || ends_after_scan(file, scan.position()));
 }
 
 JpegDecoder::JpegDecoder() noexcept : state_(new (std::nothrow) State()) {}
@@ -420,9 +421,10 @@ Status JpegDecoder::decode(Bytes file, Box box, Arena& arena, Pixels* pixels, Jp
 Bytes JpegDecoder::make_index(Bytes file, Arena& arena) noexcept {
   if (state_ == nullptr || !state_->scan.open(file)) return {};
   const Bytes index = state_->scan.make_index(arena);
+  if (index.data == nullptr || !ends_after_scan(file, state_->scan.position())) return {};
   const std::uint64_t sum = sum_of(file);
   auto* const made = arena.array<std::uint8_t>(index.size + sizeof sum);
-  if (index.data == nullptr || made == nullptr) return {};
+  if (made == nullptr) return {};
   std::memcpy(made, &sum, sizeof sum);
   std::memcpy(made + sizeof sum, index.data, index.size);
   return {made, index.size + sizeof sum};

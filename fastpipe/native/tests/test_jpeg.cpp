@@ -490,6 +490,21 @@ TEST("jpeg decode: tables behind the scan, which Pillow would read") {
   }
 }
 
+TEST("jpeg index: made of files that end as they should") {
+  JpegDecoder decoder;
+  Arena arena;
+  const auto is_made = [&](const File& file) {
+    return decoder.make_index({file.data(), file.size()}, arena).data != nullptr;
+  };
+  const File file = encoded({40, 50}, kKinds[0]);
+  const std::size_t end = file.size() - 2;
+  CHECK(is_made(file) && is_made(with_segment(file, 0xFE, "text", end)));
+  CHECK(!is_made(with_segment(file, 0xDB, "\5", end)));
+  for (std::size_t size = 0; size + 1 < file.size(); ++size) {
+    CHECK(!is_made(File(file.begin(), file.begin() + static_cast<std::ptrdiff_t>(size))));
+  }
+}
+
 TEST("jpeg probe: files that may be decoded later without an error") {
   JpegDecoder decoder;
   const auto probed = [&](const File& file) { return decoder.probe({file.data(), file.size()}); };
