@@ -2,16 +2,18 @@
 
 ::
 
-    python benchmarks/cache.py --data FOLDER --rounds 5 --json FILE --plot FILE
+    python benchmarks/cache.py --data FOLDER --rounds 5 --json FILE --plot FILE --peers FILE
 
 Epochs of all rows take turns; ratios are of epochs of the same round.  An epoch goes through every photograph
 a few times, so that a small folder is long enough to measure; when a cache is filled, each photograph comes
-once.  The batches of all rows are compared with those of a cache that is off.
+once.  The batches of all rows are compared with those of a cache that is off.  The picture also has the peers
+of ``run.py images --peers`` that convert the files.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import statistics
 import tempfile
@@ -132,18 +134,26 @@ def third(root: Path, rounds: int, copies: int) -> dict[str, Any]:
     return {"room": room, "plan": str(loaders["auto"][1].plan), "x_pixels": figures(ratios)}
 
 
-def draw(rows: list[Mapping[str, Any]], path: Path) -> None:
-    """Draw images/s against bytes for each image."""
+def draw(rows: list[Mapping[str, Any]], peers: list[Mapping[str, Any]], path: Path) -> None:
+    """Draw images/s against bytes for each image.  ``peers`` are rows of ``run.py images``."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.6, 4.6), dpi=160, layout="constrained")
     axes = figure.subplots()
+    points = []
     for row in rows:
         if row["task"] != "crop, uint8" or "disk" in row["row"]:
             continue
-        x, y = row.get("bytes_of_files", 0.0), row["images_per_s"]["median"]
-        axes.plot(x, y, "o", color="#9a9fa6" if row["row"] == _STOCK else "#0b8a6f")
-        axes.annotate(row["row"].partition(",")[0], (x, y), xytext=(7, 3), textcoords="offset points")
+        name = "no cache" if row["row"] == _OFF else row["row"].partition(",")[0]
+        colour = "#9a9fa6" if row["row"] == _STOCK else "#0b8a6f"
+        points.append((row.get("bytes_of_files", 0.0), row["images_per_s"]["median"], name, colour))
+    for row in peers:
+        if row["output"] == "uint8" and row.get("prepared_size") is not None:
+            name = row["label"].removesuffix(", uint8")
+            points.append((row["prepared_size"], row["images_per_s"]["median"], name, "#b4632d"))
+    for x, y, name, colour in points:
+        axes.plot(x, y, "o", color=colour)
+        axes.annotate(name, (x, y), xytext=(7, 3), textcoords="offset points")
     axes.set_xlabel("bytes that are kept, × those of the files")
     axes.set_ylabel("images/s, random crops, uint8")
     axes.set_ylim(0)
@@ -157,6 +167,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add_photo_options(parser, 5)
     parser.add_argument("--plot", type=Path, help="file for a picture")
+    parser.add_argument("--peers", type=Path, help="JSON of run.py images --peers, for the picture")
     parser.add_argument("--copies", type=int, default=4, help="of each photograph in an epoch (default: 4)")
     args = parser.parse_args()
     photos = photos_of(args)
@@ -179,7 +190,8 @@ def main() -> None:
         print(f"room for a third of the pixels: {part['x_pixels']['median']:.2f} x form='pixels'")
     save_facts(args.json, photos, {"rows": rows, "first": first, "third": part})
     if args.plot:
-        draw(rows, args.plot)
+        peers = json.loads(args.peers.read_text(encoding="utf-8"))["rows"] if args.peers else []
+        draw(rows, peers, args.plot)
 
 
 if __name__ == "__main__":

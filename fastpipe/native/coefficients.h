@@ -3,9 +3,9 @@
 // All of a JPEG's pixels follow from its quantised coefficients, and no Huffman code has to be decoded again.  Rows of
 // blocks can be read by themselves, and columns can be passed over.
 //
-// The form, in the machine's byte order.  A header (`CoefficientHeader`).  The steps of each component, row by row. For
-// each component and each of its rows of blocks, where the row begins, and where the last one ends, uint32, counted
-// from the beginning of the entry.  Then the rows, each with, of its blocks from left to right:
+// The form, little-endian.  A header (`CoefficientHeader`).  The steps of each component, row by row.  For each
+// component and each of its rows of blocks, where the row begins, and where the last one ends, uint32, counted from the
+// entry's beginning.  Then the rows, each with, of its blocks from left to right:
 //   - how many bits a difference of DC coefficients takes, a byte
 //   - shapes, a byte each: a number in kBlockShapes
 //   - what is added to the DC coefficient of the block before, as many bits as that byte says; the least number stands
