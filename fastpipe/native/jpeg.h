@@ -28,10 +28,6 @@ JpegHeader read_jpeg_header(Bytes file) noexcept;
 // a scan, too.  No pixel depends on them, but Pillow reads them and fails if they are damaged.
 bool ends_after_scan(Bytes file, std::int64_t position) noexcept;
 
-// Whose pixels are decoded: Pillow's RGB; or those of TensorFlow, whose default is the fast DCT: RGB, or the luma
-// alone.
-enum class JpegPixels : std::int32_t { pillow = 0, tensorflow = 1, tensorflow_grey = 2 };
-
 // Decodes parts of trusted JPEGs to RGB with libjpeg-turbo's accurate settings (islow DCT, fancy upsampling), which
 // are Pillow's, or as `JpegPixels` says.  For one thread; keeps its tables and buffers from image to image.
 class JpegDecoder {

@@ -399,7 +399,7 @@ bool JpegDecoder::State::decode_scan(Bytes index, Arena& arena, Pixels* pixels) 
   const Size size = scan.frame().reduced(factor);
   const bool is_inside =
       box.top >= 0 && box.left >= 0 && box.height <= size.height - box.top && box.width <= size.width - box.left;
-  return is_inside && decode_pixels(scan.frame(), scan, factor, box, arena, pixels).is_made() &&
+  return is_inside && decode_pixels(scan.frame(), scan, factor, box, arena, pixels, kind).is_made() &&
          (has_index || ends_after_scan(file, scan.position()));
 }
 
@@ -414,7 +414,7 @@ Status JpegDecoder::decode(Bytes file, Box box, Arena& arena, Pixels* pixels, Jp
   state_->factor = 1;
   state_->kind = kind;
   state_->is_probed = false;
-  if (kind == JpegPixels::pillow && state_->decode_scan(index, arena, pixels)) return Status::made();
+  if (state_->decode_scan(index, arena, pixels)) return Status::made();
   return state_->decode(arena, pixels);
 }
 

@@ -22,6 +22,10 @@ constexpr std::uint8_t kZigzag[64 + 32] = {0,  1,  8,  16, 9,  2,  3,  10, 17, 2
                                            63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63,  //
                                            63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63};
 
+// Whose pixels are decoded: Pillow's RGB; or those of TensorFlow, whose default is the fast DCT: RGB, or the luma
+// alone.
+enum class JpegPixels : std::int32_t { pillow = 0, tensorflow = 1, tensorflow_grey = 2 };
+
 // A component of a frame.  A block has 8 x 8 samples.
 struct JpegPlane {
   std::int32_t horizontal = 1, vertical = 1;  // sampling factors: blocks of it in an MCU
@@ -78,7 +82,7 @@ class CoefficientRows {
 // arena: where the pixels lie, valid until it is reset.
 // Returns made, or declined: no_memory; damaged, also where coefficients are such as no encoder makes of 8 bits, which
 // libjpeg-turbo's variants for different processors decode differently.
-Status decode_pixels(const JpegFrame& frame, CoefficientRows& rows, int factor, Box box, Arena& arena,
-                     Pixels* pixels) noexcept;
+Status decode_pixels(const JpegFrame& frame, CoefficientRows& rows, int factor, Box box, Arena& arena, Pixels* pixels,
+                     JpegPixels kind = JpegPixels::pillow) noexcept;
 
 }  // namespace fastpipe

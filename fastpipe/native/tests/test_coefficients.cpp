@@ -59,16 +59,16 @@ Box random_box(Size size) {
 class Reader {
  public:
   // Whether a box of an entry, at 1 / factor of the size, has the pixels that are decoded of the file.
-  bool agrees(const File& file, const Entry& entry, Box box, int factor = 1) {
+  bool agrees(const File& file, const Entry& entry, Box box, int factor = 1, JpegPixels kind = JpegPixels::pillow) {
     arena_.reset();
     Pixels expected, found;
-    const Status status = factor == 1 ? decoder_.decode(bytes_of(file), box, arena_, &expected)
+    const Status status = factor == 1 ? decoder_.decode(bytes_of(file), box, arena_, &expected, kind)
                                       : decoder_.decode_reduced(bytes_of(file), factor, box, arena_, &expected);
-    return status.is_made() && reads(entry.bytes(), box, &found, factor) && same(expected, found);
+    return status.is_made() && reads(entry.bytes(), box, &found, factor, kind) && same(expected, found);
   }
-  bool reads(Bytes entry, Box box, Pixels* pixels, int factor = 1) {
+  bool reads(Bytes entry, Box box, Pixels* pixels, int factor = 1, JpegPixels kind = JpegPixels::pillow) {
     KeptCoefficients rows;
-    return rows.open(entry) && decode_pixels(rows.frame(), rows, factor, box, arena_, pixels).is_made();
+    return rows.open(entry) && decode_pixels(rows.frame(), rows, factor, box, arena_, pixels, kind).is_made();
   }
   Arena& arena() { return arena_; }
 
@@ -212,6 +212,39 @@ TEST("coefficients: the largest that are decoded, and larger ones") {
     }
     CHECK(wrong == 0);
     CHECK(made > 300 && declined > 300);
+  }
+  CHECK(force_level(best_level()));
+}
+
+TEST("coefficients: the largest that the fast transform takes, and larger ones") {
+  Reader reader;
+  for (int level = 0; level <= static_cast<int>(best_level()); ++level) {
+    CHECK(force_level(static_cast<Level>(level)));
+    int wrong = 0, made = 0, declined = 0;
+    for (int i = 0; i < 6000; ++i) {
+      std::vector<int> block(64);
+      const int most = i % 4 == 0 ? 1023 : i % 4 == 1 ? 250 : i % 4 == 2 ? 400 : 40;
+      const std::uint32_t rarity = 1 + random_below(24);
+      const bool is_line = i % 3 == 0;  // a row or a column: few coefficients, and large ones
+      for (std::size_t k = 0; k < block.size(); ++k) {
+        if (random_below(rarity) != 0 || (is_line && k % 8 != 0 && k / 8 != 0)) continue;
+        block[k] = static_cast<int>(random_below(static_cast<std::uint32_t>(2 * most + 1))) - most;
+      }
+      int total = 0;
+      for (const int value : block) total += std::abs(value);
+      const File file = with_block(block);
+      const Entry entry = packed(file);
+      reader.arena().reset();
+      Pixels pixels;
+      const Box all{0, 0, 8, 8};
+      const bool is_made = reader.reads(entry.bytes(), all, &pixels, 1, JpegPixels::tensorflow);
+      // Each is multiplied by at most 4 x 1.93, and may be in each sum of the second pass.
+      wrong += total < 500 && !is_made ? 1 : 0;
+      wrong += is_made && !reader.agrees(file, entry, all, 1, JpegPixels::tensorflow) ? 1 : 0;
+      ++(is_made ? made : declined);
+    }
+    CHECK(wrong == 0);
+    CHECK(made > 1000 && declined > 300);
   }
   CHECK(force_level(best_level()));
 }

@@ -33,22 +33,25 @@ constexpr Kind kKinds[] = {
 struct Image {
   Size size;
   File pixels;
+  std::size_t channels = 3;
 };
 
 // The whole image, by libjpeg as its documents use it.
-Image decoded(const File& file, unsigned int factor = 1) {
+Image decoded(const File& file, unsigned int factor = 1, JpegPixels kind = JpegPixels::pillow) {
   jpeg_decompress_struct codec;
   jpeg_error_mgr errors;
   codec.err = jpeg_std_error(&errors);
   jpeg_create_decompress(&codec);
   jpeg_mem_src(&codec, file.data(), static_cast<unsigned long>(file.size()));
   jpeg_read_header(&codec, TRUE);
-  codec.out_color_space = JCS_RGB;
+  codec.out_color_space = kind == JpegPixels::tensorflow_grey ? JCS_GRAYSCALE : JCS_RGB;
+  codec.dct_method = kind == JpegPixels::pillow ? JDCT_ISLOW : JDCT_IFAST;
   codec.scale_denom = factor;
   jpeg_start_decompress(&codec);
   Image image;
+  image.channels = kind == JpegPixels::tensorflow_grey ? 1 : 3;
   image.size = {static_cast<std::int32_t>(codec.output_height), static_cast<std::int32_t>(codec.output_width)};
-  const std::size_t pitch = 3 * static_cast<std::size_t>(codec.output_width);
+  const std::size_t pitch = image.channels * static_cast<std::size_t>(codec.output_width);
   image.pixels.resize(pitch * codec.output_height);
   while (codec.output_scanline < codec.output_height) {
     JSAMPROW line = image.pixels.data() + pitch * codec.output_scanline;
@@ -106,14 +109,15 @@ JpegHeader header_of(const File& file) { return read_jpeg_header(Exact(file)); }
 // ------------------------------------------------------------------------------------------------ comparing
 
 bool is_part(const Pixels& part, const Image& image, Box box) {
-  if (part.height != box.height || part.width != box.width || part.channels != 3) return false;
+  const std::size_t channels = image.channels;
+  if (part.height != box.height || part.width != box.width) return false;
+  if (static_cast<std::size_t>(part.channels) != channels) return false;
   for (std::int32_t y = 0; y < box.height; ++y) {
     const std::size_t at = (static_cast<std::size_t>(box.top + y) * static_cast<std::size_t>(image.size.width) +
                             static_cast<std::size_t>(box.left)) *
-                           3;
-    if (std::memcmp(part.data + part.pitch * y, image.pixels.data() + at, 3 * static_cast<std::size_t>(box.width))) {
-      return false;
-    }
+                           channels;
+    const std::size_t size = channels * static_cast<std::size_t>(box.width);
+    if (std::memcmp(part.data + part.pitch * y, image.pixels.data() + at, size) != 0) return false;
   }
   return true;
 }
@@ -122,9 +126,9 @@ struct Decoder {
   JpegDecoder decoder;
   Arena arena;
 
-  bool gives(const Exact& file, const Image& image, Box box) {
+  bool gives(const Exact& file, const Image& image, Box box, JpegPixels kind = JpegPixels::pillow) {
     Pixels pixels;
-    const bool same = decoder.decode(file, box, arena, &pixels).is_made() && is_part(pixels, image, box);
+    const bool same = decoder.decode(file, box, arena, &pixels, kind).is_made() && is_part(pixels, image, box);
     arena.reset();
     return same;
   }
@@ -352,6 +356,30 @@ TEST("jpeg decode: parts of images of many sizes") {
     for (int k = 0; k < 12; ++k) wrong += decoder.gives(exact, image, random_box(size)) ? 0 : 1;
     CHECK(wrong == 0);
   }
+}
+
+TEST("jpeg decode: parts of images of many sizes, kinds and qualities with TensorFlow's pixels, at each level") {
+  Decoder decoder;
+  for (int level = 0; level <= static_cast<int>(best_level()); ++level) {
+    CHECK(force_level(static_cast<Level>(level)));
+    int wrong = 0;
+    for (int i = 0; i < 200; ++i) {
+      const std::uint32_t most = i % 3 == 0 ? 10 : i % 3 == 1 ? 70 : 300;
+      const Size size{static_cast<std::int32_t>(1 + random_below(most)),
+                      static_cast<std::int32_t>(1 + random_below(most))};
+      Kind look = kKinds[random_below(std::size(kKinds))];
+      look.quality = static_cast<int>(1 + random_below(100));
+      const File file = encoded(size, look);
+      const Exact exact(file);
+      for (const JpegPixels kind : {JpegPixels::tensorflow, JpegPixels::tensorflow_grey}) {
+        const Image image = decoded(file, 1, kind);
+        wrong += decoder.gives(exact, image, {0, 0, size.height, size.width}, kind) ? 0 : 1;
+        for (int k = 0; k < 6; ++k) wrong += decoder.gives(exact, image, random_box(size), kind) ? 0 : 1;
+      }
+    }
+    CHECK(wrong == 0);
+  }
+  CHECK(force_level(best_level()));
 }
 
 TEST("jpeg decode: rows begin where libjpeg-turbo writes into the caches") {
