@@ -2,7 +2,7 @@
 // decoding.
 //
 // Inverse DCT, upsampling and colour conversion are those of libjpeg-turbo's accurate settings (ISLOW, fancy
-// upsampling), which are Pillow's: the pixels are equal bit for bit.
+// upsampling), which are Pillow's, or of its fast DCT (IFAST), which TensorFlow takes: the pixels are equal bit for bit.
 #pragma once
 
 #include <cstdint>
@@ -80,6 +80,7 @@ class CoefficientRows {
 // frame: of which complete() was true.
 // factor: decode at 1 / factor (1, 2, 4 or 8) of the size, each side rounded up; the box is one of that image.
 // arena: where the pixels lie, valid until it is reset.
+// kind: with TensorFlow's, the factor is 1.
 // Returns made, or declined: no_memory; damaged, also where coefficients are such as no encoder makes of 8 bits, which
 // libjpeg-turbo's variants for different processors decode differently.
 Status decode_pixels(const JpegFrame& frame, CoefficientRows& rows, int factor, Box box, Arena& arena, Pixels* pixels,
