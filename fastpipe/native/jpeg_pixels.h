@@ -2,7 +2,7 @@
 // decoding.
 //
 // Inverse DCT, upsampling and colour conversion are those of libjpeg-turbo's accurate settings (ISLOW, fancy
-// upsampling), which are Pillow's, or of its fast DCT (IFAST), which TensorFlow takes: the pixels are equal bit for bit.
+// upsampling), which are Pillow's, or with its fast DCT (IFAST), which TensorFlow takes.  Pixels are equal bit for bit.
 #pragma once
 
 #include <cstdint>
