@@ -12,7 +12,7 @@ namespace {
 
 constexpr char kMagic[8] = {'f', 'p', 'c', 'o', 'e', 'f', '2', '\n'};
 constexpr std::int64_t kMostOfEntry = std::numeric_limits<std::int32_t>::max();
-constexpr int kStands = -128;                   // for a number that is no int8
+constexpr int kEscape = -128;                   // in the place of a value that is no other int8
 constexpr int kMostHalf = 8, kMostQuarter = 2;  // the largest values of half bytes, and of two bits
 constexpr int kStreams = 5;                     // of a row
 // Of a block, in bytes: shape, DC, mask, values that are bytes; and bits, as if all were of int16.
@@ -55,15 +55,15 @@ struct ValueCounts {
 
 // What is known of a block's coefficients but the first.  Bits are those of the zigzag order.
 struct Nonzero {
-  std::uint64_t found, wide;   // those that are not 0, and of these, those that are no int8, or are -128
-  std::int64_t count;          // of those that are not 0
-  std::int64_t bytes, halves;  // of these, up to the last one that is more than a half byte, and than two bits
+  std::uint64_t found, escaped;  // those that are not 0, and of these, those that are beyond -127 to 127
+  std::int64_t count;            // of those that are not 0
+  std::int64_t bytes, halves;    // of these, up to the last one that is more than a half byte, and than two bits
 
   // large, larger: coefficients that are more than two bits, and than a half byte.
   __attribute__((always_inline)) void take(std::uint64_t not_zero, std::uint64_t large, std::uint64_t larger,
                                            std::uint64_t no_byte) noexcept {
     found = not_zero;
-    wide = no_byte;
+    escaped = no_byte;
     count = __builtin_popcountll(found);
     halves = up_to_last(large);
     bytes = up_to_last(larger);

@@ -8,12 +8,12 @@
 // entry's beginning.  Then the rows, each with, of its blocks from left to right:
 //   - how many bits a difference of DC coefficients takes, a byte
 //   - shapes, a byte each: a number in kBlockShapes
-//   - what is added to the DC coefficient of the block before, as many bits as that byte says; the least number stands
-//     for one below
+//   - what is added to the DC coefficient of the block before, as many bits as that byte says; the least number is an
+//     escape: the difference is below
 //   - masks, as many bits as the shape says: bit i, if coefficient i + 1 of the zigzag order is not 0
 //   - the first values of coefficients that are not 0, as many as the shape says, int8: 0 behind the block's last one,
-//     and -128 stands for a number below
-//   - of each block, the numbers for which others stand, int16, that of the DC coefficient first; then the values that
+//     and -128 is an escape
+//   - of each block, the numbers that are escaped, int16, that of the DC coefficient first; then the values that
 //     are half bytes, v + 7, or v + 8 of a negative v; then the others, two bits each, v + 1, or v + 2 of a negative v
 // Each begins at a whole byte, and bits are filled from the lowest on.  kCoefficientSlack bytes follow the last row.
 #pragma once
