@@ -144,7 +144,7 @@ def draw(rows: list[Mapping[str, Any]], peers: list[Mapping[str, Any]], path: Pa
     for row in rows:
         if row["task"] != "crop, uint8" or "disk" in row["row"]:
             continue
-        name = "no cache" if row["row"] == _OFF else row["row"].partition(",")[0]
+        name = "no cache" if row["row"] == _OFF else row["row"].partition(",")[0].partition(" + ")[0]
         colour = "#9a9fa6" if row["row"] == _STOCK else "#0b8a6f"
         points.append((row.get("bytes_of_files", 0.0), row["images_per_s"]["median"], name, colour))
     for row in peers:
@@ -153,7 +153,7 @@ def draw(rows: list[Mapping[str, Any]], peers: list[Mapping[str, Any]], path: Pa
             points.append((row["prepared_size"], row["images_per_s"]["median"], name, "#b4632d"))
     for x, y, name, colour in points:
         axes.plot(x, y, "o", color=colour)
-        below = name in ("no cache", _STOCK)  # of two labels that would touch
+        below = name == "no cache"  # whose label would touch that of the index
         axes.annotate(name, (x, y), xytext=(7, -11 if below else 3), textcoords="offset points")
     axes.set_xlabel("bytes that are kept, × those of the files")
     axes.set_ylabel("images/s, random crops, uint8")
