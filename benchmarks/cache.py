@@ -6,8 +6,8 @@
 
 Epochs of all rows take turns; ratios are of epochs of the same round.  An epoch goes through every photograph
 a few times, so that a small folder is long enough to measure; when a cache is filled, through copies of the
-files.  The batches of all rows are compared with those of a cache that is off.  The picture also has the peers
-of ``run.py images --peers`` that convert the files.
+files.  The batches of all rows are compared with those of a cache that is off.  The picture also has peers of
+``run.py images --peers`` that convert the files.
 """
 
 from __future__ import annotations
