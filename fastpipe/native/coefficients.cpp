@@ -12,12 +12,13 @@ namespace {
 
 constexpr char kMagic[8] = {'f', 'p', 'c', 'o', 'e', 'f', '2', '\n'};
 constexpr std::int64_t kMostOfEntry = std::numeric_limits<std::int32_t>::max();
-constexpr int kEscape = -128;                   // in the place of a value that is no other int8
+constexpr int kEscape = -128;                   // the value does not fit, and follows in the row's bits
 constexpr int kMostHalf = 8, kMostQuarter = 2;  // the largest values of half bytes, and of two bits
 constexpr int kStreams = 5;                     // of a row
 // Of a block, in bytes: shape, DC, mask, values that are bytes; and bits, as if all were of int16.
 constexpr std::int64_t kMostOfStream[kStreams] = {1, 2, 8, 63, 2 * 64};
-constexpr std::int64_t kMostOfBlock = 1 + 2 + 8 + 63 + 2 * 64;
+constexpr std::int64_t kMostOfBlock =
+    kMostOfStream[0] + kMostOfStream[1] + kMostOfStream[2] + kMostOfStream[3] + kMostOfStream[4];
 
 struct CoefficientHeader {
   char magic[8];

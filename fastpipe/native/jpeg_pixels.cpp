@@ -43,9 +43,20 @@ constexpr int kFastBits = 2, kShiftOfFast = kFastBits + 3;
 // others).
 constexpr int kMostOfFastFactors = 8191, kMostOfFastColumn = 11500, kMostOfFastLast = 2047;
 
-// What a step of the fast transform has in it, of 2**14, by row and column.
+// What a step of the fast transform has in it, by row and column; and both together, of 2**14, as libjpeg-turbo rounds
+// them.
 constexpr double kFastScale[8] = {1.0, 1.387039845, 1.306562965, 1.175875602,
                                   1.0, 0.785694958, 0.541196100, 0.275899379};
+constexpr int kFastScaleBits = 14;
+struct FastScales {
+  std::int64_t of[64] = {};
+  constexpr FastScales() {
+    for (int i = 0; i < 64; ++i) {
+      of[i] = static_cast<std::int64_t>(kFastScale[i / 8] * kFastScale[i % 8] * (1 << kFastScaleBits) + 0.5);
+    }
+  }
+};
+constexpr FastScales kFastScales;
 
 // Of 2**16: how much a colour has of a chroma sample.
 constexpr int kRedOfRed = 91881, kGreenOfBlue = 22554, kGreenOfRed = 46802, kBlueOfBlue = 116130;
@@ -169,10 +180,8 @@ class Decoding {
   bool make_fast_steps() noexcept {
     for (int c = 0; c < components_; ++c) {
       for (int i = 0; i < 64; ++i) {
-        // libjpeg-turbo has these numbers of 14 bits in a table.
-        const auto scale = static_cast<std::int64_t>(kFastScale[i / 8] * kFastScale[i % 8] * (1 << 14) + 0.5);
-        constexpr int bits = 14 - kFastBits;
-        const std::int64_t step = (frame_.planes[c].steps[i] * scale + (1 << (bits - 1))) >> bits;
+        constexpr int bits = kFastScaleBits - kFastBits;
+        const std::int64_t step = (frame_.planes[c].steps[i] * kFastScales.of[i] + (1 << (bits - 1))) >> bits;
         if (step > 0x7FFF) return false;
         fast_steps_[c][i] = static_cast<std::uint16_t>(step);
       }

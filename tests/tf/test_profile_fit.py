@@ -183,7 +183,7 @@ class Photos(Dataset):
 
     def __getitem__(self, at):
         with Image.open(FILES[at]) as image:
-            return np.asarray(image.convert("RGB").resize((32, 32)), np.float32), 0
+            return np.asarray(image.convert("RGB"), np.float32)[:32, :32], 0  # nearly all is decoding
 
 made().fit(DataLoader(Photos(), batch_size=4), epochs=1000, shuffle=False, verbose=0)
 """
@@ -191,7 +191,7 @@ made().fit(DataLoader(Photos(), batch_size=4), epochs=1000, shuffle=False, verbo
     assert report.loader is not None and report.loader.kind == "DataLoader over Photos"
     assert report.is_cut_short and report.instant_s is not None and report.stall_share > 0.3
     decode = report.costs.stages["decode"]
-    assert decode.cpu > 0 and decode.cpu + decode.delay > decode.wall / 5  # running, or about to
+    assert decode.cpu > 0 and decode.cpu + decode.delay > 0.2e9 * report.costs.wall_s  # running, or about to
     assert report.costs.lines[0][0].function in ("__getitem__", "Photos.__getitem__")
 
 

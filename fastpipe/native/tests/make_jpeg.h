@@ -23,6 +23,26 @@ inline std::uint32_t random_below(std::uint32_t below) {
   return (state >> 8) % below;
 }
 
+inline std::int32_t random_up_to(std::int32_t most) {
+  return static_cast<std::int32_t>(1 + random_below(static_cast<std::uint32_t>(most)));
+}
+
+// Small sizes, larger ones and those of several MCUs along each side, in turns.
+inline Size random_size(int turn) {
+  const std::int32_t most = turn % 3 == 0 ? 12 : turn % 3 == 1 ? 70 : 300;
+  const std::int32_t height = random_up_to(most);
+  return {height, random_up_to(most)};
+}
+
+inline Box random_box(Size size) {
+  Box box;
+  box.height = random_up_to(size.height);
+  box.width = random_up_to(size.width);
+  box.top = random_up_to(size.height - box.height + 1) - 1;
+  box.left = random_up_to(size.width - box.width + 1) - 1;
+  return box;
+}
+
 struct Kind {
   int components = 3;
   int horizontal = 2, vertical = 2;  // sampling factors of the first component

@@ -47,15 +47,6 @@ bool same(const Pixels& one, const Pixels& other) {
   return true;
 }
 
-Box random_box(Size size) {
-  Box box;
-  box.top = static_cast<std::int32_t>(random_below(static_cast<std::uint32_t>(size.height)));
-  box.left = static_cast<std::int32_t>(random_below(static_cast<std::uint32_t>(size.width)));
-  box.height = static_cast<std::int32_t>(1 + random_below(static_cast<std::uint32_t>(size.height - box.top)));
-  box.width = static_cast<std::int32_t>(1 + random_below(static_cast<std::uint32_t>(size.width - box.left)));
-  return box;
-}
-
 class Reader {
  public:
   // Whether a box of an entry, at 1 / factor of the size, has the pixels that are decoded of the file.
@@ -88,9 +79,7 @@ TEST("coefficients: parts of images of many sizes, kinds and qualities, at each 
     Reader reader;
     int wrong = 0, declined = 0;
     for (int i = 0; i < 400; ++i) {
-      const std::uint32_t most = i % 3 == 0 ? 12 : i % 3 == 1 ? 70 : 300;
-      const Size size{static_cast<std::int32_t>(1 + random_below(most)),
-                      static_cast<std::int32_t>(1 + random_below(most))};
+      const Size size = random_size(i);
       Kind kind = kKinds[random_below(std::size(kKinds))];
       kind.quality = static_cast<int>(1 + random_below(100));
       const File file = encoded(size, kind);

@@ -144,18 +144,6 @@ bool is_damaged(const Status& status) {
   return status.outcome == Outcome::declined && status.reason == Reason::damaged;
 }
 
-Box random_box(Size size) {
-  const auto below = [](std::int32_t number) {
-    return static_cast<std::int32_t>(random_below(static_cast<std::uint32_t>(number)));
-  };
-  Box box;
-  box.height = 1 + below(size.height);
-  box.width = 1 + below(size.width);
-  box.top = below(size.height - box.height + 1);
-  box.left = below(size.width - box.width + 1);
-  return box;
-}
-
 }  // namespace
 
 // ------------------------------------------------------------------------------------------------ headers
@@ -345,9 +333,7 @@ TEST("jpeg decode: all columns and all rows of small images") {
 TEST("jpeg decode: parts of images of many sizes") {
   Decoder decoder;
   for (int i = 0; i < 150; ++i) {
-    const std::uint32_t most = i % 3 == 0 ? 10 : i % 3 == 1 ? 70 : 300;
-    const Size size{static_cast<std::int32_t>(1 + random_below(most)),
-                    static_cast<std::int32_t>(1 + random_below(most))};
+    const Size size = random_size(i);
     const File file = encoded(size, kKinds[random_below(std::size(kKinds))]);
     const Exact exact(file);
     const Image image = decoded(file);
@@ -364,9 +350,7 @@ TEST("jpeg decode: parts of images of many sizes, kinds and qualities with Tenso
     CHECK(force_level(static_cast<Level>(level)));
     int wrong = 0;
     for (int i = 0; i < 200; ++i) {
-      const std::uint32_t most = i % 3 == 0 ? 10 : i % 3 == 1 ? 70 : 300;
-      const Size size{static_cast<std::int32_t>(1 + random_below(most)),
-                      static_cast<std::int32_t>(1 + random_below(most))};
+      const Size size = random_size(i);
       Kind look = kKinds[random_below(std::size(kKinds))];
       look.quality = static_cast<int>(1 + random_below(100));
       const File file = encoded(size, look);

@@ -51,11 +51,6 @@ Kind random_kind() {
   return kind;
 }
 
-Size random_size(int i) {
-  const std::int32_t most = i % 3 == 0 ? 12 : i % 3 == 1 ? 70 : 300;
-  return {1 + below(most), 1 + below(most)};
-}
-
 bool ends_well(const Exact& file, const ScanRows& rows) { return ends_after_scan(file, rows.position()); }
 
 // Return whether all rows, as a whole, have libjpeg's coefficients.
