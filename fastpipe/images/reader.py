@@ -94,7 +94,7 @@ class ImageReader:
         if self._by_pillow:
             return f"images  →  {pillow}"
         png = "PNG  →  libdeflate; " if reads_png else ""
-        return f"JPEG  →  libjpeg-turbo, only the region that is needed; {png}other images  →  {pillow}"
+        return f"JPEG  →  native core, only the region that is needed; {png}other images  →  {pillow}"
 
     @property
     def is_native(self) -> bool:

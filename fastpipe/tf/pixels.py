@@ -247,7 +247,7 @@ class TensorFlowPixels:
         self.dct: Literal["fast"] | None = "fast" if spec.channels == 3 else None
 
     def describe(self) -> str:
-        return "JPEG  →  libjpeg-turbo, by TensorFlow's default transform; other images  →  TensorFlow"
+        return "JPEG  →  native core, by TensorFlow's default transform; other images  →  TensorFlow"
 
     def native(self, boxes: Boxes | None, scaling: Scaling, keeps: bool) -> Any:
         if self._resize is None or self._spec.channels == 4:

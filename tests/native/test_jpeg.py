@@ -138,7 +138,7 @@ def run(script: str) -> list[str]:
 def test_no_other_package_is_needed_or_loaded(missing: tuple[str, ...]) -> None:
     *said, loaded = run(SCRIPT.format(missing=missing))
     assert len(said) == 3
-    assert all(line.startswith("JPEG  →  libjpeg-turbo, only the region that is needed") for line in said)
+    assert all(line.startswith("JPEG  →  native core, only the region that is needed") for line in said)
     assert loaded == "[]"
 
 
