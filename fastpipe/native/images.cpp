@@ -244,14 +244,12 @@ struct ImageBatch::Opened {
   KeptCoefficients coefficients;  // which `source` refers to, if there are some
 
   // Use an entry that is kept; false where it is none.
-  bool takes(KeptForm form, const std::uint8_t* entry, std::int64_t nbytes) noexcept {
-    const Bytes bytes{entry, static_cast<std::size_t>(nbytes)};
-    if (entry == nullptr) return false;
+  bool takes(KeptForm form, Bytes entry) noexcept {
     if (form == KeptForm::index) {
-      source.index = bytes;
+      source.index.known = entry;
       return true;
     }
-    if (!coefficients.open(bytes)) return false;
+    if (!coefficients.open(entry)) return false;
     source.coefficients = &coefficients;
     source.size = coefficients.frame().size;
     return true;
@@ -284,7 +282,7 @@ Status ImageBatch::look_up(std::int64_t item, Scratch& scratch, Opened* opened) 
       const std::int64_t nbytes = found.size.width;
       entry =
           kept->memory != nullptr ? kept->memory + found.offset : read_kept(*kept, found.offset, nbytes, scratch.arena);
-      opened->is_kept = opened->takes(kept->form, entry, nbytes);
+      opened->is_kept = entry != nullptr && opened->takes(kept->form, {entry, static_cast<std::size_t>(nbytes)});
     }
     return Status::made();  // from its file, if the entry cannot be used
   }
@@ -357,27 +355,25 @@ Status ImageBatch::open(std::int64_t item, Scratch& scratch, Opened* opened) {
   return Status::made();
 }
 
-// Take an image's coefficients or index, which are to be kept, from its file; what is done to it then begins from them.
-// Files that have none are decoded as usual.
-void ImageBatch::make_entry(std::int64_t item, Scratch& scratch, Opened* opened) {
+// Take the coefficients of an image from its file, where they are to be kept; what is done to it then begins from them.
+// Returns their entry, in the arena; no bytes of a file that has none, or without room for it.
+Bytes ImageBatch::packed(Scratch& scratch, Opened* opened) noexcept {
   const ImageSource& source = opened->source;
-  // Coefficients take about as many bytes as their file, or more.
-  const auto least = static_cast<std::int64_t>(kept->form == KeptForm::index ? 0 : source.file.size);
-  if (!source.is_jpeg() || least > most_nbytes || whole_nbytes_.load() + least > kMostWhole) return;
+  const auto least = static_cast<std::int64_t>(source.file.size);  // about as many bytes as its entry has
+  if (!source.is_jpeg() || least > most_nbytes || whole_nbytes_.load() + least > kMostWhole) return {};
   Bytes entry;
-  if (kept->form == KeptForm::index) {
-    entry = scratch.jpeg.make_index(source.file, scratch.arena);
-  } else if (!scratch.jpeg.pack(source.file, scratch.arena, &entry).is_made()) {
-    return;
-  }
+  if (!scratch.jpeg.pack(source.file, scratch.arena, &entry).is_made()) return {};
+  return opened->takes(KeptForm::coefficients, entry) ? entry : Bytes{};
+}
+
+// Keep an entry, if there is room for it.
+void ImageBatch::keep_entry(std::int64_t item, Bytes entry, std::int64_t file_pixels, const Opened& opened) noexcept {
   const auto nbytes = static_cast<std::int64_t>(entry.size);
-  if (entry.data == nullptr || nbytes > most_nbytes || whole_nbytes_.fetch_add(nbytes) + nbytes > kMostWhole) return;
+  if (nbytes > most_nbytes || whole_nbytes_.fetch_add(nbytes) + nbytes > kMostWhole) return;
   MadeImage made = allocated(entry.size, 1, static_cast<std::int32_t>(nbytes));
   if (made.data == nullptr) return;
   std::memcpy(made.data.get(), entry.data, entry.size);
-  const std::int64_t file_pixels = std::int64_t{source.size.height} * source.size.width;
-  if (!opened->takes(kept->form, made.data.get(), nbytes)) return;
-  whole_[static_cast<std::size_t>(item)] = {std::move(made), opened->digest, opened->state, file_pixels};
+  whole_[static_cast<std::size_t>(item)] = {std::move(made), opened.digest, opened.state, file_pixels};
 }
 
 // Decode all of an image, make it smaller where the plan says so, and keep it where that is wanted; what is done to it
@@ -494,13 +490,25 @@ Status ImageBatch::make(std::int64_t item, Scratch& scratch) {
   return status;
 }
 
+// Make an image, and keep an entry of it where that is wanted.
 Status ImageBatch::make_image(std::int64_t item, Scratch& scratch, Opened* opened) {
+  if (!opened->is_to_be_kept || kept->form == KeptForm::pixels) return draw_image(item, scratch, opened);
+  opened->is_to_be_kept = false;
+  const Size size = opened->source.size;
+  Bytes entry;
+  if (kept->form == KeptForm::index) {
+    opened->source.index.made = &entry;
+  } else {
+    entry = packed(scratch, opened);
+  }
+  const Status status = draw_image(item, scratch, opened);
+  if (entry.data != nullptr) keep_entry(item, entry, std::int64_t{size.height} * size.width, *opened);
+  return status;
+}
+
+Status ImageBatch::draw_image(std::int64_t item, Scratch& scratch, Opened* opened) {
   ImageSource& source = opened->source;
   Status status = Status::made();
-  if (opened->is_to_be_kept && kept->form != KeptForm::pixels) {
-    make_entry(item, scratch, opened);
-    opened->is_to_be_kept = false;
-  }
   if (source.is_encoded() || source.coefficients != nullptr) status = make_whole(item, scratch, opened);
   if (!status.is_made()) return status;
   totals.images.fetch_add(1, std::memory_order_relaxed);

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "augment.h"
-#include "coefficients.h"
 #include "engine.h"
 #include "geometry.h"
+#include "jpeg.h"
 #include "kept.h"
 #include "png.h"
 #include "resample.h"
@@ -122,9 +122,11 @@ class ImageBatch : public Work {
   Status make(std::int64_t item, Scratch& scratch);
   Status open(std::int64_t item, Scratch& scratch, Opened* opened);
   Status look_up(std::int64_t item, Scratch& scratch, Opened* opened);
-  void make_entry(std::int64_t item, Scratch& scratch, Opened* opened);
+  Bytes packed(Scratch& scratch, Opened* opened) noexcept;
+  void keep_entry(std::int64_t item, Bytes entry, std::int64_t file_pixels, const Opened& opened) noexcept;
   Status make_whole(std::int64_t item, Scratch& scratch, Opened* opened);
   Status make_image(std::int64_t item, Scratch& scratch, Opened* opened);
+  Status draw_image(std::int64_t item, Scratch& scratch, Opened* opened);
   Status make_changed(std::int64_t item, Scratch& scratch, const Region& region, const ImageSource& source);
   Status make_sample(std::int64_t item, Scratch& scratch, Opened* opened);
   std::uint8_t* place_for(std::int64_t item, const Region& region);
@@ -144,7 +146,7 @@ struct ImageSource {
   const KeptImages* kept = nullptr;  // null where it is not there
   std::int64_t offset = 0;           // where in it
   KeptCoefficients* coefficients = nullptr;
-  Bytes index;  // of the JPEG, or nothing
+  JpegIndex index;  // of the JPEG
   bool is_encoded() const { return pixels.data == nullptr && kept == nullptr && coefficients == nullptr; }
   bool is_jpeg() const { return is_encoded() && !png.is_png(); }
 };

@@ -28,6 +28,12 @@ JpegHeader read_jpeg_header(Bytes file) noexcept;
 // a scan, too.  No pixel depends on them, but Pillow reads them and fails if they are damaged.
 bool ends_after_scan(Bytes file, std::int64_t position) noexcept;
 
+// Places in a JPEG at which decoding can begin: a checksum of the file, uint64, and the index that ScanRows writes.
+struct JpegIndex {
+  Bytes known;            // no byte of which is trusted, and which is not used if it is another file's; or nothing
+  Bytes* made = nullptr;  // where to put a new one, in the arena; no bytes of a file that has none.  Null for nowhere
+};
+
 // Decodes parts of trusted JPEGs to RGB with libjpeg-turbo's accurate settings (islow DCT, fancy upsampling), which
 // are Pillow's, or as `JpegPixels` says.  For one thread; keeps its tables and buffers from image to image.
 class JpegDecoder {
@@ -42,14 +48,10 @@ class JpegDecoder {
   // file: of which read_jpeg_header() says that it is trusted.
   // arena: where the pixels (and rows that are decoded beside them) lie, valid until it is reset.
   // pixels: where they are, of the box's size, 3 channels (1 of luma); the pitch may be wider than the box.
-  // index: of make_index(), of which no byte is trusted, or nothing.  One of another file is not used.
+  // index: with a known one, entropy decoding begins near the box; to make one, all of the file is read.
   // Returns made, or declined: damaged (any warning of libjpeg's is one), no_memory.
   Status decode(Bytes file, Box box, Arena& arena, Pixels* pixels, JpegPixels kind = JpegPixels::pillow,
-                Bytes index = {}) noexcept;
-
-  // Find the places in a file at which decoding can begin: a checksum of the file, uint64, and the index of
-  // ScanRows::make_index().  Returns it, in the arena; no bytes of a file that has none.
-  Bytes make_index(Bytes file, Arena& arena) noexcept;
+                JpegIndex index = {}) noexcept;
 
   // Find out whether decode() may fail later: made if only a warning about the pixels' data is possible, for which
   // Pillow raises no error.  Declined as decode(), or with Reason::asked if the file has several scans, whose tables
@@ -63,7 +65,7 @@ class JpegDecoder {
   Status pack(Bytes file, Arena& arena, Bytes* entry) noexcept;
 
   // Decode a box of the image at 1 / factor (2, 4 or 8) of its size, each side rounded up.  Otherwise as decode().
-  Status decode_reduced(Bytes file, int factor, Box box, Arena& arena, Pixels* pixels, Bytes index = {}) noexcept;
+  Status decode_reduced(Bytes file, int factor, Box box, Arena& arena, Pixels* pixels, JpegIndex index = {}) noexcept;
 
  private:
   struct State;

@@ -100,7 +100,8 @@ struct JpegDecoder::State {
 
   State() noexcept;
   ~State();
-  bool decode_scan(Bytes index, Arena& arena, Pixels* pixels) noexcept;
+  bool decode_scan(JpegIndex index, Arena& arena, Pixels* pixels) noexcept;
+  Bytes ended_index(Arena& arena) noexcept;
   Status decode(Arena& arena, Pixels* pixels) noexcept;
   Status pack(Arena& arena, Bytes* entry) noexcept;
   Status begun(Step step) noexcept;
@@ -388,25 +389,43 @@ Status JpegDecoder::State::decode(Arena& arena, Pixels* pixels) noexcept {
 }
 
 // Decode without libjpeg; false where it has to decide, as about whatever is unusual.
-bool JpegDecoder::State::decode_scan(Bytes index, Arena& arena, Pixels* pixels) noexcept {
+bool JpegDecoder::State::decode_scan(JpegIndex index, Arena& arena, Pixels* pixels) noexcept {
+  if (index.made != nullptr) *index.made = {};
   if (!scan.open(file)) return false;
   std::uint64_t sum = 0;
   bool has_index = false;  // which is made only where all of the file is as it should be
-  if (index.size > sizeof sum) {
-    std::memcpy(&sum, index.data, sizeof sum);
-    has_index = sum == sum_of(file) && scan.use_index({index.data + sizeof sum, index.size - sizeof sum});
+  if (index.known.size > sizeof sum) {
+    std::memcpy(&sum, index.known.data, sizeof sum);
+    has_index = sum == sum_of(file) && scan.use_index({index.known.data + sizeof sum, index.known.size - sizeof sum});
+  } else if (index.made != nullptr) {
+    scan.begin_index(arena);
   }
   const Size size = scan.frame().reduced(factor);
   const bool is_inside =
       box.top >= 0 && box.left >= 0 && box.height <= size.height - box.top && box.width <= size.width - box.left;
-  return is_inside && decode_pixels(scan.frame(), scan, factor, box, arena, pixels, kind).is_made() &&
-         (has_index || ends_after_scan(file, scan.position()));
+  if (!is_inside || !decode_pixels(scan.frame(), scan, factor, box, arena, pixels, kind).is_made()) return false;
+  if (!has_index && !ends_after_scan(file, scan.position())) return false;
+  if (index.made != nullptr) *index.made = ended_index(arena);
+  return true;
+}
+
+// Return the index that was begun; no bytes where some of the file is not as it should be.
+Bytes JpegDecoder::State::ended_index(Arena& arena) noexcept {
+  const Bytes index = scan.end_index();
+  if (index.data == nullptr || !ends_after_scan(file, scan.position())) return {};
+  const std::uint64_t sum = sum_of(file);
+  auto* const made = arena.array<std::uint8_t>(index.size + sizeof sum);
+  if (made == nullptr) return {};
+  std::memcpy(made, &sum, sizeof sum);
+  std::memcpy(made + sizeof sum, index.data, index.size);
+  return {made, index.size + sizeof sum};
 }
 
 JpegDecoder::JpegDecoder() noexcept : state_(new (std::nothrow) State()) {}
 JpegDecoder::~JpegDecoder() = default;
 
-Status JpegDecoder::decode(Bytes file, Box box, Arena& arena, Pixels* pixels, JpegPixels kind, Bytes index) noexcept {
+Status JpegDecoder::decode(Bytes file, Box box, Arena& arena, Pixels* pixels, JpegPixels kind,
+                           JpegIndex index) noexcept {
   if (state_ == nullptr) return Status::declined(Reason::no_memory);
   if (box.width <= 0 || box.height <= 0) return Status::declined(Reason::damaged);
   state_->file = file;
@@ -416,18 +435,6 @@ Status JpegDecoder::decode(Bytes file, Box box, Arena& arena, Pixels* pixels, Jp
   state_->is_probed = false;
   if (state_->decode_scan(index, arena, pixels)) return Status::made();
   return state_->decode(arena, pixels);
-}
-
-Bytes JpegDecoder::make_index(Bytes file, Arena& arena) noexcept {
-  if (state_ == nullptr || !state_->scan.open(file)) return {};
-  const Bytes index = state_->scan.make_index(arena);
-  if (index.data == nullptr || !ends_after_scan(file, state_->scan.position())) return {};
-  const std::uint64_t sum = sum_of(file);
-  auto* const made = arena.array<std::uint8_t>(index.size + sizeof sum);
-  if (made == nullptr) return {};
-  std::memcpy(made, &sum, sizeof sum);
-  std::memcpy(made + sizeof sum, index.data, index.size);
-  return {made, index.size + sizeof sum};
 }
 
 Status JpegDecoder::probe(Bytes file) noexcept {
@@ -453,7 +460,7 @@ Status JpegDecoder::pack(Bytes file, Arena& arena, Bytes* entry) noexcept {
 }
 
 Status JpegDecoder::decode_reduced(Bytes file, int factor, Box box, Arena& arena, Pixels* pixels,
-                                   Bytes index) noexcept {
+                                   JpegIndex index) noexcept {
   if (state_ == nullptr) return Status::declined(Reason::no_memory);
   if (factor != 2 && factor != 4 && factor != 8) return Status::declined(Reason::internal);
   if (box.width <= 0 || box.height <= 0) return Status::declined(Reason::damaged);

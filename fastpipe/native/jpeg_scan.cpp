@@ -17,6 +17,8 @@ constexpr int kTables = 4, kMostComponents = 3, kMostBlocks = 6;  // of a file, 
 constexpr int kLargestSide = 65500;                               // libjpeg's limit, in pixels
 constexpr std::ptrdiff_t kMostMcuBytes = (kMostBlocks * kMostBlockBits + 7) / 8;
 constexpr std::ptrdiff_t kWindow = 4096;
+constexpr std::int64_t kIndexHead = 4;    // bytes of an index before its entries
+constexpr std::int64_t kIndexShare = 50;  // an index has at most this part of the file's bytes, or little more
 
 // The next bytes of coded data, without stuffed zeros.
 struct Window {
@@ -25,6 +27,9 @@ struct Window {
   std::int64_t begin = 0;  // where reading goes on, in bits
   std::int64_t next = 0;   // where the next byte to copy is in the file
   bool is_last = false;    // a marker comes next, or the end of the file
+  // Where in the window the bytes are that have a stuffed zero behind them in the file.
+  std::uint16_t stuffed[kWindow + 1];
+  std::ptrdiff_t stuffed_count = 0;
 
   // Begin anew, at a bit of the file.
   void start(Bytes file, std::int64_t position) noexcept {
@@ -32,6 +37,7 @@ struct Window {
     begin = position & 7;
     next = position >> 3;
     is_last = false;
+    stuffed_count = 0;
     fill(file);
   }
 
@@ -41,15 +47,22 @@ struct Window {
     std::memmove(bytes, bytes + read, static_cast<std::size_t>(size - read));
     size -= read;
     begin -= std::int64_t{8} * read;
+    const std::ptrdiff_t kept = stuffed_from(read), dropped = stuffed_count - kept;
+    for (std::ptrdiff_t i = 0; i < kept; ++i) stuffed[i] = static_cast<std::uint16_t>(stuffed[dropped + i] - read);
+    stuffed_count = kept;
     fill(file);
   }
 
   // Return where in the file the byte is that the window has at `place`.
-  std::int64_t position(std::ptrdiff_t place) const noexcept {
-    return next - (size - place) - std::count(bytes + std::min(place, size), bytes + size, std::uint8_t{0xFF});
-  }
+  std::int64_t position(std::ptrdiff_t place) const noexcept { return next - (size - place) - stuffed_from(place); }
 
  private:
+  // Count the stuffed zeros from a place in the window on.
+  std::ptrdiff_t stuffed_from(std::ptrdiff_t place) const noexcept {
+    const std::uint16_t* const end = stuffed + stuffed_count;
+    return end - std::lower_bound(stuffed, end, place);
+  }
+
   void fill(Bytes file) noexcept {
     const auto end = static_cast<std::int64_t>(file.size);
     while (size < kWindow) {
@@ -70,6 +83,7 @@ struct Window {
         is_last = true;
         return;
       }
+      stuffed[stuffed_count++] = static_cast<std::uint16_t>(size);
       bytes[size++] = 0xFF;
       next += 2;
     }
@@ -88,7 +102,8 @@ struct ScanRows::State {
   bool open() noexcept;
   bool read(std::int32_t row, std::int32_t first, std::int32_t mcus, std::int16_t* const* to,
             const std::int64_t* pitches, const bool* dc_only) noexcept;
-  Bytes make_index(Arena& arena) noexcept;
+  void begin_index(Arena& arena) noexcept;
+  Bytes end_index() noexcept;
   bool use_index(Bytes made) noexcept;
   std::int64_t position() const noexcept {
     return window.position(static_cast<std::ptrdiff_t>((window.begin + 7) / 8));
@@ -122,9 +137,13 @@ struct ScanRows::State {
   std::int64_t mcus() const noexcept { return std::int64_t{frame.mcu_rows()} * frame.mcu_columns(); }
   bool pass_over(std::int64_t mcus) noexcept;
   bool run(std::int64_t mcus, Target* to) noexcept;
+  bool run_part(std::int64_t mcus, Target* to) noexcept;
   bool restart() noexcept;
 
   std::int64_t entry_bytes() const noexcept { return 5 + 2 * frame.components; }
+  std::int64_t entry_begin(std::int64_t number) const noexcept { return kIndexHead + (number - 1) * entry_bytes(); }
+  std::int64_t index_bytes() const noexcept { return entry_begin((mcus() - 1) / apart + 1); }
+  void write_entry() noexcept;
   void go_to_entry(std::int64_t number) noexcept;
 
   // The header.
@@ -142,8 +161,9 @@ struct ScanRows::State {
   std::int64_t interval = 0;  // MCUs between restart markers; 0: there are none
   std::int64_t scan = 0;      // where the coded data begin
 
-  // The index in use, and how many MCUs one of its entries stands for.
+  // The index in use, or the one that is written; and how many MCUs one of its entries stands for.
   Bytes index;
+  std::uint8_t* written = nullptr;
   std::int64_t apart = 0;
 
   // What is decoded next.
@@ -160,6 +180,7 @@ bool ScanRows::State::open() noexcept {
   has_jfif = false;
   adobe = -1;
   index = {};
+  written = nullptr;
   mcu = 0;
   std::fill_n(sums, kMostComponents, std::uint16_t{0});
   if (!read_segments()) return false;
@@ -337,6 +358,16 @@ bool ScanRows::State::run(std::int64_t mcus, Target* to) noexcept {
   for (int i = 0; i < count; ++i) {
     if (to[i].skips_ac() && !blocks[i].ac->has_skipped) blocks[i].ac->build_skipped();
   }
+  if (written == nullptr) return run_part(mcus, to);
+  for (const std::int64_t end = mcu + mcus; mcu < end;) {
+    if (!run_part(std::min(end - mcu, apart - mcu % apart), to)) return false;
+    if (mcu % apart == 0 && mcu < this->mcus()) write_entry();
+  }
+  return true;
+}
+
+// As run(), without an entry of an index in between.
+bool ScanRows::State::run_part(std::int64_t mcus, Target* to) noexcept {
   Bits bits;
   bits.start(window.bytes, window.begin);
   for (const std::int64_t end = mcu + mcus; mcu < end; ++mcu) {
@@ -415,47 +446,45 @@ bool ScanRows::State::read(std::int32_t row, std::int32_t first, std::int32_t mc
 
 namespace {
 
-constexpr std::int64_t kIndexHead = 4;
-constexpr std::int64_t kIndexShare = 50;  // an index has at most this part of the file's bytes, or little more
-
 void put(std::uint8_t* to, std::int64_t number, int bytes) noexcept {
   for (int i = 0; i < bytes; ++i) to[i] = static_cast<std::uint8_t>(number >> 8 * i);
 }
 
 }  // namespace
 
-Bytes ScanRows::State::make_index(Arena& arena) noexcept {
+void ScanRows::State::begin_index(Arena& arena) noexcept {
   const auto length = static_cast<std::int64_t>(file.size);
-  const std::int64_t spacing = (mcus() * entry_bytes() * kIndexShare + length - 1) / length;
-  const std::int64_t entries = (mcus() - 1) / spacing;
-  const auto size = static_cast<std::size_t>(kIndexHead + entries * entry_bytes());
-  auto* const made = arena.array<std::uint8_t>(size);
-  if (made == nullptr) return {};
-  put(made, spacing, kIndexHead);
-  std::uint8_t* to = made + kIndexHead;
-  for (std::int64_t i = 0; i < entries; ++i, to += entry_bytes()) {
-    if (!pass_over(spacing)) return {};
-    put(to, 8 * window.position(static_cast<std::ptrdiff_t>(window.begin / 8)) + window.begin % 8, 5);
-    for (int c = 0; c < frame.components; ++c) put(to + 5 + 2 * c, sums[c], 2);
-  }
-  if (!pass_over(mcus() - mcu)) return {};
-  return {made, size};
+  apart = (mcus() * entry_bytes() * kIndexShare + length - 1) / length;
+  written = arena.array<std::uint8_t>(static_cast<std::size_t>(index_bytes()));
+  if (written != nullptr) put(written, apart, kIndexHead);
+}
+
+Bytes ScanRows::State::end_index() noexcept {
+  if (written == nullptr || !pass_over(mcus() - mcu)) return {};
+  return {written, static_cast<std::size_t>(index_bytes())};
+}
+
+// Write where the next MCU begins.
+void ScanRows::State::write_entry() noexcept {
+  std::uint8_t* const to = written + entry_begin(mcu / apart);
+  put(to, 8 * window.position(static_cast<std::ptrdiff_t>(window.begin / 8)) + window.begin % 8, 5);
+  for (int c = 0; c < frame.components; ++c) put(to + 5 + 2 * c, sums[c], 2);
 }
 
 bool ScanRows::State::use_index(Bytes made) noexcept {
   const Reader reader(made);
   const std::int64_t spacing = reader.little(0, kIndexHead, reader.size());
   if (reader.size() < kIndexHead || spacing < 1) return false;
-  if (reader.size() != kIndexHead + (mcus() - 1) / spacing * entry_bytes()) return false;
-  index = made;
   apart = spacing;
+  if (reader.size() != index_bytes()) return false;
+  index = made;
   return true;
 }
 
 // Go on with the MCU of an entry.
 void ScanRows::State::go_to_entry(std::int64_t number) noexcept {
   const Reader reader(index);
-  const std::int64_t at = kIndexHead + (number - 1) * entry_bytes(), end = reader.size();
+  const std::int64_t at = entry_begin(number), end = reader.size();
   const std::int64_t bit = reader.little(at, 4, end) | reader.little(at + 4, 1, end) << 32;
   window.start(file, std::min(std::max(bit, 8 * scan), 8 * static_cast<std::int64_t>(file.size)));
   mcu = number * apart;
@@ -486,10 +515,14 @@ bool ScanRows::read(std::int32_t row, std::int32_t first, std::int32_t count, st
 
 std::int64_t ScanRows::position() const noexcept { return state_->position(); }
 
-Bytes ScanRows::make_index(Arena& arena) noexcept {
+void ScanRows::begin_index(Arena& arena) noexcept {
+  if (state_ != nullptr && state_->is_open) state_->begin_index(arena);
+}
+
+Bytes ScanRows::end_index() noexcept {
   if (state_ == nullptr || !state_->is_open) return {};
   state_->is_open = false;
-  return state_->make_index(arena);
+  return state_->end_index();
 }
 
 bool ScanRows::use_index(Bytes index) noexcept {

@@ -46,9 +46,11 @@ class ScanRows : public CoefficientRows {
   // Return where in the file the coded data go on behind the last MCU that was read: ends_after_scan() takes that.
   std::int64_t position() const noexcept;
 
-  // Pass over all MCUs of a file that has just been opened, and write its index.  Returns it, in the arena; no bytes if
-  // the scan is damaged or there is no memory.  Another open() has to follow before read().
-  Bytes make_index(Arena& arena) noexcept;
+  // Begin to write the index of a file that has just been opened.  It lies in the arena.
+  void begin_index(Arena& arena) noexcept;
+  // Pass over the MCUs behind the last one that was read, and return the index; no bytes if the scan is damaged, or
+  // there was no memory.  Another open() has to follow before read().
+  Bytes end_index() noexcept;
 
   // Use an index, of which no byte is trusted, for the file that has just been opened.  It has to stay until the last
   // row has been read.  False if it has not the size of an index of such a file; it is then not used.

@@ -51,14 +51,4 @@ inline bool same(const Status& one, const Status& other) {
   return one.outcome == other.outcome && one.reason == other.reason && one.detail == other.detail;
 }
 
-// Return whether `part` equals the pixels of `whole` that begin at a row and a column.
-inline bool is_part(const Pixels& part, const Pixels& whole, std::int32_t top, std::int32_t left) {
-  if (top + part.height > whole.height || left + part.width > whole.width) return false;
-  for (std::int32_t y = 0; y < part.height; ++y) {
-    const std::uint8_t* expected = whole.data + whole.pitch * (top + y) + 3 * left;
-    if (std::memcmp(part.data + part.pitch * y, expected, 3 * static_cast<std::size_t>(part.width)) != 0) return false;
-  }
-  return true;
-}
-
 }  // namespace fastpipe::fuzz

@@ -8,6 +8,7 @@
 #include "../arena.h"
 #include "../coefficients.h"
 #include "../jpeg.h"
+#include "../tests/read_pixels.h"
 #include "fuzz.h"
 
 namespace {
@@ -44,7 +45,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       const Status status = factor == 1 ? decoder.decode(file, box, arena, &expected)
                                         : decoder.decode_reduced(file, factor, box, arena, &expected);
       require(status.is_made(), "a file whose coefficients are kept");
-      require(is_part(found, expected, 0, 0), "the pixels of kept coefficients");
+      require(tests::is_part(found, expected, 0, 0), "the pixels of kept coefficients");
     }
     for (int i = 0; i < kSpoilt; ++i) {
       // In memory of its own, so that a sanitizer sees what is read beyond it.

@@ -1,16 +1,20 @@
-// Fuzzes the JPEG header, and the decoding of parts of an image and of reduced images.
+// Fuzzes the JPEG header, and the decoding of parts of an image and of reduced images: Pillow's pixels and
+// TensorFlow's.
 //
-// Invariants, whatever the file: a part equals the same part of the whole image; a decoder that has seen other files
-// gives what a new one gives; a good file after this one is decoded as before.
+// Invariants, whatever the file: a whole image has the pixels that libjpeg decodes without a warning; a part equals the
+// same part of the whole image; a decoder that has seen other files gives what a new one gives; a good file after this
+// one is decoded as before.
 #include "../arena.h"
 #include "../jpeg.h"
 #include "../tests/make_jpeg.h"
+#include "../tests/read_pixels.h"
 #include "fuzz.h"
 
 namespace {
 
 using namespace fastpipe;
 using namespace fastpipe::fuzz;
+using tests::is_part;
 
 // A file and its pixels.
 class Good {
@@ -35,15 +39,19 @@ void check_parts(Bytes file, const JpegHeader& header, Choices& choices, JpegDec
   const Box everything{0, 0, header.height, header.width};
   Pixels part, whole, anew;
   const Box box = box_inside(choices, {header.height, header.width});
-  const Status of_part = decoder.decode(file, box, arena, &part);
-  const Status of_whole = decoder.decode(file, everything, arena, &whole);
-  require(same(of_whole, JpegDecoder().decode(file, everything, arena, &anew)), "the status of a new decoder");
+  const auto kind = static_cast<JpegPixels>(choices.below(3));
+  const Status of_part = decoder.decode(file, box, arena, &part, kind);
+  const Status of_whole = decoder.decode(file, everything, arena, &whole, kind);
+  require(same(of_whole, JpegDecoder().decode(file, everything, arena, &anew, kind)), "the status of a new decoder");
   if (of_part.is_made()) require(part.height == box.height && part.width == box.width, "the size of a part");
   if (!of_whole.is_made()) return;
   require(is_part(anew, whole, 0, 0), "the pixels of a new decoder");
   if (!header.trusted) return;
   require(of_part.is_made(), "a part of an image that can be decoded");
   require(is_part(part, whole, box.top, box.left), "the pixels of a part");
+  tests::Image expected;
+  require(tests::read_pixels(file, 1, kind, &expected), "no warning");
+  require(is_part(whole, expected.pixels(), 0, 0), "libjpeg's pixels");
   const Status probed = decoder.probe(file);
   require(probed.is_made() || probed.reason == Reason::asked, "a file that can be decoded may be decoded later");
 }
@@ -60,6 +68,9 @@ void check_reduced(Bytes file, const JpegHeader& header, Choices& choices, JpegD
   if (!header.trusted) return;
   require(of_some.is_made(), "a part of a reduced image that can be decoded");
   require(is_part(some, all, box.top, box.left), "the pixels of a part of a reduced image");
+  tests::Image expected;
+  require(tests::read_pixels(file, factor, JpegPixels::pillow, &expected), "no warning of a reduced image");
+  require(is_part(all, expected.pixels(), 0, 0), "libjpeg's pixels of a reduced image");
 }
 
 }  // namespace

@@ -69,10 +69,16 @@ void check_scan(Bytes file, bool is_trusted, Choices& choices, ScanRows& rows, A
   read_parts(rows, choices, is_known ? &coefficients : nullptr);
 
   require(rows.open(file), "a file that was opened before");
-  const Bytes index = rows.make_index(arena);
+  const Bytes index = tests::index_of(rows, arena);
   require((index.data != nullptr) == is_whole, "an index of a file whose rows can be read");
   require(rows.open(file), "a file that was opened before");
   if (index.data == nullptr) return;
+  rows.begin_index(arena);
+  read_parts(rows, choices, nullptr);
+  const Bytes other = rows.end_index();
+  require(other.size == index.size && std::memcmp(other.data, index.data, index.size) == 0,
+          "the same index, whatever was read");
+  require(rows.open(file), "a file that was opened before");
   require(rows.use_index(index), "an index of this file");
   read_parts(rows, choices, is_known ? &coefficients : nullptr);
 

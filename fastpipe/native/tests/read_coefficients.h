@@ -20,6 +20,12 @@
 
 namespace fastpipe::tests {
 
+// Return the index of a file that has just been opened.
+inline Bytes index_of(ScanRows& rows, Arena& arena) {
+  rows.begin_index(arena);
+  return rows.end_index();
+}
+
 // Blocks of all components, those that only fill MCUs included.
 struct Coefficients {
   struct Plane {

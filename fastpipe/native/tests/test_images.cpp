@@ -320,13 +320,13 @@ TEST("images: at a part of the size, from a file, its index and its coefficients
     KeptCoefficients coefficients;
     CHECK(coefficients.open(entry));
     ImageSource indexed = source, kept = source;
-    indexed.index = scratch.jpeg.make_index(bytes, scratch.arena);
-    CHECK(indexed.index.data != nullptr);
+    source.index.made = &indexed.index.known;
     kept.file = {};
     kept.coefficients = &coefficients;
     const std::size_t nbytes = sizeof(float) * 3 * kSide * kSide;
     std::vector<std::uint8_t> expected(nbytes), found(nbytes);
     CHECK(draw(region, source, plan->how, true, scratch, expected.data(), nullptr).is_made());
+    CHECK(indexed.index.known.data != nullptr);
     for (const ImageSource* other : {&indexed, &kept}) {
       CHECK(draw(region, *other, plan->how, true, scratch, found.data(), nullptr).is_made());
       CHECK(found == expected);

@@ -18,6 +18,7 @@
 #include "../simd.h"
 #include "check.h"
 #include "make_jpeg.h"
+#include "read_pixels.h"
 
 namespace {
 
@@ -30,35 +31,9 @@ constexpr Kind kKinds[] = {
     {3, 2, 2, false, 1, false}, {3, 2, 1, false, 3, false}, {3, 2, 2, true, 5, false},  {1, 1, 1, false, 2, false},
 };
 
-struct Image {
-  Size size;
-  File pixels;
-  std::size_t channels = 3;
-};
-
-// The whole image, by libjpeg as its documents use it.
-Image decoded(const File& file, unsigned int factor = 1, JpegPixels kind = JpegPixels::pillow) {
-  jpeg_decompress_struct codec;
-  jpeg_error_mgr errors;
-  codec.err = jpeg_std_error(&errors);
-  jpeg_create_decompress(&codec);
-  jpeg_mem_src(&codec, file.data(), static_cast<unsigned long>(file.size()));
-  jpeg_read_header(&codec, TRUE);
-  codec.out_color_space = kind == JpegPixels::tensorflow_grey ? JCS_GRAYSCALE : JCS_RGB;
-  codec.dct_method = kind == JpegPixels::pillow ? JDCT_ISLOW : JDCT_IFAST;
-  codec.scale_denom = factor;
-  jpeg_start_decompress(&codec);
+Image decoded(const File& file, int factor = 1, JpegPixels kind = JpegPixels::pillow) {
   Image image;
-  image.channels = kind == JpegPixels::tensorflow_grey ? 1 : 3;
-  image.size = {static_cast<std::int32_t>(codec.output_height), static_cast<std::int32_t>(codec.output_width)};
-  const std::size_t pitch = image.channels * static_cast<std::size_t>(codec.output_width);
-  image.pixels.resize(pitch * codec.output_height);
-  while (codec.output_scanline < codec.output_height) {
-    JSAMPROW line = image.pixels.data() + pitch * codec.output_scanline;
-    jpeg_read_scanlines(&codec, &line, 1);
-  }
-  jpeg_finish_decompress(&codec);
-  jpeg_destroy_decompress(&codec);
+  CHECK(read_pixels({file.data(), file.size()}, factor, kind, &image));
   return image;
 }
 
@@ -109,17 +84,8 @@ JpegHeader header_of(const File& file) { return read_jpeg_header(Exact(file)); }
 // ------------------------------------------------------------------------------------------------ comparing
 
 bool is_part(const Pixels& part, const Image& image, Box box) {
-  const std::size_t channels = image.channels;
-  if (part.height != box.height || part.width != box.width) return false;
-  if (static_cast<std::size_t>(part.channels) != channels) return false;
-  for (std::int32_t y = 0; y < box.height; ++y) {
-    const std::size_t at = (static_cast<std::size_t>(box.top + y) * static_cast<std::size_t>(image.size.width) +
-                            static_cast<std::size_t>(box.left)) *
-                           channels;
-    const std::size_t size = channels * static_cast<std::size_t>(box.width);
-    if (std::memcmp(part.data + part.pitch * y, image.pixels.data() + at, size) != 0) return false;
-  }
-  return true;
+  return part.height == box.height && part.width == box.width &&
+         tests::is_part(part, image.pixels(), box.top, box.left);
 }
 
 struct Decoder {
@@ -390,14 +356,16 @@ TEST("jpeg decode: at a part of the size, at each level") {
       const File file = encoded(size, kind);
       const Exact exact(file);
       for (const int factor : {2, 4, 8}) {
-        const Image image = decoded(file, static_cast<unsigned int>(factor));
+        const Image image = decoded(file, factor);
         CHECK(image.size.height == (size.height + factor - 1) / factor);
         CHECK(image.size.width == (size.width + factor - 1) / factor);
-        const Bytes index = i % 2 == 0 ? decoder.make_index(exact, arena) : Bytes{};
+        Bytes index;
         for (int k = 0; k < 8; ++k) {
           const Box box = k == 0 ? Box{0, 0, image.size.height, image.size.width} : random_box(image.size);
           Pixels pixels;
-          const Status status = decoder.decode_reduced(exact, factor, box, arena, &pixels, index);
+          // Without an index, with one that is written meanwhile, and with that one.
+          const JpegIndex how{index, i % 2 == 0 && index.data == nullptr ? &index : nullptr};
+          const Status status = decoder.decode_reduced(exact, factor, box, arena, &pixels, how);
           wrong += status.is_made() && is_part(pixels, image, box) ? 0 : 1;
         }
         arena.reset();
@@ -505,10 +473,21 @@ TEST("jpeg decode: tables behind the scan, which Pillow would read") {
 TEST("jpeg index: made of files that end as they should") {
   JpegDecoder decoder;
   Arena arena;
-  const auto is_made = [&](const File& file) {
-    return decoder.make_index({file.data(), file.size()}, arena).data != nullptr;
+  const auto index_of = [&](const File& file, Box box) {
+    Bytes index{file.data(), file.size()};
+    Pixels pixels;
+    const JpegIndex how{{}, &index};
+    const bool is_made =
+        decoder.decode({file.data(), file.size()}, box, arena, &pixels, JpegPixels::pillow, how).is_made();
+    return is_made ? index : Bytes{};
   };
+  const auto is_made = [&](const File& file) { return index_of(file, {0, 0, 1, 1}).data != nullptr; };
   const File file = encoded({40, 50}, kKinds[0]);
+  const Bytes expected = index_of(file, {0, 0, 1, 1});
+  for (const Box box : {Box{0, 0, 40, 50}, Box{39, 49, 1, 1}, Box{20, 0, 7, 50}}) {
+    const Bytes index = index_of(file, box);
+    CHECK(index.size == expected.size && std::memcmp(index.data, expected.data, index.size) == 0);
+  }
   const std::size_t end = file.size() - 2;
   CHECK(is_made(file) && is_made(with_segment(file, 0xFE, "text", end)));
   CHECK(!is_made(with_segment(file, 0xDB, "\5", end)));

@@ -122,13 +122,18 @@ TEST("jpeg scan: files of many kinds, sizes and qualities") {
     const auto end = static_cast<std::size_t>(rows.position());
     CHECK(end + 2 == file.size() && file[end] == 0xFF && file[end + 1] == 0xD9);
     CHECK(rows.open(exact));
-    const Bytes index = rows.make_index(arena);
+    const Bytes index = index_of(rows, arena);
     CHECK(index.data != nullptr);
     CHECK(index.size < 4 + file.size() / 50 + 11);
-    for (int k = 0; k < 8; ++k) {
+    for (int k = 0; k < 9; ++k) {
       CHECK(rows.open(exact));
-      if (k % 2 == 1) CHECK(rows.use_index(index));
+      if (k % 3 == 1) CHECK(rows.use_index(index));
+      if (k % 3 == 2) rows.begin_index(arena);
       wrong += has_parts(rows, expected) && ends_well(exact, rows) ? 0 : 1;
+      if (k % 3 < 2) continue;
+      const Bytes other = rows.end_index();  // the same, whatever was read
+      CHECK(other.size == index.size && std::memcmp(other.data, index.data, index.size) == 0);
+      CHECK(ends_well(exact, rows) && !rows.read(0, 0, 0, nullptr, nullptr, nullptr));
     }
     arena.reset();
   }
@@ -146,7 +151,7 @@ TEST("jpeg scan: boxes have the pixels that libjpeg decodes") {
     const File file = encoded(size, random_kind());
     const Exact exact(file);
     if (!rows.open(exact)) continue;
-    const Bytes index = rows.make_index(indexes);
+    const Bytes index = index_of(rows, indexes);
     for (int k = 0; k < 8; ++k) {
       Box box{below(size.height), below(size.width)};
       box.height = 1 + below(size.height - box.top);
@@ -253,10 +258,10 @@ TEST("jpeg scan: damage below the rows that are read does not matter, without an
   CHECK(made >= 8 && made <= 11);
   CHECK(coefficients_of(file).warned == made);
   CHECK(rows.open(exact));
-  CHECK(rows.make_index(arena).data == nullptr);
+  CHECK(index_of(rows, arena).data == nullptr);
   const Exact good_one(good);
   CHECK(rows.open(good_one));
-  const Bytes index = rows.make_index(arena);
+  const Bytes index = index_of(rows, arena);
   CHECK(rows.open(exact) && rows.use_index(index));
   McuRow mcus(rows.frame(), made, 0, 1);
   CHECK(mcus.read(rows) && mcus.equals(expected));
@@ -311,7 +316,7 @@ TEST("jpeg scan: indexes of which no byte is true") {
     const Exact exact(file);
     const Coefficients expected = coefficients_of(file);
     CHECK(rows.open(exact));
-    const Bytes good = rows.make_index(arena);
+    const Bytes good = index_of(rows, arena);
     const File index(good.data, good.data + good.size);
     CHECK(rows.open(exact));
     CHECK(!rows.use_index({index.data(), index.size() - 1}));
@@ -377,7 +382,7 @@ bool agrees(const File& file, bool is_read) {
   Arena arena;
   const Exact exact(file);
   const bool is_found = rows.open(exact) && is_whole(rows, coefficients_of(file));
-  const bool is_passed = rows.open(exact) && rows.make_index(arena).data != nullptr;
+  const bool is_passed = rows.open(exact) && index_of(rows, arena).data != nullptr;
   return is_found == is_read && is_passed == is_read;
 }
 
@@ -549,12 +554,12 @@ TEST("jpeg scan: random codes and symbols") {
     }
     if (row < frame.mcu_rows()) {  // coefficients behind the last one, which libjpeg does not look at
       ++failed;
-      CHECK(rows.open(exact) && rows.make_index(arena).data == nullptr);
+      CHECK(rows.open(exact) && index_of(rows, arena).data == nullptr);
       continue;
     }
     ++whole;
     CHECK(rows.open(exact));
-    const Bytes index = rows.make_index(arena);
+    const Bytes index = index_of(rows, arena);
     for (int k = 0; k < 4; ++k) {
       CHECK(rows.open(exact));
       if (k % 2 == 1) CHECK(rows.use_index(index));
