@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from fastpipe.core.bad_samples import Item
 from fastpipe.core.batches import BatchMaker, PendingBatch, WatchedImage, say_where
+from fastpipe.core.file_identity import FileIdentity
 from fastpipe.core.native import native
 from fastpipe.core.pool import Job, NativeJob, ThreadPool
 from fastpipe.core.sample_tables import PackedPaths
@@ -259,8 +260,6 @@ class ImageBatch(PendingBatch):
     def _keep(self, number: int) -> None:
         """Store the whole image of a sample, or its coefficients, in the cache."""
         assert self._kept is not None
-        from fastpipe.core.file_identity import FileIdentity
-
         digest, state, pixels, count = self._batch.take_whole(number)
         file = FileIdentity(digest, state, self.items[number].path, True)
         self._kept.keep(file, pixels, count, self._kept.rules)

@@ -166,8 +166,9 @@ class ImageCache:
             return None
         images = self._native.get((rules, form))
         if images is None:
+            # Another thread may choose the form meanwhile: see ``saw``.
             images = self.store.images(
-                self._tag_of(rules), marks=self._needs_all, form=list(_FORMS).index(form)
+                self._tag_in(rules, form), marks=self._needs_all, form=list(_FORMS).index(form)
             )
             self._native = {(rules, form): images}
         self.store.refreshed()

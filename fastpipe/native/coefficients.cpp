@@ -85,31 +85,32 @@ class ShapeChoice {
     std::memset(chosen_, 255, sizeof chosen_);
     for (int i = 0; i < 255; ++i) {
       const BlockShape shape = kBlockShapes[i];
-      chosen_[shape.mask][shape.bytes][shape.halves] = static_cast<std::uint8_t>(i);
+      chosen_[shape.mask][shape.halves][shape.bytes] = static_cast<std::uint8_t>(i);
     }
+    // A block has no more bytes than bytes and half bytes, and no more of these than bits of its mask.
     for (int mask = 63; mask >= 0; --mask) {
-      for (int bytes = 63; bytes >= 0; --bytes) {
-        for (int halves = 63; halves >= 0; --halves) {
-          std::uint8_t& chosen = chosen_[mask][bytes][halves];
-          const auto take = [&chosen](std::uint8_t larger) {
-            if (bits_of(larger) < bits_of(chosen)) chosen = larger;
+      for (int halves = mask; halves >= 0; --halves) {
+        for (int bytes = halves; bytes >= 0; --bytes) {
+          std::uint8_t& chosen = chosen_[mask][halves][bytes];
+          const auto prefer = [&chosen](std::uint8_t larger) {
+            if (cost_of(larger) < cost_of(chosen)) chosen = larger;
           };
-          if (mask < 63) take(chosen_[mask + 1][bytes][halves]);
-          if (bytes < 63) take(chosen_[mask][bytes + 1][halves]);
-          if (halves < 63) take(chosen_[mask][bytes][halves + 1]);
+          prefer(chosen_[mask + 1][halves][bytes]);
+          prefer(chosen_[mask][halves + 1][bytes]);
+          prefer(chosen_[mask][halves][bytes + 1]);
         }
       }
     }
   }
-  std::uint8_t of(int mask, int bytes, int halves) const noexcept { return chosen_[mask][bytes][halves]; }
+  std::uint8_t of(int mask, int bytes, int halves) const noexcept { return chosen_[mask][halves][bytes]; }
 
  private:
-  // Without what is the same in all shapes.
-  static int bits_of(std::uint8_t shape) noexcept {
+  // Return the bits of a block of this shape, but those that it has in all shapes.
+  static int cost_of(std::uint8_t shape) noexcept {
     return kBlockShapes[shape].mask + 4 * kBlockShapes[shape].bytes + 2 * kBlockShapes[shape].halves;
   }
 
-  std::uint8_t chosen_[64][64][64];
+  std::uint8_t chosen_[65][65][65];
 };
 
 template <typename T>
@@ -150,6 +151,9 @@ struct CoefficientKernels {
 #define FASTPIPE_BODY "coefficients_kernels.inc"
 #include "each_level.inc"
 #undef FASTPIPE_BODY
+
+// Made when the library is loaded: a child that is forked while a thread makes it would wait for that thread for ever.
+const ShapeChoice kChoice;
 
 // Where the table of rows begins.
 std::size_t table_begin(int components, int step_size) noexcept {
@@ -194,7 +198,6 @@ class EntryWriter {
 }  // namespace
 
 Status pack_coefficients(const JpegFrame& frame, CoefficientRows& rows, Arena& arena, Bytes* entry) noexcept {
-  static const ShapeChoice choice;
   const CoefficientKernels& kernels = table_in_use();
   const std::int64_t count = rows_of(frame);
   std::int64_t blocks = 0;
@@ -249,7 +252,7 @@ Status pack_coefficients(const JpegFrame& frame, CoefficientRows& rows, Arena& a
       }
       for (std::int32_t v = 0; v < std::min(plane.vertical, plane.rows - row * plane.vertical); ++v) {
         RowStreams out{starts[0], {starts[1], 0}, {starts[2], 0}, starts[3], {starts[4], 0}};
-        kernels.write_row(found[c] + v * pitches[c], plane.columns, choice, &out);
+        kernels.write_row(found[c] + v * pitches[c], plane.columns, kChoice, &out);
         writer.note_begin();
         const std::uint8_t* const ends[] = {out.shapes, out.dc.end(), out.masks.end(), out.bytes, out.bits.end()};
         for (int i = 0; i < kStreams; ++i) writer.append(starts[i], static_cast<std::size_t>(ends[i] - starts[i]));

@@ -32,14 +32,36 @@ constexpr std::size_t kMostArchives = 4096;   // that are remembered
 constexpr std::size_t kMostKept = 1024;  // files that stay open between two reads
 constexpr int kMostWaits = 25;           // of 2 ms, for files that other threads have open
 
-std::int64_t modified_at(const struct stat& facts) noexcept {
-#ifdef __APPLE__
-  const timespec& time = facts.st_mtimespec;
-#else
-  const timespec& time = facts.st_mtim;
-#endif
+// Longer than a tick of the clock of Linux's file systems; and than what others count in, which shows in the zeros at
+// the end.
+constexpr std::int64_t kStep = 20'000'000, kCoarseStep = 2'100'000'000;
+constexpr std::size_t kLongestPath = 4096;  // that Linux opens
+
+std::int64_t nanoseconds_of(const timespec& time) noexcept {
   return std::int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
 }
+
+#ifdef __APPLE__
+std::int64_t modified_at(const struct stat& facts) noexcept { return nanoseconds_of(facts.st_mtimespec); }
+std::int64_t changed_at(const struct stat& facts) noexcept { return nanoseconds_of(facts.st_ctimespec); }
+#else
+std::int64_t modified_at(const struct stat& facts) noexcept { return nanoseconds_of(facts.st_mtim); }
+std::int64_t changed_at(const struct stat& facts) noexcept { return nanoseconds_of(facts.st_ctim); }
+#endif
+
+FileState state_of(const struct stat& facts, const timespec& now) noexcept {
+  const std::int64_t changed = changed_at(facts);
+  FileState state;
+  state.numbers[0] = static_cast<std::uint64_t>(facts.st_dev);
+  state.numbers[1] = static_cast<std::uint64_t>(facts.st_ino);
+  state.numbers[2] = static_cast<std::uint64_t>(facts.st_size);
+  state.numbers[3] = static_cast<std::uint64_t>(modified_at(facts));
+  state.numbers[4] = static_cast<std::uint64_t>(changed);
+  state.is_settled = nanoseconds_of(now) - changed > (changed % 1'000'000 != 0 ? kStep : kCoarseStep);
+  return state;
+}
+
+std::uint64_t turned(std::uint64_t value, int bits) noexcept { return value << bits | value >> (64 - bits); }
 
 // Whether a descriptor that was just opened shows that not many are left: the system gives the lowest number, so all
 // below it are in use, by whoever it may be.
@@ -326,10 +348,36 @@ std::uint32_t version_of(std::int64_t size, std::int64_t modified) noexcept {
   return static_cast<std::uint32_t>(((mixed + static_cast<std::uint64_t>(modified)) * 0xBF58476D1CE4E5B9u) >> 32);
 }
 
-Status read_file(const char* path, Arena& arena, Bytes* file) noexcept {
+bool state_of_file(const char* path, FileState* state) noexcept {
+  timespec now;
+  struct stat facts;
+  ::clock_gettime(CLOCK_REALTIME, &now);
+  Member member;
+  bool is_member = find_member(path, &member) && member.archive < kLongestPath;
+  if (is_member) {
+    char archive[kLongestPath] = {};
+    std::memcpy(archive, path, member.archive);
+    is_member = ::stat(archive, &facts) == 0 && !S_ISDIR(facts.st_mode);
+  }
+  if (!is_member && ::stat(path, &facts) != 0) return false;
+  *state = state_of(facts, now);
+  if (is_member) {  // each has a state of its own; those of an archive that has changed have none
+    if (version_of(facts.st_size, modified_at(facts)) != member.version) return false;
+    state->numbers[1] ^= turned(static_cast<std::uint64_t>(member.nbytes), 32);
+    state->numbers[2] ^= turned(static_cast<std::uint64_t>(member.offset), 24);
+  }
+  return true;
+}
+
+Status read_file(const char* path, Arena& arena, Bytes* file, FileState* state) noexcept {
   Member member;
   Status status;
-  if (find_member(path, &member) && read_from_archive(path, member, arena, file, &status)) return status;
+  if (find_member(path, &member) && read_from_archive(path, member, arena, file, &status)) {
+    if (state != nullptr && !state_of_file(path, state)) *state = {};
+    return status;
+  }
+  timespec now;
+  ::clock_gettime(CLOCK_REALTIME, &now);
   const Descriptor descriptor(open_for_reading(path));
   if (descriptor.number() < 0) return Status::declined(Reason::unreadable, errno);
   struct stat facts;
@@ -337,6 +385,7 @@ Status read_file(const char* path, Arena& arena, Bytes* file) noexcept {
   if (S_ISDIR(facts.st_mode)) return Status::declined(Reason::unreadable, EISDIR);
   if (!S_ISREG(facts.st_mode) || facts.st_size < 0) return Status::declined(Reason::unreadable, 0);
   if (facts.st_size > kLargestFile) return Status::declined(Reason::unreadable, EFBIG);
+  if (state != nullptr) *state = state_of(facts, now);
 
   const auto size = static_cast<std::size_t>(facts.st_size);
   auto* data = arena.array<std::uint8_t>(size + kPadding);

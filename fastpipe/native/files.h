@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <utility>
 
@@ -30,6 +31,19 @@ bool find_member(const char* path, Member* member) noexcept;
 // A number that nearly always changes when a file is written again.  modified: in nanoseconds.
 std::uint32_t version_of(std::int64_t size, std::int64_t modified) noexcept;
 
+// What tells one version of a file from all others: device, inode, size, and times of modification and change.
+struct FileState {
+  std::uint64_t numbers[5] = {};
+  // A change from now on makes another state.  Times are written in steps: a file that changes twice within one may
+  // look as after the first.
+  bool is_settled = false;
+  Bytes bytes() const { return {reinterpret_cast<const std::uint8_t*>(numbers), sizeof numbers}; }
+  bool operator==(const FileState& other) const { return std::memcmp(numbers, other.numbers, sizeof numbers) == 0; }
+};
+
+// Find the present state of the file at a path, or of a member of an archive; false if there is none.
+bool state_of_file(const char* path, FileState* state) noexcept;
+
 // While there is one, archives stay open between two reads (as `DataFile`s).
 class OpenArchives {
  public:
@@ -43,9 +57,10 @@ class OpenArchives {
 //
 // path: as the operating system takes it, with a zero at its end.
 // file: its bytes, which 64 zeros follow; untouched where the file was declined.
+// state: of the file that was read, which may not be the one that was at the path before; may be null.
 // Returns made, or declined: unreadable with errno (0: no regular file, or it changed while it was read;
 // EISDIR: a folder; EFBIG: more than 2 GiB; ESTALE: the archive has changed since it was listed), no_memory.
-Status read_file(const char* path, Arena& arena, Bytes* file) noexcept;
+Status read_file(const char* path, Arena& arena, Bytes* file, FileState* state = nullptr) noexcept;
 
 // An open file, or none.
 class Descriptor {

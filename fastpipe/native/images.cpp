@@ -126,6 +126,11 @@ MadeImage allocated(std::size_t size, std::int32_t height, std::int32_t width) n
 
 }  // namespace
 
+std::int64_t ImageSource::coefficient_bytes() const noexcept {
+  if (coefficients != nullptr) return static_cast<std::int64_t>(coefficients->nbytes());
+  return is_jpeg() ? static_cast<std::int64_t>(file.size + file.size / 6) : 0;
+}
+
 void skip_resampling(bool skips) noexcept { skips_resampling.store(skips); }
 
 void MadeImage::Free::operator()(void* memory) const noexcept { std::free(memory); }
@@ -276,14 +281,11 @@ Status ImageBatch::look_up(std::int64_t item, Scratch& scratch, Opened* opened) 
   const bool of_pixels = kept->form == KeptForm::pixels;
   const std::int32_t channels = !of_pixels ? 1 : plan->keeps_samples ? plan->how.channels * word_before(*plan) : 3;
   const Lookup looked = find_kept(*kept, opened->digest, channels, plan->max_pixels, scratch.arena, &found);
-  if (!of_pixels && looked != Lookup::missing) {
-    const std::uint8_t* entry = nullptr;
-    if (looked == Lookup::found) {
-      const std::int64_t nbytes = found.size.width;
-      entry =
-          kept->memory != nullptr ? kept->memory + found.offset : read_kept(*kept, found.offset, nbytes, scratch.arena);
-      opened->is_kept = entry != nullptr && opened->takes(kept->form, {entry, static_cast<std::size_t>(nbytes)});
-    }
+  if (!of_pixels && looked == Lookup::found) {
+    const std::int64_t nbytes = found.size.width;
+    const std::uint8_t* const entry =
+        kept->memory != nullptr ? kept->memory + found.offset : read_kept(*kept, found.offset, nbytes, scratch.arena);
+    opened->is_kept = entry != nullptr && opened->takes(kept->form, {entry, static_cast<std::size_t>(nbytes)});
     return Status::made();  // from its file, if the entry cannot be used
   }
   if (looked == Lookup::found) {
@@ -300,7 +302,7 @@ Status ImageBatch::look_up(std::int64_t item, Scratch& scratch, Opened* opened) 
     }
     return Status::made();
   }
-  if (looked == Lookup::unusable) return Status::declined(Reason::asked);
+  if (looked == Lookup::too_large) return of_pixels ? Status::declined(Reason::asked) : Status::made();
   const bool may_be_kept = most_nbytes > 0 && opened->state.is_settled;
   opened->is_to_be_kept = may_be_kept && (kept->marks == 0 || mark(*kept, opened->digest));
   return Status::made();
@@ -311,65 +313,89 @@ Status ImageBatch::open(std::int64_t item, Scratch& scratch, Opened* opened) {
   const ImageInput input = inputs == nullptr ? ImageInput{} : inputs[item];
   ImageSource& source = opened->source;
   if (input.is_left) return Status::declined(Reason::asked);
+  const std::int64_t begun = now_ns();
+  Status status = Status::made();
   if (input.data != nullptr) {
     source.file = {input.data, static_cast<std::size_t>(input.size)};
-    if (kept != nullptr && states != nullptr) {
-      const Status status = look_up(item, scratch, opened);
-      if (!status.is_made() || !source.is_encoded()) return status;
-    }
+    if (kept != nullptr && states != nullptr) status = look_up(item, scratch, opened);
   } else {
-    const std::int64_t begun = now_ns();
-    const std::size_t length = static_cast<std::size_t>(paths.ends[item] - paths.starts[item]);
-    auto* path = scratch.arena.array<char>(paths.prefix.size + length + 1);
-    if (path == nullptr) return Status::declined(Reason::no_memory);
-    if (paths.prefix.size > 0) std::memcpy(path, paths.prefix.data, paths.prefix.size);
-    if (length > 0) std::memcpy(path + paths.prefix.size, paths.arena.data + paths.starts[item], length);
-    path[paths.prefix.size + length] = '\0';
-    // A name with a zero in it ends there for the system, and is another file's.
-    if (std::strlen(path) != paths.prefix.size + length) return Status::declined(Reason::unreadable);
-    note(path);
-    opened->path = path;
-    Status status = kept == nullptr ? Status::made() : look_up(item, scratch, opened);
+    status = find_path(item, scratch, opened);
+    if (status.is_made() && kept != nullptr) status = look_up(item, scratch, opened);
     const bool takes_file = keeps_files && memory == nullptr && source.coefficients != nullptr;
-    if (status.is_made() && (source.is_encoded() || takes_file)) {
-      status = read_file(path, scratch.arena, &source.file);
-    }
-    totals.read.fetch_add(now_ns() - begun, std::memory_order_relaxed);
-    if (!status.is_made() || !source.is_encoded()) return status;
+    if (status.is_made() && (source.is_encoded() || takes_file)) status = read(scratch, opened);
   }
-  const JpegHeader header = read_jpeg_header(source.file);
+  totals.read.fetch_add(now_ns() - begun, std::memory_order_relaxed);
+  return status.is_made() && source.is_encoded() ? read_header(scratch, &source) : status;
+}
+
+Status ImageBatch::find_path(std::int64_t item, Scratch& scratch, Opened* opened) {
+  const auto length = static_cast<std::size_t>(paths.ends[item] - paths.starts[item]);
+  auto* path = scratch.arena.array<char>(paths.prefix.size + length + 1);
+  if (path == nullptr) return Status::declined(Reason::no_memory);
+  if (paths.prefix.size > 0) std::memcpy(path, paths.prefix.data, paths.prefix.size);
+  if (length > 0) std::memcpy(path + paths.prefix.size, paths.arena.data + paths.starts[item], length);
+  path[paths.prefix.size + length] = '\0';
+  // A name with a zero in it ends there for the system, and is another file's.
+  if (std::strlen(path) != paths.prefix.size + length) return Status::declined(Reason::unreadable);
+  note(path);
+  opened->path = path;
+  return Status::made();
+}
+
+// Read the file of a sample.
+Status ImageBatch::read(Scratch& scratch, Opened* opened) {
+  FileState state;
+  const Status status = read_file(opened->path, scratch.arena, &opened->source.file, &state);
+  // Another file may have taken the place of the one whose state is known.
+  if (states == nullptr && !(state == opened->state)) opened->is_to_be_kept = false;
+  return status;
+}
+
+// Find out whether an encoded image is decoded here, and its size.
+Status ImageBatch::read_header(Scratch& scratch, ImageSource* source) {
+  const JpegHeader header = read_jpeg_header(source->file);
   bool trusted = header.trusted, may_turn = header.orientation != 1;
-  source.size = {header.height, header.width};
+  source->size = {header.height, header.width};
   if (!header.is_jpeg() && plan->reads_png) {
-    source.png = read_png_header(source.file, scratch.arena, scratch.codecs);
-    trusted = source.png.trusted;
-    may_turn = source.png.may_turn;
-    source.size = {source.png.height, source.png.width};
+    source->png = read_png_header(source->file, scratch.arena, scratch.codecs);
+    trusted = source->png.trusted;
+    may_turn = source->png.may_turn;
+    source->size = {source->png.height, source->png.width};
   }
-  if (source.size.height == 0) return Status::declined(Reason::unknown_format);
+  if (source->size.height == 0) return Status::declined(Reason::unknown_format);
   if (!trusted) return Status::declined(Reason::untrusted);
   if (plan->turns && may_turn) return Status::declined(Reason::turned);
-  if (plan->max_pixels >= 0 && std::int64_t{source.size.height} * source.size.width > plan->max_pixels) {
+  if (plan->max_pixels >= 0 && std::int64_t{source->size.height} * source->size.width > plan->max_pixels) {
     return Status::declined(Reason::too_large);
   }
   return Status::made();
 }
 
-// Take the coefficients of an image from its file, where they are to be kept; what is done to it then begins from them.
-// Returns their entry, in the arena; no bytes of a file that has none, or without room for it.
-Bytes ImageBatch::packed(Scratch& scratch, Opened* opened) noexcept {
+// Count the bytes of a whole image or an entry that is to be kept.  Returns whether there is room for it.
+bool ImageBatch::has_room(std::int64_t nbytes) noexcept {
+  if (nbytes > most_nbytes) return false;
+  if (whole_nbytes_.fetch_add(nbytes) + nbytes <= kMostWhole) return true;
+  whole_nbytes_.fetch_sub(nbytes);
+  return false;
+}
+
+// Take the coefficients of an image from its file; what is done to it then begins from them.  Returns their entry, in
+// the arena; no bytes of a file that has none, or without room for it.
+Bytes ImageBatch::packed(Scratch& scratch, Opened* opened) {
   const ImageSource& source = opened->source;
   const auto least = static_cast<std::int64_t>(source.file.size);  // about as many bytes as its entry has
   if (!source.is_jpeg() || least > most_nbytes || whole_nbytes_.load() + least > kMostWhole) return {};
+  const std::int64_t begun = now_ns();
   Bytes entry;
-  if (!scratch.jpeg.pack(source.file, scratch.arena, &entry).is_made()) return {};
-  return opened->takes(KeptForm::coefficients, entry) ? entry : Bytes{};
+  const bool is_packed = scratch.jpeg.pack(source.file, scratch.arena, &entry).is_made();
+  totals.decode.fetch_add(now_ns() - begun, std::memory_order_relaxed);
+  return is_packed && opened->takes(KeptForm::coefficients, entry) ? entry : Bytes{};
 }
 
 // Keep an entry, if there is room for it.
-void ImageBatch::keep_entry(std::int64_t item, Bytes entry, std::int64_t file_pixels, const Opened& opened) noexcept {
+void ImageBatch::keep_entry(std::int64_t item, Bytes entry, std::int64_t file_pixels, const Opened& opened) {
   const auto nbytes = static_cast<std::int64_t>(entry.size);
-  if (nbytes > most_nbytes || whole_nbytes_.fetch_add(nbytes) + nbytes > kMostWhole) return;
+  if (!has_room(nbytes)) return;
   MadeImage made = allocated(entry.size, 1, static_cast<std::int32_t>(nbytes));
   if (made.data == nullptr) return;
   std::memcpy(made.data.get(), entry.data, entry.size);
@@ -379,19 +405,15 @@ void ImageBatch::keep_entry(std::int64_t item, Bytes entry, std::int64_t file_pi
 // Decode all of an image, make it smaller where the plan says so, and keep it where that is wanted; what is done to it
 // then begins from these pixels.
 Status ImageBatch::make_whole(std::int64_t item, Scratch& scratch, Opened* opened) {
-  static const Conversion as_it_is = [] {
-    Conversion how;
-    how.interleaved = true;
-    return how;
-  }();
+  Conversion as_it_is;
+  as_it_is.interleaved = true;
   ImageSource& source = opened->source;
   const Size before = source.size;
   Region whole;
   const bool is_smaller =
       !plan->shrink.empty() && std::min(before.height, before.width) > plan->shrink.front().size.height;
   if (!is_smaller && !opened->is_to_be_kept) return Status::made();
-  static const std::vector<Step> nothing;
-  if (!fold(is_smaller ? plan->shrink : nothing, before, nullptr, &whole)) {
+  if (!fold(is_smaller ? plan->shrink : std::vector<Step>(), before, nullptr, &whole)) {
     return Status::declined(Reason::not_folded);
   }
   const Size to{whole.window.height, whole.window.width};
@@ -400,7 +422,7 @@ Status ImageBatch::make_whole(std::int64_t item, Scratch& scratch, Opened* opene
   const bool is_kept = opened->is_to_be_kept && nbytes <= most_nbytes;
   if (!is_smaller && !is_kept) return Status::made();
   // Large ones are kept one by one, by Python: whole batches of them would fill the memory.
-  if (is_kept && whole_nbytes_.fetch_add(nbytes) + nbytes > kMostWhole) return Status::declined(Reason::asked);
+  if (is_kept && !has_room(nbytes)) return Status::declined(Reason::asked);
   MadeImage made;
   std::uint8_t* pixels = nullptr;
   if (is_kept) {
@@ -451,8 +473,7 @@ Status ImageBatch::make_sample(std::int64_t item, Scratch& scratch, Opened* open
         !(Size{region.window.height, region.window.width} == sample_size)) {
       return Status::declined(Reason::not_folded);
     }
-    const bool is_to_be_kept =
-        opened->is_to_be_kept && nbytes <= most_nbytes && whole_nbytes_.fetch_add(nbytes) + nbytes <= kMostWhole;
+    const bool is_to_be_kept = opened->is_to_be_kept && has_room(nbytes);
     std::uint8_t* into = out;
     if (is_to_be_kept) {
       made = allocated(static_cast<std::size_t>(nbytes), sample_size.height, sample_size.width);
@@ -492,32 +513,42 @@ Status ImageBatch::make(std::int64_t item, Scratch& scratch) {
 
 // Make an image, and keep an entry of it where that is wanted.
 Status ImageBatch::make_image(std::int64_t item, Scratch& scratch, Opened* opened) {
-  if (!opened->is_to_be_kept || kept->form == KeptForm::pixels) return draw_image(item, scratch, opened);
-  opened->is_to_be_kept = false;
-  const Size size = opened->source.size;
+  ImageSource& source = opened->source;
+  const Size size = source.size;
   Bytes entry;
-  if (kept->form == KeptForm::index) {
-    opened->source.index.made = &entry;
-  } else {
-    entry = packed(scratch, opened);
+  if (opened->is_to_be_kept && kept->form != KeptForm::pixels) {
+    opened->is_to_be_kept = false;
+    if (kept->form == KeptForm::index) {
+      source.index.made = &entry;
+    } else {
+      entry = packed(scratch, opened);
+    }
   }
-  const Status status = draw_image(item, scratch, opened);
-  if (entry.data != nullptr) keep_entry(item, entry, std::int64_t{size.height} * size.width, *opened);
+  Status status = draw_image(item, scratch, opened);
+  if (status.reason == Reason::damaged && source.coefficients != nullptr) {
+    // Either the entry is damaged, or libjpeg-turbo has to decode the file: see decode_pixels().
+    source.coefficients = nullptr;
+    opened->is_kept = false;
+    entry = {};
+    status = source.file.data == nullptr ? read(scratch, opened) : Status::made();
+    if (status.is_made()) status = read_header(scratch, &source);
+    if (status.is_made()) status = draw_image(item, scratch, opened);
+  }
+  if (status.is_made() && entry.data != nullptr) {
+    keep_entry(item, entry, std::int64_t{size.height} * size.width, *opened);
+  }
   return status;
 }
 
 Status ImageBatch::draw_image(std::int64_t item, Scratch& scratch, Opened* opened) {
   ImageSource& source = opened->source;
   Status status = Status::made();
+  const std::int64_t coefficients = source.coefficient_bytes();
   if (source.is_encoded() || source.coefficients != nullptr) status = make_whole(item, scratch, opened);
   if (!status.is_made()) return status;
   totals.images.fetch_add(1, std::memory_order_relaxed);
   totals.pixels.fetch_add(std::int64_t{source.size.height} * source.size.width, std::memory_order_relaxed);
-  const bool has_coefficients = source.coefficients != nullptr;
-  const std::size_t nbytes = has_coefficients      ? source.coefficients->nbytes()
-                             : source.png.is_png() ? 0
-                                                   : source.file.size + source.file.size / 6;
-  totals.coefficients.fetch_add(static_cast<std::int64_t>(nbytes), std::memory_order_relaxed);
+  totals.coefficients.fetch_add(coefficients, std::memory_order_relaxed);
   Region region;
   const double* numbers = parameters == nullptr ? nullptr : parameters + item * plan->draws;
   if (!fold(plan->steps, source.size, numbers, &region)) return Status::declined(Reason::not_folded);

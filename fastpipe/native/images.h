@@ -121,9 +121,13 @@ class ImageBatch : public Work {
   struct Opened;
   Status make(std::int64_t item, Scratch& scratch);
   Status open(std::int64_t item, Scratch& scratch, Opened* opened);
+  Status find_path(std::int64_t item, Scratch& scratch, Opened* opened);
+  Status read(Scratch& scratch, Opened* opened);
+  Status read_header(Scratch& scratch, ImageSource* source);
   Status look_up(std::int64_t item, Scratch& scratch, Opened* opened);
-  Bytes packed(Scratch& scratch, Opened* opened) noexcept;
-  void keep_entry(std::int64_t item, Bytes entry, std::int64_t file_pixels, const Opened& opened) noexcept;
+  bool has_room(std::int64_t nbytes) noexcept;
+  Bytes packed(Scratch& scratch, Opened* opened);
+  void keep_entry(std::int64_t item, Bytes entry, std::int64_t file_pixels, const Opened& opened);
   Status make_whole(std::int64_t item, Scratch& scratch, Opened* opened);
   Status make_image(std::int64_t item, Scratch& scratch, Opened* opened);
   Status draw_image(std::int64_t item, Scratch& scratch, Opened* opened);
@@ -149,6 +153,8 @@ struct ImageSource {
   JpegIndex index;  // of the JPEG
   bool is_encoded() const { return pixels.data == nullptr && kept == nullptr && coefficients == nullptr; }
   bool is_jpeg() const { return is_encoded() && !png.is_png(); }
+  // Return about the bytes of its coefficients; 0 if it is no JPEG.
+  std::int64_t coefficient_bytes() const noexcept;
 };
 
 // Decode the part of an image that a region needs, or take it from where it is decoded, and resample it to `out`.

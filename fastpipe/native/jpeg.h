@@ -61,7 +61,7 @@ class JpegDecoder {
   // Read all coefficients of a file, and whatever follows them, and write them in the form of pack_coefficients().
   //
   // entry: in the arena.
-  // Returns made, or declined as decode(); untrusted if decode_pixels() does not take such a file.
+  // Returns made, or declined as decode(); untrusted if decode_pixels() does not take such a file; too_large.
   Status pack(Bytes file, Arena& arena, Bytes* entry) noexcept;
 
   // Decode a box of the image at 1 / factor (2, 4 or 8) of its size, each side rounded up.  Otherwise as decode().

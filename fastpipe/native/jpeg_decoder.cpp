@@ -26,7 +26,8 @@
 namespace fastpipe {
 namespace {
 
-// The most pixels of a file with several scans.  libjpeg keeps all coefficients of such a file: up to 3 GiB.
+// The most pixels of a file whose coefficients libjpeg keeps, which are up to 3 GiB: one with several scans, or one
+// that is packed.
 constexpr std::int64_t kMostPixelsKept = std::int64_t{1} << 29;
 
 // The fewest columns to decode, or the whole width of a narrower image.  libjpeg upsamples the colours differently in
@@ -84,8 +85,9 @@ struct JpegDecoder::State {
   Bytes file;
   int factor = 1;
   JpegPixels kind = JpegPixels::pillow;
-  Box box;                 // width 0: the whole width, and as many of these rows as there are
+  Box box;
   bool is_probed = false;  // nothing is decoded
+  bool is_packed = false;  // coefficients are read, not pixels
 
   // The columns and rows that are decoded: the box and a margin.
   JDIMENSION left = 0, width = 0, top = 0, rows = 0;
@@ -100,6 +102,8 @@ struct JpegDecoder::State {
 
   State() noexcept;
   ~State();
+  void set(Bytes the_file, int the_factor, Box the_box, JpegPixels the_kind) noexcept;
+  Status decode_box(JpegIndex index, Arena& arena, Pixels* pixels) noexcept;
   bool decode_scan(JpegIndex index, Arena& arena, Pixels* pixels) noexcept;
   Bytes ended_index(Arena& arena) noexcept;
   Status decode(Arena& arena, Pixels* pixels) noexcept;
@@ -187,7 +191,8 @@ void JpegDecoder::State::check_kind(State& state) {
                        codec->comp_info[0].h_samp_factor == 1 && codec->comp_info[0].v_samp_factor == 1;
   if (codec->arith_code || codec->data_precision != 8 || !(is_colour || is_grey)) state.reason = Reason::untrusted;
   const std::int64_t pixels = std::int64_t{codec->image_height} * codec->image_width;
-  if (jpeg_has_multiple_scans(codec) && pixels > kMostPixelsKept) state.reason = Reason::too_large;
+  const bool keeps_all = state.is_packed || jpeg_has_multiple_scans(codec);
+  if (keeps_all && pixels > kMostPixelsKept) state.reason = Reason::too_large;
   if (state.reason != Reason::none) give_up(reinterpret_cast<j_common_ptr>(codec));
 }
 
@@ -220,17 +225,13 @@ void JpegDecoder::State::begin(State& state) {
 // Check that the file has all tables, and the box is inside the image.
 void JpegDecoder::State::check(State& state) {
   j_decompress_ptr codec = &state.codec;
-  Box& box = state.box;
+  const Box& box = state.box;
   bool fits = codec->output_components == (state.kind == JpegPixels::tensorflow_grey ? 1 : 3);
   for (int i = 0; i < codec->num_components; ++i) {
     const JQUANT_TBL* table = codec->comp_info[i].quant_table;
     fits = fits && table != nullptr && table->quantval[0] != 0;  // 0: see forget_tables()
   }
   const std::int64_t width = codec->output_width, height = codec->output_height;
-  if (box.width == 0) {
-    box.width = static_cast<std::int32_t>(width);
-    box.height = std::min(box.height, static_cast<std::int32_t>(height));
-  }
   fits = fits && box.left >= 0 && box.top >= 0 && box.width > 0 && box.height > 0;
   fits = fits && std::int64_t{box.left} + box.width <= width && std::int64_t{box.top} + box.height <= height;
   if (!fits) give_up_with(codec, JERR_BAD_CROP_SPEC);
@@ -421,28 +422,42 @@ Bytes JpegDecoder::State::ended_index(Arena& arena) noexcept {
   return {made, index.size + sizeof sum};
 }
 
+// Say what to decode.
+void JpegDecoder::State::set(Bytes the_file, int the_factor, Box the_box, JpegPixels the_kind) noexcept {
+  file = the_file;
+  factor = the_factor;
+  box = the_box;
+  kind = the_kind;
+  is_probed = false;
+  is_packed = false;
+}
+
+Status JpegDecoder::State::decode_box(JpegIndex index, Arena& arena, Pixels* pixels) noexcept {
+  if (box.width <= 0 || box.height <= 0) return Status::declined(Reason::damaged);
+  return decode_scan(index, arena, pixels) ? Status::made() : decode(arena, pixels);
+}
+
 JpegDecoder::JpegDecoder() noexcept : state_(new (std::nothrow) State()) {}
 JpegDecoder::~JpegDecoder() = default;
 
 Status JpegDecoder::decode(Bytes file, Box box, Arena& arena, Pixels* pixels, JpegPixels kind,
                            JpegIndex index) noexcept {
   if (state_ == nullptr) return Status::declined(Reason::no_memory);
-  if (box.width <= 0 || box.height <= 0) return Status::declined(Reason::damaged);
-  state_->file = file;
-  state_->box = box;
-  state_->factor = 1;
-  state_->kind = kind;
-  state_->is_probed = false;
-  if (state_->decode_scan(index, arena, pixels)) return Status::made();
-  return state_->decode(arena, pixels);
+  state_->set(file, 1, box, kind);
+  return state_->decode_box(index, arena, pixels);
+}
+
+Status JpegDecoder::decode_reduced(Bytes file, int factor, Box box, Arena& arena, Pixels* pixels,
+                                   JpegIndex index) noexcept {
+  if (state_ == nullptr) return Status::declined(Reason::no_memory);
+  if (factor != 2 && factor != 4 && factor != 8) return Status::declined(Reason::internal);
+  state_->set(file, factor, box, JpegPixels::pillow);
+  return state_->decode_box(index, arena, pixels);
 }
 
 Status JpegDecoder::probe(Bytes file) noexcept {
   if (state_ == nullptr) return Status::declined(Reason::no_memory);
-  state_->file = file;
-  state_->box = {0, 0, 1, 0};
-  state_->factor = 1;
-  state_->kind = JpegPixels::pillow;
+  state_->set(file, 1, {0, 0, 1, 1}, JpegPixels::pillow);
   state_->is_probed = true;
   return state_->begun(State::begin);
 }
@@ -454,23 +469,9 @@ Status JpegDecoder::pack(Bytes file, Arena& arena, Bytes* entry) noexcept {
     if (status.is_made() && ends_after_scan(file, state_->scan.position())) return status;
     if (!status.is_made() && status.reason != Reason::damaged) return status;
   }
-  state_->file = file;
-  state_->is_probed = false;
+  state_->set(file, 1, {}, JpegPixels::pillow);
+  state_->is_packed = true;
   return state_->pack(arena, entry);
-}
-
-Status JpegDecoder::decode_reduced(Bytes file, int factor, Box box, Arena& arena, Pixels* pixels,
-                                   JpegIndex index) noexcept {
-  if (state_ == nullptr) return Status::declined(Reason::no_memory);
-  if (factor != 2 && factor != 4 && factor != 8) return Status::declined(Reason::internal);
-  if (box.width <= 0 || box.height <= 0) return Status::declined(Reason::damaged);
-  state_->file = file;
-  state_->box = box;
-  state_->factor = factor;
-  state_->kind = JpegPixels::pillow;
-  state_->is_probed = false;
-  if (state_->decode_scan(index, arena, pixels)) return Status::made();
-  return state_->decode(arena, pixels);
 }
 
 #define FASTPIPE_TEXT_(version) #version

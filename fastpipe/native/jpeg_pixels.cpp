@@ -78,10 +78,8 @@ struct PixelKernels {
   // Convert YCbCr to three planes.
   void (*to_rgb)(const std::uint8_t* luma, const std::uint8_t* blue, const std::uint8_t* red, std::int64_t count,
                  std::uint8_t* const* to);
-  // Make a row between two rows; two columns of each, which lie side by side in a word; or both.  The samples before
-  // the first and behind the last are read.  sums: memory for count + 2.
-  void (*upsample_rows)(const std::uint8_t* near, const std::uint8_t* far, std::int64_t count, int bias,
-                        std::uint8_t* to);
+  // Make two columns of each, which lie side by side in a word; or do so for a row between two rows.  The samples
+  // before the first and behind the last are read.  sums: memory for count + 2.
   void (*upsample_columns)(const std::uint8_t* from, std::int64_t count, std::uint16_t* to);
   void (*upsample_both)(const std::uint8_t* near, const std::uint8_t* far, std::int64_t count, std::uint16_t* sums,
                         std::uint16_t* to);
@@ -278,11 +276,7 @@ class Decoding {
     const std::int32_t left = half_columns_ ? box_.left / 2 : box_.left;
     const std::uint8_t* const near = plane.at(here, left);
     const std::uint8_t* const far = plane.at(half_rows_ ? beside : here, left);
-    if (!half_columns_) {
-      if (!half_rows_ || !is_smooth_) return near;
-      kernels_.upsample_rows(near, far, box_.width, is_first ? 1 : 2, line);
-      return line;
-    }
+    if (!half_columns_) return near;
     const std::int32_t count = (box_.right() - 1) / 2 + 1 - left;
     auto* const pairs = reinterpret_cast<std::uint16_t*>(line);
     if (!is_smooth_) {
@@ -326,7 +320,7 @@ bool JpegFrame::complete() noexcept {
   if (size.height <= 0 || size.width <= 0 || size.height > kMostPixels || size.width > kMostPixels) return false;
   if (components != 1 && components != 3) return false;
   const std::int32_t horizontal = planes[0].horizontal, vertical = planes[0].vertical;
-  if (horizontal < 1 || horizontal > 2 || vertical < 1 || vertical > 2) return false;
+  if (horizontal < 1 || horizontal > 2 || vertical < 1 || vertical > horizontal) return false;
   if (components == 1 && (horizontal != 1 || vertical != 1)) return false;
   for (int c = 0; c < components; ++c) {
     JpegPlane& plane = planes[c];

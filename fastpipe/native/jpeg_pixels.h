@@ -48,7 +48,8 @@ struct JpegFrame {
   }
 
   // Set the number of blocks of each plane by `size` and the sampling factors.  Returns whether decode_pixels() takes
-  // such a frame: chroma has half or all of the luma's samples along each side, and more than two in a row.
+  // such a frame: chroma has all of the luma's samples, half of them along rows, or half along both sides; and more
+  // than two in a row.
   bool complete() noexcept;
 
  private:

@@ -1,8 +1,6 @@
 #include "kept.h"
 
-#include <sys/stat.h>
 #include <sys/types.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,20 +8,8 @@
 #include <cstring>
 #include <utility>
 
-#include "files.h"
-
 namespace fastpipe {
 namespace {
-
-// Longer than a tick of the clock of Linux's file systems; and than what others count in, which shows in the zeros at
-// the end.
-constexpr std::int64_t kStep = 20'000'000, kCoarseStep = 2'100'000'000;
-
-constexpr std::size_t kLongestPath = 4096;  // that Linux opens
-
-std::uint64_t turned(std::uint64_t value, int bits) noexcept { return value << bits | value >> (64 - bits); }
-
-std::int64_t nanoseconds_of(const timespec& time) { return std::int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec; }
 
 bool is_whole(const KeptStore& kept, const EntryRecord& record, std::int64_t number, Arena& arena) {
   if (!(kept.verifies || kept.memory != nullptr) || kept.table->is_verified(number)) return true;
@@ -49,52 +35,24 @@ bool fits(const KeptStore& kept, const EntryRecord& record) noexcept {
 
 }  // namespace
 
-bool state_of_file(const char* path, FileState* state) noexcept {
-  timespec now;
-  struct stat facts;
-  ::clock_gettime(CLOCK_REALTIME, &now);
-  Member member;
-  bool is_member = find_member(path, &member) && member.archive < kLongestPath;
-  if (is_member) {
-    char archive[kLongestPath] = {};
-    std::memcpy(archive, path, member.archive);
-    is_member = ::stat(archive, &facts) == 0 && !S_ISDIR(facts.st_mode);
-  }
-  if (!is_member && ::stat(path, &facts) != 0) return false;
-#ifdef __APPLE__
-  const timespec modified_at = facts.st_mtimespec, changed_at = facts.st_ctimespec;
-#else
-  const timespec modified_at = facts.st_mtim, changed_at = facts.st_ctim;
-#endif
-  const std::int64_t modified = nanoseconds_of(modified_at), changed = nanoseconds_of(changed_at);
-  state->numbers[0] = static_cast<std::uint64_t>(facts.st_dev);
-  state->numbers[1] = static_cast<std::uint64_t>(facts.st_ino);
-  state->numbers[2] = static_cast<std::uint64_t>(facts.st_size);
-  state->numbers[3] = static_cast<std::uint64_t>(modified);
-  state->numbers[4] = static_cast<std::uint64_t>(changed);
-  if (is_member) {  // each has a state of its own; those of an archive that has changed have none
-    if (version_of(facts.st_size, modified) != member.version) return false;
-    state->numbers[1] ^= turned(static_cast<std::uint64_t>(member.nbytes), 32);
-    state->numbers[2] ^= turned(static_cast<std::uint64_t>(member.offset), 24);
-  }
-  state->is_settled = nanoseconds_of(now) - changed > (changed % 1'000'000 != 0 ? kStep : kCoarseStep);
-  return true;
-}
-
 Lookup find_kept(const KeptImages& kept, Digest digest, std::int32_t channels, std::int64_t most_pixels, Arena& arena,
                  KeptImage* image) noexcept {
-  EntryRecord record;
-  const std::int64_t number = kept.table->find(digest, &record);
-  if (number < 0) return Lookup::missing;
-  if (most_pixels >= 0 && std::int64_t{record.flags >> 1} > most_pixels) return Lookup::unusable;
   const std::uint32_t widest = kept.form == KeptForm::pixels ? 1u << 24 : 1u << 31;
-  const bool is_image = record.channels == static_cast<std::uint32_t>(channels) && record.height > 0 &&
-                        record.width > 0 && record.height < 1u << 24 && record.width < widest &&
-                        std::uint64_t{record.height} * record.width * record.channels == record.nbytes;
-  if (!fits(kept, record) || !is_image || !is_whole(kept, record, number, arena)) return Lookup::unusable;
-  image->size = {static_cast<std::int32_t>(record.height), static_cast<std::int32_t>(record.width)};
-  image->offset = static_cast<std::int64_t>(record.offset);
-  return Lookup::found;
+  for (;;) {
+    EntryRecord record;
+    const std::int64_t number = kept.table->find(digest, &record);
+    if (number < 0) return Lookup::missing;
+    if (most_pixels >= 0 && std::int64_t{record.flags >> 1} > most_pixels) return Lookup::too_large;
+    const bool is_image = record.channels == static_cast<std::uint32_t>(channels) && record.height > 0 &&
+                          record.width > 0 && record.height < 1u << 24 && record.width < widest &&
+                          std::uint64_t{record.height} * record.width * record.channels == record.nbytes;
+    if (fits(kept, record) && is_image && is_whole(kept, record, number, arena)) {
+      image->size = {static_cast<std::int32_t>(record.height), static_cast<std::int32_t>(record.width)};
+      image->offset = static_cast<std::int64_t>(record.offset);
+      return Lookup::found;
+    }
+    kept.table->forget(number);  // without this one there may be another
+  }
 }
 
 std::uint8_t* read_kept(const KeptStore& kept, std::int64_t offset, std::int64_t nbytes, Arena& arena) noexcept {
@@ -108,8 +66,8 @@ bool mark(const KeptStore& kept, Digest digest) noexcept {
   std::uint8_t is_marked = 0;
   if (read_at(kept.descriptor, &is_marked, 1, place) && is_marked == 1) return true;
   is_marked = 1;
-  // Where that fails, the image is kept later.
-  static_cast<void>(::pwrite(kept.descriptor, &is_marked, 1, place) + 1);
+  // If that fails, the image is kept at a later use.
+  [[maybe_unused]] const auto written = ::pwrite(kept.descriptor, &is_marked, 1, place);
   return false;
 }
 

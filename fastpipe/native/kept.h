@@ -9,21 +9,10 @@
 
 #include "arena.h"
 #include "entries.h"
+#include "files.h"
 #include "span.h"
 
 namespace fastpipe {
-
-// What tells one version of a file from all others: device, inode, size, and times of modification and change.
-struct FileState {
-  std::uint64_t numbers[5] = {};
-  // A change from now on makes another state.  Times are written in steps: a file that changes twice within one may
-  // look as after the first.
-  bool is_settled = false;
-  Bytes bytes() const { return {reinterpret_cast<const std::uint8_t*>(numbers), sizeof numbers}; }
-};
-
-// The present state of the file at a path, or of a member of an archive (`Member`); false where there is none.
-bool state_of_file(const char* path, FileState* state) noexcept;
 
 // A store of decoded things.  Immutable but for what the table learns.
 struct KeptStore {
@@ -76,13 +65,14 @@ struct KeptImage {
   std::int64_t offset = 0;  // in the data file, of its uint8 (height, width, channels)
 };
 
-enum class Lookup { found, missing, unusable };
+enum class Lookup { found, missing, too_large };
 
 // Find an image.
 //
 // channels: bytes of a pixel.
-// most_pixels: of larger files (as its flags say) the image is not used; -1 for no limit.
-// unusable: it is there, and cannot be taken: its bytes changed or are not there, or its file may be an error now.
+// most_pixels: of larger files (as the entry's flags say) the image is not used, as they may be errors now; -1 for no
+// limit.
+// An entry is forgotten if its bytes changed or are not there.
 Lookup find_kept(const KeptImages& kept, Digest digest, std::int32_t channels, std::int64_t most_pixels, Arena& arena,
                  KeptImage* image) noexcept;
 

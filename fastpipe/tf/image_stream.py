@@ -17,7 +17,7 @@ from fastpipe.core.batches import PendingSamples, UnreadableError, judged, said_
 from fastpipe.core.cache_store import Entry, EntryStore
 from fastpipe.core.caches import open_cache_store
 from fastpipe.core.clock import StageClock, ranged
-from fastpipe.core.file_identity import FileIdentity, identify
+from fastpipe.core.file_identity import FileIdentity, identify, is_stale
 from fastpipe.core.files import read_file
 from fastpipe.core.keys import another_of_its_class, sample_seed
 from fastpipe.core.machine import default_threads
@@ -329,6 +329,8 @@ class _ColumnMaker:
             return _Opened(identity, entry)
         path, spec, boxes = self.column.paths[row], self.column.spec, self.column.boxes
         blob = read_file(path)
+        if identity is not None and is_stale(identity.note()):  # another file has taken its place
+            identity = None
         read = perf_counter_ns()
         image = self.pixels.open(blob, path)
         box = None if boxes is None else boxes.box(row, image.size, spec.outside)

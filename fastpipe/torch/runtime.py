@@ -19,6 +19,7 @@ from torch.utils.data import get_worker_info
 from fastpipe.core.bad_samples import BadSampleLog, Item
 from fastpipe.core.batches import BatchMaker, PendingBatch, said_of
 from fastpipe.core.clock import StageClock
+from fastpipe.core.file_identity import FileIdentity, is_stale
 from fastpipe.core.files import read_file
 from fastpipe.core.native import native
 from fastpipe.core.pool import ProcessRuntime
@@ -34,7 +35,6 @@ from fastpipe.torch.threads import native_lines, note, process_of
 
 if TYPE_CHECKING:
     from fastpipe.core.cache_store import Entry
-    from fastpipe.core.file_identity import FileIdentity
     from fastpipe.images.cache import ImageCache, KeptBatch
     from fastpipe.images.gpu_batches import DeviceMaker, Turn
     from fastpipe.torch.staging import RemoteImages
@@ -91,6 +91,8 @@ class ImageSource:
             entry = None  # with Pillow's current settings, decoding the file may warn or raise an error
         if entry is None and file is None:
             file = self._read(path)
+            if is_stale(which.note()):  # another file has taken its place
+                return Found(file)
         return Found(None if entry else file, which, entry, False, rules)
 
     def begin_batch(self) -> KeptBatch | None:

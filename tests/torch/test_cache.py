@@ -373,6 +373,30 @@ def test_a_replaced_file_is_kept_anew(tmp_path: Path, where: str, decoded: Any, 
         assert decoded() == []
 
 
+def test_what_takes_a_files_place_while_it_is_read_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settled: Settled
+) -> None:
+    for name, colour in (("one", (1, 2, 3)), ("other", (200, 0, 0))):
+        settled(_single(tmp_path / name, colour, "bmp"))
+    link = tmp_path / "link"
+    link.symlink_to("one/tree")
+    dataset = FastImageFolder(link, v1.PILToTensor(), cache="ram")
+    source = dataset._running().maker.read.__self__
+    real = source._read
+
+    def read(path: str) -> Any:
+        link.unlink()
+        link.symlink_to("other/tree")
+        return real(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(source, "_read", read)
+        assert torch.equal(dataset[0][0], ImageFolder(link, v1.PILToTensor())[0][0])
+    link.unlink()
+    link.symlink_to("one/tree")
+    assert torch.equal(dataset[0][0], ImageFolder(link, v1.PILToTensor())[0][0])
+
+
 def test_a_lost_cache_file_is_decoded_again(tree: Path, tmp_path: Path, caplog: Any) -> None:
     dataset = FastImageFolder(tree, TRANSFORMS["usual"], cache=Cache("disk", dir=tmp_path))
     expected = [dataset[index] for index in range(COUNT)]

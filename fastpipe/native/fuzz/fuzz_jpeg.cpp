@@ -6,6 +6,7 @@
 // one is decoded as before.
 #include "../arena.h"
 #include "../jpeg.h"
+#include "../simd.h"
 #include "../tests/make_jpeg.h"
 #include "../tests/read_pixels.h"
 #include "fuzz.h"
@@ -49,6 +50,13 @@ void check_parts(Bytes file, const JpegHeader& header, Choices& choices, JpegDec
   if (!header.trusted) return;
   require(of_part.is_made(), "a part of an image that can be decoded");
   require(is_part(part, whole, box.top, box.left), "the pixels of a part");
+  Bytes index;
+  require(decoder.decode(file, box, arena, &part, kind, {{}, &index}).is_made(), "a part, and an index");
+  require(is_part(part, whole, box.top, box.left), "the pixels of a part beside an index");
+  if (index.data != nullptr) {
+    require(decoder.decode(file, box, arena, &part, kind, {index}).is_made(), "a part by an index");
+    require(is_part(part, whole, box.top, box.left), "the pixels of a part by an index");
+  }
   tests::Image expected;
   require(tests::read_pixels(file, 1, kind, &expected), "no warning");
   require(is_part(whole, expected.pixels(), 0, 0), "libjpeg's pixels");
@@ -85,6 +93,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (!header.is_jpeg() || std::int64_t{header.height} * header.width > kMostPixels) return 0;
   require(header.width > 0 && header.frame > 0 && header.frame < static_cast<std::int64_t>(size), "the header");
   Choices choices(file);
+  force_level(static_cast<Level>(choices.below(static_cast<int>(best_level()) + 1)));
   check_parts(file, header, choices, decoder, arena);
   check_reduced(file, header, choices, decoder, arena);
   good.check(decoder, arena);

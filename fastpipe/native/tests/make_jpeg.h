@@ -1,10 +1,12 @@
 // JPEGs that libjpeg makes for tests.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <vector>
 
 // clang-format off: it needs the ones above
@@ -16,6 +18,16 @@
 namespace fastpipe::tests {
 
 using File = std::vector<std::uint8_t>;
+
+// Memory of exactly a file's size, so that a sanitizer sees a read behind its end.
+struct Exact {
+  Exact(const File& file) : memory(new std::uint8_t[file.size()]), size(file.size()) {
+    std::copy(file.begin(), file.end(), memory.get());
+  }
+  operator Bytes() const { return {memory.get(), size}; }
+  std::unique_ptr<std::uint8_t[]> memory;
+  std::size_t size;
+};
 
 inline std::uint32_t random_below(std::uint32_t below) {
   static std::uint32_t state = 12345;

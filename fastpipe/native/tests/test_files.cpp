@@ -27,12 +27,14 @@ namespace {
 
 using fastpipe::Arena;
 using fastpipe::Bytes;
+using fastpipe::FileState;
 using fastpipe::find_member;
 using fastpipe::Member;
 using fastpipe::Outcome;
 using fastpipe::read_file;
 using fastpipe::read_full;
 using fastpipe::Reason;
+using fastpipe::state_of_file;
 using fastpipe::Status;
 using fastpipe::version_of;
 using fastpipe::tests::Folder;
@@ -136,6 +138,21 @@ TEST("files: a link to a file is the file, one to nothing is missing") {
   CHECK(read_file(link.c_str(), arena, &file).is_made());
   CHECK(holds(file, bytes));
   CHECK(is_unreadable(broken, ENOENT));
+}
+
+TEST("files: the state is that of the file that was read") {
+  Folder folder;
+  Arena arena;
+  const std::string link = folder.path("link");
+  const std::vector<std::uint8_t> bytes = some_bytes(100);
+  FileState before, found;
+  for (const char* name : {"one", "other"}) {
+    ::unlink(link.c_str());
+    CHECK(::symlink(folder.write(name, bytes).c_str(), link.c_str()) == 0);
+    Bytes file;
+    CHECK(read_file(link.c_str(), arena, &file, &found).is_made() && !(found == before));
+    CHECK(state_of_file(link.c_str(), &before) && found == before);
+  }
 }
 
 TEST("files: what is no readable file is declined, and says why") {

@@ -292,12 +292,84 @@ TEST("images: what a store says of an image is not relied on") {
   CHECK(looked(50 * 60 - 1).reason == Reason::asked);  // its file has more
   const std::int64_t size = store.kept->size;
   store.kept->size = size - 1;
-  CHECK(looked(-1).reason == Reason::asked);  // it reaches beyond the data
-  store.kept->size = size;
-  store.kept->table = std::make_shared<EntryTable>();
-  CHECK(looked(-1).is_made());  // kept once more
+  CHECK(looked(-1).reason == Reason::none);  // it reaches beyond the data, and is kept once more
+  CHECK(looked(-1).reason == Reason::kept);
   CHECK(::ftruncate(store.kept->descriptor, size) == 0);
   CHECK(looked(-1).reason == Reason::asked);  // its bytes are not there
+}
+
+namespace {
+
+// A grey JPEG of one block, whose DC coefficient is larger than decode_pixels() takes.
+File with_large_dc() {
+  File file{0xFF, 0xD8};
+  const auto segment = [&file](std::uint8_t marker, const File& body) {
+    file.insert(file.end(), {0xFF, marker, 0, static_cast<std::uint8_t>(body.size() + 2)});
+    file.insert(file.end(), body.begin(), body.end());
+  };
+  File steps(65, 1), codes(18, 0);
+  steps[0] = 0;
+  codes[1] = 1;  // one code, of one bit
+  segment(0xDB, steps);
+  segment(0xC0, {8, 0, 8, 0, 8, 1, 1, 0x11, 0});
+  codes[17] = 12;  // of a DC difference of 12 bits
+  segment(0xC4, codes);
+  codes[0] = 0x10;
+  codes[17] = 0;  // of a block's end
+  segment(0xC4, codes);
+  segment(0xDA, {1, 1, 0, 0, 63, 0});
+  file.insert(file.end(), {0x5D, 0xC3, 0xFF, 0xD9});  // 3000
+  return file;
+}
+
+}  // namespace
+
+TEST("images: coefficients that libjpeg has to decode are not kept") {
+  Store store;
+  store.kept->form = KeptForm::coefficients;
+  const std::string path = store.folder.write("a.jpg", with_large_dc());
+  age(path);
+  std::vector<std::uint8_t> expected;
+  for (const bool is_kept : {false, true, true}) {
+    Made batch(1);
+    batch.parameters.assign(kNumbers, 0.4);
+    batch.path(0, path);
+    if (is_kept) {
+      batch.work->kept = store.kept;
+      batch.work->most_nbytes = 1 << 20;
+    }
+    batch.run();
+    CHECK(batch.statuses[0].is_made() && batch.statuses[0].reason == Reason::none);
+    CHECK(!batch.work->has_whole(0));
+    CHECK(expected.empty() || batch.memory == expected);
+    expected = batch.memory;
+  }
+}
+
+TEST("images: a damaged entry is kept once more, in each form") {
+  for (const KeptForm form : {KeptForm::pixels, KeptForm::coefficients, KeptForm::index}) {
+    Store store;
+    store.kept->form = form;
+    const std::string path = store.folder.write("a.jpg", encoded({90, 70}, Kind{}));
+    age(path);
+    std::vector<std::uint8_t> expected;
+    for (int round = 0; round < 3; ++round) {
+      Made batch(1);
+      batch.parameters.assign(kNumbers, 0.4);
+      batch.path(0, path);
+      batch.work->kept = store.kept;
+      batch.work->most_nbytes = 1 << 20;
+      batch.run();
+      CHECK(batch.statuses[0].is_made());
+      CHECK((batch.statuses[0].reason == Reason::kept) == (round == 2));
+      CHECK(batch.work->has_whole(0) == (round < 2));
+      if (round < 2) store.put(batch.work->take_whole(0));
+      const std::uint8_t spoilt[4] = {1, 2, 3, 4};
+      if (round == 0) CHECK(::pwrite(store.kept->descriptor, spoilt, sizeof spoilt, 8) == sizeof spoilt);
+      CHECK(round == 0 || batch.memory == expected);
+      expected = batch.memory;
+    }
+  }
 }
 
 TEST("images: at a part of the size, from a file, its index and its coefficients") {

@@ -78,7 +78,7 @@ TEST("kept: a record that reaches outside the data file is not used") {
   for (const std::uint64_t offset : {last + 1, std::uint64_t{kSize}, most / 2 + 1, most - nbytes + 1, most}) {
     Store store;
     store.record.offset = offset;
-    CHECK(store.find() == Lookup::unusable);
+    CHECK(store.find() == Lookup::missing);
   }
   Store store;
   store.record.offset = last;
@@ -94,14 +94,14 @@ TEST("kept: a record whose sizes do not agree is not used") {
     store.record.height = shape[0];
     store.record.width = shape[1];
     store.record.channels = shape[2];
-    CHECK(store.find() == Lookup::unusable);
+    CHECK(store.find() == Lookup::missing);
   }
   // 2**31 by 2**31 by 3, which is 0 modulo 2**62, and sizes that are 0.
   for (const std::uint64_t nbytes : {std::uint64_t{0}, std::numeric_limits<std::uint64_t>::max()}) {
     Store store;
     store.record.height = store.record.width = 1u << 31;
     store.record.nbytes = nbytes;
-    CHECK(store.find() == Lookup::unusable);
+    CHECK(store.find() == Lookup::missing);
   }
 }
 
@@ -109,7 +109,7 @@ TEST("kept: a store that holds nothing yet has no image") {
   for (const std::int64_t size : {std::int64_t{0}, std::int64_t{-1}}) {
     Store store;
     store.kept.size = size;
-    CHECK(store.find() == Lookup::unusable);
+    CHECK(store.find() == Lookup::missing);
   }
 }
 
@@ -117,7 +117,7 @@ TEST("kept: an image of a file with too many pixels is not used") {
   for (const std::int64_t most_pixels : {99, 100}) {
     Store store;
     store.record.flags = 100 << 1;
-    CHECK(store.find(most_pixels) == (most_pixels == 100 ? Lookup::found : Lookup::unusable));
+    CHECK(store.find(most_pixels) == (most_pixels == 100 ? Lookup::found : Lookup::too_large));
   }
 }
 
@@ -127,7 +127,7 @@ TEST("kept: bytes that changed are seen when they are first read") {
     store.kept.verifies = verifies;
     const std::uint8_t other = 1;
     CHECK(::pwrite(store.kept.descriptor, &other, 1, 70) == 1);
-    CHECK(store.find() == (verifies ? Lookup::unusable : Lookup::found));
+    CHECK(store.find() == (verifies ? Lookup::missing : Lookup::found));
     CHECK(!store.kept.table->is_verified(0));
   }
   Store store;
@@ -142,7 +142,7 @@ TEST("kept: a data file that is shorter than it was gives no bytes") {
   CHECK(::ftruncate(store.kept.descriptor, 100) == 0);
   CHECK(read_kept(store.kept, image.offset, 5 * 7 * 3, store.arena) == nullptr);
   store.kept.verifies = true;
-  CHECK(store.find(-1, &image) == Lookup::unusable);
+  CHECK(store.find(-1, &image) == Lookup::missing);
 }
 
 TEST("kept: mapped bytes that the data file does not have are not touched") {
@@ -156,7 +156,7 @@ TEST("kept: mapped bytes that the data file does not have are not touched") {
     CHECK(store.find() == Lookup::found);
     store.record.digest = {3, 4};
     store.record.offset = 2 * kSize;
-    CHECK(store.find() == Lookup::unusable);
+    CHECK(store.find() == Lookup::missing);
     ::munmap(mapped, 4 * kSize);
   }
 }
