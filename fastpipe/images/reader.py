@@ -434,16 +434,12 @@ class JpegHeader(NamedTuple):
             all of its scans. Pillow decides about truncated and damaged files.
         orientation: the EXIF orientation 1 … 8; 1 if there is no orientation. The value is 0 if only Pillow
             can read the orientation, because the tag is in XMP data or has an unusual form.
-        frame: the offset in the file at which the frame header's body begins.
-        is_progressive: whether the JPEG is progressive, so that its rows are not stored one after the other.
     """
 
     height: int
     width: int
     trusted: bool
     orientation: int
-    frame: int
-    is_progressive: bool
 
 
 def read_jpeg_header(blob: bytes) -> JpegHeader | None:

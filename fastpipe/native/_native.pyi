@@ -439,10 +439,8 @@ def fold(steps: Sequence[Step], height: int, width: int, parameters: Annotated[N
 def image_batch(plan: ImagePlan, prefix: bytes, arena: bytes, starts: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], ends: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], parameters: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')] | None, places: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Sequence[int], keeps_files: bool, statuses: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu')], inputs: list[object] | None, kept: KeptImages | None = None, states: Annotated[NDArray[numpy.uint64], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, most_nbytes: int = 0, then: AugmentBatch | None = None) -> ImageBatch:
     """A batch of images: see ImageBatch in fastpipe/native/images.h."""
 
-def read_jpeg_header(file: object) -> tuple[int, int, bool, int, int, bool]:
-    """
-    Height, width, whether it is trusted, orientation, place of the frame, whether it is progressive.
-    """
+def read_jpeg_header(file: object) -> tuple[int, int, bool, int]:
+    """Height, width, whether it is trusted, orientation."""
 
 def decode(file: object, top: int, left: int, height: int, width: int, kind: int = 0) -> NDArray[numpy.uint8] | None:
     """

@@ -17,7 +17,6 @@ struct JpegHeader {
   bool trusted = false;          // libjpeg-turbo gives Pillow's pixels for this kind of file, and all scans are there
   std::int32_t orientation = 0;  // EXIF orientation 1 … 8; 1 where there is none; 0 where Pillow has to be asked
   std::int64_t frame = 0;        // where the frame header's body begins in the file
-  bool is_progressive = false;
   bool is_jpeg() const { return height > 0; }
 };
 

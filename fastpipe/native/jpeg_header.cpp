@@ -383,7 +383,6 @@ JpegHeader read_jpeg_header(Bytes file) noexcept {
       header.frame = body;
       header.height = static_cast<std::int32_t>(reader.big(body + 1, 2, end));
       header.width = static_cast<std::int32_t>(reader.big(body + 3, 2, end));
-      header.is_progressive = code == kSOF2;
       header.trusted = frame_is_trusted(reader, body, length, code);
     } else if (code == kSOS) {
       break;

@@ -31,10 +31,10 @@ AxisTuple tuple_of(const Axis& axis) {
           axis.turned,  axis.mirrored, axis.low,     axis.high,     axis.pitch};
 }
 
-using HeaderTuple = std::tuple<std::int32_t, std::int32_t, bool, std::int32_t, std::int64_t, bool>;
+using HeaderTuple = std::tuple<std::int32_t, std::int32_t, bool, std::int32_t>;
 
 HeaderTuple tuple_of(const JpegHeader& header) {
-  return {header.height, header.width, header.trusted, header.orientation, header.frame, header.is_progressive};
+  return {header.height, header.width, header.trusted, header.orientation};
 }
 
 // Each step reads its numbers from a row of `draws`.
@@ -160,6 +160,8 @@ std::unique_ptr<BoundBatch> make_batch(ImagePlan& plan, nb::bytes prefix, nb::by
   }
   check(memory.has_value() || !makes_samples(plan), "memory for samples that are kept, scaled or TensorFlow's");
   work.kept = lent(kept);
+  check(work.kept == nullptr || work.kept->form == KeptForm::pixels || !makes_samples(plan),
+        "samples are kept as they are, not as coefficients");
   if (states.has_value()) {
     check(states->shape(0) == count && states->shape(1) == 5, "a state of five numbers for each sample");
     bound->states.resize(count);
@@ -588,8 +590,7 @@ void register_images(nb::module_& m) {
         }
         return tuple_of(header);
       },
-      nb::arg("file"),
-      "Height, width, whether it is trusted, orientation, place of the frame, whether it is progressive.");
+      nb::arg("file"), "Height, width, whether it is trusted, orientation.");
   m.def("decode", &decode,
         nb::sig("def decode(file: object, top: int, left: int, height: int, width: int, kind: int = 0) -> "
                 "NDArray[numpy.uint8] | None"),
