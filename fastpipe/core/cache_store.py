@@ -252,6 +252,15 @@ class EntryStore:
             return False
         return not self._not_before or time.monotonic() >= self._not_before
 
+    def freeze(self) -> None:
+        """Accept no more entries from this process."""
+        self._why_closed = "it is only read"
+
+    @property
+    def why_refused(self) -> str:
+        """Why an entry was refused; "" if none was."""
+        return self._why_closed or (f"it may hold {self.max_bytes:,} bytes" if self._has_said else "")
+
     def put(self, digest: bytes, pixels: UInt8Array, flags: int = 0, note: bytes = b"") -> bool:
         """Store a C-contiguous uint8 (H, W, C) array, and the bytes ``note`` with it.  Return whether the
         store has an entry for ``digest`` now."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -109,17 +110,21 @@ class ImageCache:
     def _form_of(self, paths: Sequence[str], rules: str) -> str:
         """Return the form in which most of these images are stored already; if none is stored, the form that
         suits their sizes."""
-        found = dict.fromkeys(_FORMS, 0)
-        for path in paths if len(self.store) else ():
-            for form in found:
-                try:
-                    file = self._identified(path, self._tag_in(rules, form))
-                    found[form] += self.store.find(file.digest) is not None
-                except OSError:  # the error is raised when the file is read
-                    pass
+        found = {form: self._count_in(form, paths, rules) for form in _FORMS}
         if any(found.values()):
             return max(found, key=found.__getitem__)
         return self._form_by(sizes_of(paths if self._version is None else [], self._size))
+
+    def count_stored(self, paths: Sequence[str], rules: str) -> int:
+        """Return how many of these images are stored."""
+        return self._count_in(self._chosen(rules), paths, rules)
+
+    def _count_in(self, form: str, paths: Sequence[str], rules: str) -> int:
+        count = 0
+        for path in paths if len(self.store) else ():
+            with suppress(OSError):  # which is raised when the file is read
+                count += self.store.find(self._identified(path, self._tag_in(rules, form)).digest) is not None
+        return count
 
     def _form_by(self, sizes: Sizes) -> str:
         """Return the first form in which all images fit, if the others are like these."""

@@ -360,7 +360,9 @@ class FolderStore:
             if key and not key.endswith("/") and not _has_anything(self._folder):  # an object was listed
                 where = f"the folder {self._folder!r} is empty, or not there"
                 return StoreError(f"{path} is not there: {where}. Is it still mounted?")
-            return FileNotFoundError(printable(f"{path} is not there: it was removed since it was listed"))
+            was_listed = key and not key.endswith("/")
+            why = ": it was removed since it was listed" if was_listed else ""
+            return FileNotFoundError(printable(f"{path} is not there{why}"))
         if isinstance(error, PermissionError):
             return StoreAccessError(f"{path} may not be read by this user ({error.strerror})")
         if isinstance(error, (TimeoutError, InterruptedError, ConnectionError)):

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import fastpipe
 from fastpipe.bench.check import Check, index_problems
 from fastpipe.bench.images import check_transform, train_transform
+from fastpipe.core.caches import open_cache_store
 from fastpipe.core.extras import require
 from fastpipe.core.files import require_regular
 from fastpipe.core.types import Key
@@ -191,6 +192,7 @@ class Outcome:
     unreadable: list[Failure] = field(default_factory=list)
     one_sided: list[Failure] = field(default_factory=list)
     plan: str = ""
+    cached: int | None = None  # images that the cache contains; None if no cache is compared
 
     @property
     def equal(self) -> bool:
@@ -226,8 +228,24 @@ def compare_folder(
 ) -> Outcome:  # fmt: skip
     fast = fastpipe.FastImageFolder(stock.root, chain.transform, cache=cache or "auto")
     indices = chosen(len(stock), count, seed)
+    cached = None
+    if cache is not None:
+        store = open_cache_store(cache)
+        assert store is not None  # a folder that cannot be used is an error
+        store.freeze()
+        cached = fast._running().count_cached([stock.samples[index][0] for index in indices])
+        if not cached:
+            raise OptionError(
+                f"none of the {len(indices):,} images is in the cache in {cache.dir!r}: it is another "
+                "folder's, or the files have changed since. 'fastpipe stage FOLDER DIR --form …' fills it"
+            )
     outcome = Outcome(
-        len(stock), len(stock.classes), len(indices), index_problems(stock, fast), plan=str(fast.plan)
+        len(stock),
+        len(stock.classes),
+        len(indices),
+        index_problems(stock, fast),
+        plan=str(fast.plan),
+        cached=cached,
     )
     if outcome.index_problems:  # an index may mean different files in the two datasets
         return outcome

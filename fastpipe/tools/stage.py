@@ -35,7 +35,7 @@ there already are passed over.
 listed (an MD5 as ETag) or, if there is none, with its length; images that differ are
 downloaded again.
 
-exit codes: 0 done, 1 some images could not be copied, 2 bad input, 130 interrupted
+exit codes: 0 done, 1 some images could not be copied or kept, 2 bad input, 130 interrupted
 """
 
 
@@ -135,7 +135,10 @@ def _fill_cache(dataset: Any, console: Console, progress: Progress) -> int:
     )
     if read < total:
         print_line(console, f"{total - read:,} images cannot be read: fastpipe scan names them", style="red")
-    return 0 if read == total else 1
+    if why := store.why_refused:
+        remedy = "make room, or pass --max-bytes"
+        print_line(console, f"the cache accepts no more images ({why}): {remedy}", style="red")
+    return 0 if read == total and not why else 1
 
 
 def _fill(dataset: Any, verifies: bool, console: Console, progress: Progress) -> int:
@@ -169,6 +172,8 @@ def _fill(dataset: Any, verifies: bool, console: Console, progress: Progress) ->
 
 def _show(folder: str, console: Console, *, clears: bool) -> int:
     if not StageFolder.is_in(folder):
+        if os.path.isdir(os.path.join(folder, "fastpipe-decoded")):
+            raise StageError(f"{folder!r} holds a cache, as --form makes one, and not a stage")
         raise StageError(f"there is no stage in {folder!r}: nothing was staged there, or it was moved")
     opened = StageFolder(Stage(folder))
     try:

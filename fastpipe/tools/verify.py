@@ -81,8 +81,8 @@ def content(outcome: Outcome, chain: Chain, folder: Path, seed: int) -> dict[str
         "folder": str(folder), "transform": {"name": chain.name, "steps": chain.about},
         "plan": outcome.plan, "seed": seed, "classes": outcome.classes,
         "images": {
-            "total": outcome.total, "chosen": outcome.chosen, "compared": check.photos,
-            "differing": check.photos_differing,
+            "total": outcome.total, "chosen": outcome.chosen, "cached": outcome.cached,
+            "compared": check.photos, "differing": check.photos_differing,
         },
         "index": {name: outcome.index_problems.get(name, "equal") for name in INDEX},
         "values": {
@@ -105,6 +105,8 @@ def _rows(outcome: Outcome, chain: Chain, folder: Path) -> Iterator[tuple[str, s
     part = f"{outcome.chosen:,} of " if outcome.chosen < outcome.total else ""
     classes = f"{outcome.classes:,} {'class' if outcome.classes == 1 else 'classes'}"
     yield "images", f"{part}{outcome.total:,} in {classes}", True
+    if outcome.cached is not None:
+        yield "from the cache", f"{outcome.cached:,} of {outcome.chosen:,}", True
     yield "transform", f"{chain.name}: {chain.about}", True
     equal = [name for name in INDEX if name not in outcome.index_problems]
     yield "index", f"{', '.join(equal) or 'nothing'} equal", not outcome.index_problems

@@ -298,6 +298,10 @@ class Runtime(ProcessRuntime[Options]):
         """Return a line for a plan's description. It is empty if there is no cache."""
         return "" if self.cache is None else self.cache.describe(self._reader.rules())
 
+    def count_cached(self, paths: Sequence[str]) -> int:
+        """Return how many of these images the cache contains."""
+        return 0 if self.cache is None else self.cache.count_stored(paths, self._reader.rules())
+
     def hand_out(self, samples: Sequence[Any]) -> list[Any]:
         """Return samples as a list for torch's own loader, which collates them later.
 

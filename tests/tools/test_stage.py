@@ -128,6 +128,17 @@ def test_a_cache_is_filled_ahead_of_a_training(
         dataset.close()
 
 
+def test_images_that_do_not_fit_are_said(photo_tree: Path, stage: Any, tmp_path: Path, settled: Any) -> None:
+    settled(photo_tree)
+    folder = tmp_path / "cache"
+    code, text = stage(photo_tree, folder, "--form", "pixels", "--max-bytes", "500kB")
+    assert (
+        code == 1 and "accepts no more images (it may hold 500,000 bytes)" in text and "--max-bytes" in text
+    )
+    code, text = stage("--status", folder)
+    assert code == 2 and "holds a cache" in text
+
+
 def test_images_that_cannot_be_read_are_not_kept(photo_tree: Path, stage: Any, tmp_path: Path) -> None:
     tree = shutil.copytree(photo_tree, tmp_path / "tree")
     next(tree.glob("class_000/*.jpg")).write_bytes(b"no image")

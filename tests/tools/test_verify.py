@@ -387,7 +387,7 @@ def test_the_json_has_everything_and_no_infinity() -> None:
     made = content(outcome, CHAIN, FOLDER, 4)
     assert json.loads(json.dumps(made, allow_nan=False)) == made
     assert (made["schema"], made["equal"], made["seed"], made["classes"]) == (1, False, 4, 2)
-    assert made["images"] == {"total": 10, "chosen": 7, "compared": 3, "differing": 2}
+    assert made["images"] == {"total": 10, "chosen": 7, "cached": None, "compared": 3, "differing": 2}
     assert made["values"] == {"compared": 200, "differing": 1, "over_one": 1, "largest": 3, "unit": "of 255"}
     assert [(one["index"], one["largest"], one["note"]) for one in made["worst"]] == [
         (5, None, "label 1 instead of 0"), (1, 3, "")
@@ -446,6 +446,22 @@ def test_images_of_a_cache_are_compared(
             dataset.close()
         code, output, _ = command("verify", tree, "--cache", place)
         assert code == is_spoilt and ("6 of 6 images differ" in output) == is_spoilt
+        assert "from the cache          6 of 6" in output
+
+
+def test_a_cache_of_other_images_is_no_success(
+    tree: Path, tmp_path: Path, command: Any, settled: Any
+) -> None:
+    settled(tree)
+    shutil.copytree(tree, tmp_path / "copy")
+    settled(tmp_path / "copy")
+    dataset = FastImageFolder(tmp_path / "copy", SMALL, cache=Cache("disk", dir=tmp_path / "kept"))
+    assert len(list(dataset)) == 6
+    dataset.close()
+    before = sum(file.stat().st_blocks for file in (tmp_path / "kept").rglob("*"))
+    code, _, errors = command("verify", tree, "--cache", tmp_path / "kept")
+    assert code == 2 and "none of the 6 images is in the cache" in errors
+    assert sum(file.stat().st_blocks for file in (tmp_path / "kept").rglob("*")) == before
 
 
 def test_wrong_arguments_are_refused(tree: Path, tmp_path: Path, command: Any) -> None:
