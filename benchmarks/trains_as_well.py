@@ -789,11 +789,10 @@ def _keras_multimodal(folder: Path) -> Run:
 def cases() -> list[Case]:
     """Every swap."""
     stock, fast = "ImageFolder, DataLoader", "FastImageFolder, FastLoader"
-    auto, split = (functools.partial(_fast, augment=how) for how in ("auto", "split"))
+    split = functools.partial(_fast, augment="split")
     plain, more = "crop, flip, normalise", "crop, flip, colours, grey, normalise"
     made = [
         Case("loader", plain, stock, fast, _of_loaders(_stock, _fast, _recipe)),
-        Case("loader", plain, stock, '… augment="auto"', _of_loaders(_stock, auto, _recipe)),
         Case("loader", more, stock, fast, _of_loaders(_stock, _fast, _colours)),
         Case("loader", more, stock, '… augment="split"', _of_loaders(_stock, split, _colours)),
     ]

@@ -226,6 +226,9 @@ class Options:
                 "executor='processes', or workers=1"
             )
         declared(self.columns)
+        if self.out.suffix in (".npy", ".npz"):
+            name = self.out.with_suffix(".h5").name
+            raise OptionError(f"generate writes HDF5 files: name the file {name!r}")
         if self.out.is_dir():
             raise OptionError(f"{self.out} is a folder; name a file")
         if not self.out.parent.is_dir():

@@ -15,6 +15,7 @@ from fastpipe.core.caches import open_cache_store
 from fastpipe.core.extras import require
 from fastpipe.core.file_identity import FileIdentity, identify, identify_object
 from fastpipe.core.native import native
+from fastpipe.core.text import in_bytes
 from fastpipe.core.types import Box, EncodedImage, Size, UInt8Array
 from fastpipe.errors import OptionError
 from fastpipe.images.pixels import fold, render
@@ -93,8 +94,8 @@ class ImageCache:
         where = "memory" if self.store.is_in_memory else "files"
         when = ", from their second use on and if all fit" if self._needs_all else ""
         count = self.store.refreshed()
-        held = f"; {count:,} are there now" if count else ""
-        return f"{what}  →  kept in {where}, up to {self.store.max_bytes / 1e9:.1f} GB{when}{held}"
+        held = f"; the cache has {count:,} entries now" if count else ""
+        return f"{what}  →  kept in {where}, up to {in_bytes(self.store.max_bytes)}{when}{held}"
 
     def _chosen(self, rules: str = "") -> str:
         """Return the form; choose it as soon as enough images are known."""

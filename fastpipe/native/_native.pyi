@@ -489,7 +489,7 @@ class OpenArchives:
 
     def __init__(self) -> None: ...
 
-def read_files(paths: list[bytes]) -> list[tuple[bytes, tuple[int, int, bool, int, int, bool]] | None]:
+def read_files(paths: list[bytes]) -> list[tuple[bytes, tuple[int, int, bool, int]] | None]:
     """
     Of each file, by its encoded path, its content and what read_jpeg_header() gives; None where it is unreadable.
     """

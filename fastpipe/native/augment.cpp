@@ -67,7 +67,7 @@ bool is_size(std::int64_t height, std::int64_t width) noexcept {
   return height >= 1 && width >= 1 && height <= kMostSide && width <= kMostSide && height <= kMostPixels / width;
 }
 
-// Whether sides, and memory to work in, can be counted.
+// Return whether sides, and memory to work in, can be counted.
 bool is_countable(const std::int64_t shape[3]) noexcept {
   std::int64_t count = 1;
   for (int at = 0; at < 3; ++at) {

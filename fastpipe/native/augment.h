@@ -23,9 +23,9 @@ struct ImageView {
   std::int64_t channels = 0, height = 0, width = 0;
   std::int64_t strides[3] = {0, 0, 0};
 
-  // Whether pixels follow each other, channel by channel.
+  // Return whether pixels follow each other, channel by channel.
   bool is_planar() const noexcept;
-  // Whether pixels follow each other, the channels of each together.
+  // Return whether pixels follow each other, the channels of each together.
   bool is_interleaved() const noexcept;
 };
 

@@ -345,7 +345,7 @@ class Changed {
   Changed(const Changed&) = delete;
   Changed& operator=(const Changed&) = delete;
 
-  // Whether there was memory for it.
+  // Return whether there was memory for it.
   bool run() {
     const double* row = batch_.table + number_ * batch_.columns;
     channels_ = plan_.shape[0];
@@ -440,7 +440,7 @@ class Changed {
     return found;
   }
 
-  // Whether the next step that changes a channel needs to know its statistics.
+  // Return whether the next step that changes a channel needs to know its statistics.
   bool is_asked_for(std::int64_t channel) const {
     for (std::size_t i = at_ + 1; i < active_.size(); ++i) {
       const Active& next = active_[i];
@@ -503,7 +503,7 @@ class Changed {
     return from.data + row / size_[1] * from.stride[0] + row % size_[1] * from.stride[1];
   }
 
-  // Whether the view is what `values` of a settled channel are, to read.
+  // Return whether the view is what `values` of a settled channel are, to read.
   bool is_plain(const View& from) const {
     return from.kind == work_kind_ && from.stride[2] == value_ && from.stride[1] == value_ * size_[2] &&
            from.stride[0] == value_ * size_[2] * size_[1];

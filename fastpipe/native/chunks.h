@@ -75,7 +75,7 @@ struct ChunkedDataset {
   std::int64_t first_key = 0;            // of its chunks there
   std::shared_ptr<KeptChunks> kept;      // decoded chunks that are kept; may be null
 
-  // Whether rows are read from the file by themselves, as nothing has to be decoded nor kept.
+  // Return whether rows are read from the file by themselves, as nothing has to be decoded nor kept.
   bool reads_rows() const noexcept { return filters.empty() && inside == nullptr && kept == nullptr; }
 };
 
@@ -129,7 +129,7 @@ class RowBatch : public Work {
   void run(std::int64_t item, Scratch& scratch) override;
   void lost(std::int64_t item) noexcept override;
 
-  // Whether all of its items were done.
+  // Return whether all of its items were done.
   bool is_complete() const noexcept { return done_.load() == size(); }
   // Chunks to be kept, once the work is done.
   bool has_chunks() const noexcept { return !keep_.empty(); }

@@ -49,7 +49,7 @@ struct Range {
 
 // Each of these undoes one codec: from stored bytes to `size` bytes of content, all of which it fills.
 [[nodiscard]] Problem inflate_zlib(Bytes stored, std::uint8_t* out, std::size_t size, CodecStates& states) noexcept;
-// Whether zlib's stream has at most so many bytes of content, if it is one at all.
+// Return whether zlib's stream has at most so many bytes of content, if it is one at all.
 [[nodiscard]] bool inflates_to_at_most(Bytes stored, std::size_t most, Arena& arena, CodecStates& states) noexcept;
 // Members of gzip, one after the other.
 [[nodiscard]] Problem inflate_gzip(Bytes stored, std::uint8_t* out, std::size_t size, CodecStates& states) noexcept;

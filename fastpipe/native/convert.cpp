@@ -116,7 +116,7 @@ void make_factors(const Conversion& how, ConversionTables* tables) {
   }
 }
 
-// Whether factors give the same bits as division, for all values that there are.
+// Return whether factors give the same bits as division, for all values that there are.
 bool equals_division(const Conversion& how, const ConversionTables& tables) {
   for (int channel = 0; channel < how.channels; ++channel) {
     const AffineFactors& f = tables.planes[channel];

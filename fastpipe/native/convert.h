@@ -32,11 +32,11 @@ struct Output {
   bool streams;           // see Kernels::affine
 };
 
-// Whether an output of so many elements is written past the caches: a large one, by kernels that can.
+// Return whether an output of so many elements is written past the caches: a large one, by kernels that can.
 bool is_streamed(const Conversion& how, const ConversionTables& tables, const Kernels& kernels,
                  std::int64_t elements) noexcept;
 
-// Whether bytes become floats without a table, in planes.
+// Return whether bytes become floats without a table, in planes.
 bool is_affine_by_factors(const Output& output) noexcept;
 
 // Where row y of a channel begins, in planes.

@@ -63,7 +63,7 @@ class Engine {
   // Begin no further item of a job.  It is done when those that run are.
   void cancel(std::int64_t job);
 
-  // Whether all items of a job are begun; where they are not, its event `begun` comes as soon as they are.
+  // Return whether all items of a job are begun; where they are not, its event `begun` comes as soon as they are.
   bool watch_begun(std::int64_t job);
 
   // Wait for the next event, for at most so long; kind none where none came.

@@ -54,7 +54,7 @@ class EntryTable {
   // Never find this entry again: its bytes are not what they were.
   void forget(std::int64_t number) noexcept;
 
-  // Whether an entry's bytes have been compared with their sum in this process; and to note that they have.
+  // Return whether an entry's bytes have been compared with their sum in this process; and to note that they have.
   bool is_verified(std::int64_t number) const noexcept;
   void note_verified(std::int64_t number) noexcept;
 

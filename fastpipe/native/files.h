@@ -25,7 +25,7 @@ struct Member {
   std::uint32_t version = 0;  // `version_of` the archive when it was listed
 };
 
-// Whether a path has the form of a member's.
+// Return whether a path has the form of a member's.
 bool find_member(const char* path, Member* member) noexcept;
 
 // A number that nearly always changes when a file is written again.  modified: in nanoseconds.
@@ -105,7 +105,7 @@ class DataFile {
   DataFile(const DataFile&) = delete;
   DataFile& operator=(const DataFile&) = delete;
 
-  // Whether what is at the path is in that state; it is not opened.
+  // Return whether what is at the path is in that state; it is not opened.
   bool is_as_it_was() const noexcept { return is_as_it_was(-1); }
 
   // The file in one thread's hands.

@@ -38,7 +38,7 @@ struct ImagePlan {
   std::vector<Step> shrink;        // one resize of the shorter side, which larger images get first; or nothing
 };
 
-// Whether samples are kept, scaled or TensorFlow's.
+// Return whether samples are kept, scaled or TensorFlow's.
 bool makes_samples(const ImagePlan& plan) noexcept;
 
 // Bytes of an element of a sample, before and after scaling.

@@ -94,7 +94,7 @@ struct DcTable {
   Codes codes;
   alignas(64) DcEntry entries[1 << kDcBits];
 
-  // Whether all symbols are sizes that libjpeg takes.
+  // Return whether all symbols are sizes that libjpeg takes.
   static bool takes(const Codes& codes) noexcept;
   // Fill `entries`, by `codes`.
   void build() noexcept;
@@ -176,7 +176,7 @@ FASTPIPE_INLINED bool read_dc(Bits& bits, const DcTable& table, std::uint16_t* s
   return true;
 }
 
-// Whether a block may end with this number of its next coefficient.
+// Return whether a block may end with this number of its next coefficient.
 FASTPIPE_INLINED bool is_end(std::uint64_t number) noexcept {
   return number - (kEnd + 1) < kCoefficients - 1 || number == kCoefficients;
 }

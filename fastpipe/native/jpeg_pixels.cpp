@@ -33,19 +33,20 @@ constexpr int kMostBelow = 512;
 // Bits that each pass rounds off.
 constexpr int kShiftOfColumns = 11, kShiftOfRows = 18;
 
-// The fast transform: its factors, of 2**8; how many bits its numbers have behind the point, and with those of a
-// block's size.
+// The fast transform's factors, of 2**8.
 constexpr int kFastOf2 = 362, kFastShared = 473, kFastOfB = 277, kFastOfD = 669;
-constexpr int kFastBits = 2, kShiftOfFast = kFastBits + 3;
+constexpr int kFastBits = 2;                 // of its numbers, behind the point
+constexpr int kShiftOfFast = kFastBits + 3;  // and those of a block's size
 
-// What the absolute values of a column or a row of it add up to at most: of 1, 3, 5, 7 and of 2, 6, which are
-// multiplied, and of all; and the most of number 7.  No variant of libjpeg-turbo then loses a bit of a number that it
-// multiplies (2**13), or of one that it makes (2**15: at most 5.03 times number 7, 2.42 times 6, 1.77 times the
-// others).
-constexpr int kMostOfFastFactors = 8191, kMostOfFastColumn = 11500, kMostOfFastLast = 2047;
+// Limits for the absolute values of a column or a row.  Within them, no variant of libjpeg-turbo loses a bit of a
+// number that it multiplies (2**13), or of one that it makes (2**15: at most 5.03 times number 7, 2.42 times 6, 1.77
+// times the others).
+constexpr int kMostOfFastFactors = 8191;  // of the sum of numbers 1, 3, 5 and 7, and of 2 and 6, which are multiplied
+constexpr int kMostOfFastColumn = 11500;  // of the sum of all eight
+constexpr int kMostOfFastLast = 2047;     // of number 7
 
-// What a step of the fast transform has in it, by row and column; and both together, of 2**14, as libjpeg-turbo rounds
-// them.
+// The fast transform's steps contain these factors of their row and column; and both together, of 2**14, as
+// libjpeg-turbo rounds them.
 constexpr double kFastScale[8] = {1.0, 1.387039845, 1.306562965, 1.175875602,
                                   1.0, 0.785694958, 0.541196100, 0.275899379};
 constexpr int kFastScaleBits = 14;

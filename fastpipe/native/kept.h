@@ -44,11 +44,11 @@ class KeptChunks {
   KeptChunks& operator=(const KeptChunks&) = delete;
 
   const KeptStore& store() const noexcept { return store_; }
-  // Whether a chunk seems to be kept; its bytes are not looked at.
+  // Return whether a chunk seems to be kept; its bytes are not looked at.
   bool has(std::int64_t chunk) const noexcept;
   // Where a chunk begins in the data file; -1 where it is not kept.
   std::int64_t find(std::int64_t chunk, Arena& arena) noexcept;
-  // Whether a chunk that was just decoded is to be kept.
+  // Return whether a chunk that was just decoded is to be kept.
   bool wants(std::int64_t chunk) noexcept;
   Digest digest(std::int64_t chunk) const noexcept;
 

@@ -104,7 +104,7 @@ bool has_nan(const std::uint8_t* data, std::int64_t words, Word largest) noexcep
   return found;
 }
 
-// Whether some of the floats of so many bytes each are no numbers.
+// Return whether some of the floats of so many bytes each are no numbers.
 bool has_nan(const std::uint8_t* data, std::int64_t nbytes, std::int32_t word) noexcept {
   switch (word) {
     case 2:

@@ -80,7 +80,7 @@ class PatchBatch : public Work {
   void run(std::int64_t item, Scratch& scratch) override;
   void lost(std::int64_t item) noexcept override;
 
-  // Whether all of its items were done.
+  // Return whether all of its items were done.
   bool is_complete() const noexcept { return done_.load() == size(); }
 
  private:

@@ -63,7 +63,7 @@ bool is_plain_text(Bytes text) {
   return true;
 }
 
-// Whether Pillow inflates a colour profile, or ignores it: it refuses large ones.
+// Return whether Pillow inflates a colour profile, or ignores it: it refuses large ones.
 bool is_plain_profile(Bytes chunk, Arena& arena, CodecStates& states) {
   const auto* end = chunk.size > 0 ? static_cast<const std::uint8_t*>(std::memchr(chunk.data, 0, chunk.size)) : nullptr;
   if (end == nullptr) return false;
@@ -73,7 +73,7 @@ bool is_plain_profile(Bytes chunk, Arena& arena, CodecStates& states) {
   return stored.size < kMostText / kMostInflated || inflates_to_at_most(stored, kMostText - 1, arena, states);
 }
 
-// Whether Pillow reads a chunk beside the header, the palette and the pixels without an error.
+// Return whether Pillow reads a chunk beside the header, the palette and the pixels without an error.
 bool is_plain(const Chunk& chunk, Arena& arena, CodecStates& states) {
   const std::size_t size = chunk.content.size;
   for (const char* name : {"sBIT", "bKGD", "hIST", "tIME", "sPLT", "oFFs", "eXIf"}) {
@@ -93,7 +93,7 @@ bool is_plain(const Chunk& chunk, Arena& arena, CodecStates& states) {
   return false;
 }
 
-// Whether Pillow looks for an EXIF orientation in a chunk.
+// Return whether Pillow looks for an EXIF orientation in a chunk.
 bool has_orientation(const Chunk& chunk) {
   if (chunk.is("eXIf") || chunk.is("iTXt")) return true;
   if (!chunk.is("tEXt")) return false;

@@ -47,7 +47,7 @@ std::int32_t copied_input(const Taps& taps, std::int32_t output) {
   return found;
 }
 
-// Whether all outputs copy one input each, in the order of the inputs.
+// Return whether all outputs copy one input each, in the order of the inputs.
 bool are_copies(const Taps& taps) {
   const bool ascends = copied_input(taps, 0) <= copied_input(taps, taps.count - 1);
   std::int32_t before = 0;
@@ -127,7 +127,7 @@ class RowResampler {
     return true;
   }
 
-  // Whether pixels that lie beside each other are copied, in their order or turned around.
+  // Return whether pixels that lie beside each other are copied, in their order or turned around.
   bool copies() const { return copies_; }
   bool tiles() const { return !copies_ && kernels_->untile != nullptr; }
   int rows_at_once() const { return copies_ ? 1 : kernels_->rows_at_once(columns_); }

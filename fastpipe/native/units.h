@@ -67,7 +67,7 @@ class UnitMemory {
   void abandon(const Claim& claim) noexcept;
 
   bool is_there(std::int64_t key) const noexcept;
-  // Whether somebody is decoding a unit, or was when the process ended that did so.
+  // Return whether somebody is decoding a unit, or was when the process ended that did so.
   bool is_coming(std::int64_t key) const noexcept;
   // Wait while somebody is decoding a unit, for at most a twentieth of a second.
   void wait(std::int64_t key) noexcept;

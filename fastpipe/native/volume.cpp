@@ -37,7 +37,7 @@ std::array<int, kDims> order_in_file(const Index& steps) noexcept {
   return order;
 }
 
-// Whether the elements of an array of this shape lie in the file without gaps.
+// Return whether the elements of an array of this shape lie in the file without gaps.
 bool is_dense(const Index& shape, const Index& steps, std::int64_t itemsize) noexcept {
   const std::array<int, kDims> order = order_in_file(steps);
   std::int64_t step = itemsize;

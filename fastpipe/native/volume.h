@@ -94,7 +94,7 @@ struct Volume {
   UnitMemory* memory = nullptr;  // where units are remembered; null for nowhere
   std::int64_t first_key = 0;    // of its first unit there
 
-  // Whether all of it fits together, and sizes are such that none overflows.
+  // Return whether all of it fits together, and sizes are such that none overflows.
   bool is_valid() const noexcept;
   std::int64_t unit_nbytes() const noexcept { return units.elements() * itemsize; }
   // What is read together with a unit has the same number.

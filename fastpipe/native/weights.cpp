@@ -17,7 +17,7 @@ constexpr double kSupport[] = {0.5, 1.0, 1.0, 2.0, 3.0, 0.5, 0.5, 1.0, 2.0};
 
 constexpr bool is_nearest(int mode) { return mode == kNearest || mode == kNearestFloor; }
 
-// Whether the filter keeps its width when it shrinks an image.
+// Return whether the filter keeps its width when it shrinks an image.
 constexpr bool is_sharp(int mode) { return mode == kSharpBilinear || mode == kSharpBicubic; }
 
 // Two numbers that are computed side by side.

@@ -530,7 +530,7 @@ def _print_patches(patches: PatchFacts, facts: Sequence[VolumeFacts], console: C
         ["order"],
         ["remembered", "decoded for one", "for each byte used", "patches/s, 1 thread", f"{threads} threads"],
     )
-    remembered = in_bytes(patches.fit.remembered)
+    remembered = in_bytes(min(patches.fit.remembered, patches.all_nbytes))
     for name, memory, cost in (
         ("one alone", "nothing", patches.alone),
         ("uniform", remembered, patches.uniform),

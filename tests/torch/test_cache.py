@@ -168,7 +168,7 @@ def test_every_kind_of_file_is_as_without_a_cache(odd: Any, exif: bool, transfor
         for _ in range(3):
             assert same(dataset[index], expected), path
     store: Any = open_cache_store(dataset.cache)
-    assert f"; {len(store)} are there now" in _lines_of(dataset)
+    assert f"; the cache has {len(store)} entries now" in _lines_of(dataset)
     if form == "pixels":
         assert good - 10 < len(store) <= good, "all but links to others"
     else:

@@ -664,7 +664,7 @@ void register_images(nb::module_& m) {
       .def(nb::init<>());
   m.def(
       "read_files", &read_files,
-      nb::sig("def read_files(paths: list[bytes]) -> list[tuple[bytes, tuple[int, int, bool, int, int, bool]] | None]"),
+      nb::sig("def read_files(paths: list[bytes]) -> list[tuple[bytes, tuple[int, int, bool, int]] | None]"),
       nb::arg("paths"),
       "Of each file, by its encoded path, its content and what read_jpeg_header() gives; None where it is unreadable.");
   m.def("jpeg_version", &jpeg_version, "The version of libjpeg-turbo.");

@@ -40,12 +40,12 @@ def measure(files: Sequence[str]) -> dict[str, Any]:
     images = [(blob, _crop(rng, read_jpeg_header(blob))) for blob in blobs]
     found: dict[str, Any] = {"of": of, "decoders": {}}
     reader = ImageReader(Decode())
-    for name in ("libjpeg-turbo", "pillow"):
+    for name in ("native core", "pillow"):
         try:
             found["decoders"][name] = _measured(name, reader, images)
         except Exception as error:
             found["decoders"][name] = {"why": f"{type(error).__name__}: {error}"}
-    found["chosen"] = "libjpeg-turbo" if reader.is_native else "pillow"
+    found["chosen"] = "native core" if reader.is_native else "pillow"
     found["used"] = reader.describe()
     return found
 
@@ -58,7 +58,7 @@ def _measured(name: str, reader: ImageReader, images: Sequence[_Image]) -> dict[
         kind = "Pillow-SIMD" if ".post" in version else "Pillow"
         return {"what": f"{kind} {version}, the whole image", "rate": rate}
     rate = _rate(lambda one: reader.fast_region(*one), images)
-    return {"what": "libjpeg-turbo, the needed region only (random crops)", "rate": rate}
+    return {"what": "the native core, the needed region only (random crops)", "rate": rate}
 
 
 def _rate(decode: Callable[[_Image], Any], images: Sequence[_Image]) -> float:
@@ -140,7 +140,7 @@ def check(examined: Examined) -> Iterator[Finding]:
 def _choice(chosen: str, rates: dict[str, float], used: str) -> Iterator[Finding]:
     best = max(rates, key=lambda name: rates[name])
     why = {
-        "libjpeg-turbo": "it decodes only the part of an image that a crop needs, bit for bit as Pillow does",
+        "native core": "it decodes only the part of an image that a crop needs, bit for bit as Pillow does",
         "pillow": "the installed Pillow has plugins or pixels of its own",
     }[chosen]
     yield ok(_TOPIC, f"fastpipe uses: {used}. For JPEGs: {why}")

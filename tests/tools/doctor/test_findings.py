@@ -151,10 +151,10 @@ def test_decoders_that_crash_are_missing_or_slower_are_findings(monkeypatch: pyt
     assert found.state == "problem" and "SIGILL" in found.text
     rates = {
         "dali": {"why": "MissingDependencyError: not installed"},
-        "libjpeg-turbo": {"what": "libjpeg-turbo, the whole image", "rate": 500.0},
+        "native core": {"what": "the native core, the needed region only", "rate": 500.0},
         "pillow": {"what": "Pillow-SIMD 9.5.0.post2, the whole image", "rate": 900.0},
     }
-    used = {"chosen": "libjpeg-turbo", "used": "JPEG → libjpeg-turbo"}
+    used = {"chosen": "native core", "used": "JPEG → native core"}
     answer = Answer({"of": "photographs", "decoders": rates, **used})
     every = list(decoding.check(examined))
     assert [one.text for one in every if one.state != "ok"] == [
