@@ -258,7 +258,7 @@ class EntryStore:
 
     @property
     def why_refused(self) -> str:
-        """Why an entry was refused; "" if none was."""
+        """Return why an entry was refused; "" if none was."""
         return self._why_closed or (f"it may hold {self.max_bytes:,} bytes" if self._has_said else "")
 
     def put(self, digest: bytes, pixels: UInt8Array, flags: int = 0, note: bytes = b"") -> bool:

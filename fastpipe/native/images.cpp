@@ -344,10 +344,11 @@ Status ImageBatch::find_path(std::int64_t item, Scratch& scratch, Opened* opened
 
 // Read the file of a sample.
 Status ImageBatch::read(Scratch& scratch, Opened* opened) {
+  if (!opened->is_to_be_kept || states != nullptr) return read_file(opened->path, scratch.arena, &opened->source.file);
   FileState state;
   const Status status = read_file(opened->path, scratch.arena, &opened->source.file, &state);
   // Another file may have taken the place of the one whose state is known.
-  if (states == nullptr && !(state == opened->state)) opened->is_to_be_kept = false;
+  if (!(state == opened->state)) opened->is_to_be_kept = false;
   return status;
 }
 

@@ -135,7 +135,8 @@ def _fill_cache(dataset: Any, console: Console, progress: Progress) -> int:
     )
     if read < total:
         print_line(console, f"{total - read:,} images cannot be read: fastpipe scan names them", style="red")
-    if why := store.why_refused:
+    why = store.why_refused if kept < read else ""
+    if why:
         remedy = "make room, or pass --max-bytes"
         print_line(console, f"the cache accepts no more images ({why}): {remedy}", style="red")
     return 0 if read == total and not why else 1
