@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -234,6 +235,11 @@ class RowOptions(NamedTuple):
 def rows_of_directory(directory: Any, options: RowOptions, more: Mapping[str, Any]) -> list[Rows]:
     """Return the rows of a folder, or of each subset. ``more`` are further arguments of Keras's loader."""
     modality = options.modality
+    if os.path.isfile(directory):
+        raise OptionError(
+            f"{directory!r} is a file, and no folder of images: pass a table as pandas reads it, such as "
+            f"pandas.read_csv({directory!r})"
+        )
     if options.modalities is not None or options.tabular is not None:
         raise OptionError("modalities= and tabular= are for tables; a folder has one image in each sample")
     for name in ("files", "folder", "boxes"):
@@ -301,7 +307,10 @@ def _column(table: Table, name: str, modality: Modality, options: RowOptions) ->
         files = next((one for one in ("files", "file", "filename", "path") if one in table), None)
     if files is None:
         which = f"modalities={{{name!r}: {{'files': …}}}}" if name else "files="
-        raise OptionError(f"{which} must name the column of the file names; there are {table.names}")
+        raise OptionError(
+            f"{which} must name the column of the file names; there are {table.names}. Without it, a column "
+            "'files', 'file', 'filename' or 'path' is taken"
+        )
     boxes = modality.boxes
     if boxes is not None:
         numbers = table.numbers(boxes, np.float64, f"boxes of {name!r}" if name else "boxes=")

@@ -151,6 +151,7 @@ def test_what_keras_refuses_is_refused_in_its_words(
         ({"parity": "pil", "antialias": False}, "Pillow always antialiases"),
         ({"parity": "pil", "interpolation": "gaussian"}, "none of Pillow's"),
         ({"interpolation": "hamming"}, "none of TensorFlow's"), ({"source": "nothing"}, "there is no folder"),
+        ({"source": __file__}, "is a file, and no folder of images: pass a table"),
         ({"crop_to_aspect_ratio": True, "pad_to_aspect_ratio": True}, "only one of"),
     ],
     ids=str,
