@@ -10,6 +10,7 @@ import struct
 import threading
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from traceback import walk_tb
 from typing import Any
@@ -94,10 +95,14 @@ def is_of_samples(error: BaseException, damaged: type[FastpipeError]) -> bool:
 
 def bad_sample_error(item: Item, cause: BaseException) -> BadSampleError:
     column = f" ({item.column})" if item.column else ""
+    remedy = getattr(cause, "remedy", "Repair or remove the file")
+    if isinstance(cause, FileNotFoundError) and not os.path.isabs(item.path) and "://" not in item.path:
+        with suppress(OSError):  # the current folder may be gone, too
+            remedy = f"Relative paths begin in {os.getcwd()!r}: correct the path"
     error = BadSampleError(
         f"sample {item.index}{column} could not be read: {item.path!r}{_size_note(item.path)}: "
         f"{type(cause).__name__}: {cause}. "
-        "Repair or remove the file, or pass bad_samples='replace' or 'skip' to go on without it.",
+        f"{remedy}, or pass bad_samples='replace' or 'skip' to go on without it.",
         path=item.path,
         index=item.index,
     )

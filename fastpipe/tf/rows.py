@@ -30,6 +30,8 @@ from fastpipe.tf.tables import (
 class BadBoxError(ValueError):
     """The error for a box that is not inside its image."""
 
+    remedy = "Correct the box"  # in the message of the bad sample
+
 
 @dataclass(frozen=True)
 class Boxes:

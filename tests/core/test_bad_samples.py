@@ -31,6 +31,17 @@ def test_the_error_names_the_sample_the_cause_and_the_remedy() -> None:
         assert (str(loaded), loaded.path, loaded.index) == ("a text", "p.jpg", 4)
 
 
+def test_the_remedy_is_the_causes() -> None:
+    assert f"Relative paths begin in {str(Path.cwd())!r}" in str(
+        bad_sample_error(ITEM, FileNotFoundError(2, "no"))
+    )
+    for path in ("/x.jpg", "s3://bucket/x.jpg"):
+        assert "Repair or remove" in str(bad_sample_error(Item(0, path, 0), FileNotFoundError(2, "no")))
+    cause = ValueError("a box")
+    cause.remedy = "Correct the box"  # type: ignore[attr-defined]
+    assert "a box. Correct the box, or pass bad_samples=" in str(bad_sample_error(ITEM, cause))
+
+
 def test_a_pickled_log_counts_for_itself() -> None:
     log = BadSampleLog(BadSamples("skip", max_errors=5))
     _record(log)
