@@ -102,8 +102,9 @@ def missing_stages(data: Any) -> tuple[bool, bool]:
         names.append(type(data).__name__)
         data = getattr(data, "_input_dataset", None)
     is_serial = any(name.lstrip("_") == "MapDataset" for name in names)
-    # Options are set after the last stage, and add no stage of their own.
-    last = next((name for name in names if "Options" not in name), "")
+    # Options add no stage of their own, and the others only count or repeat what was prefetched.
+    passed = ("Options", "Repeat", "Take", "Skip")
+    last = next((name for name in names if not any(one in name for one in passed)), "")
     return is_serial, "Prefetch" not in last
 
 

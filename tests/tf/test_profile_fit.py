@@ -313,9 +313,10 @@ def test_a_fit_that_is_watched_trains_as_ever(kind: str) -> None:
         (lambda data: data.map(lambda x: x).batch(2), (True, True)),
         (lambda data: data.map(lambda x: x, num_parallel_calls=2).batch(2).prefetch(1), (False, False)),
         (lambda data: data.batch(2).prefetch(1).with_options(tf.data.Options()), (False, False)),
+        (lambda data: data.batch(2).prefetch(1).repeat(3).take(5), (False, False)),
         (lambda data: data.prefetch(1).map(lambda x: x), (True, True)),
     ],
-    ids=["neither", "both", "options after it", "a map after it"],
+    ids=["neither", "both", "options after it", "repeated after it", "a map after it"],
 )  # fmt: skip
 def test_stages_that_a_dataset_lacks_are_found(make: Any, found: tuple[bool, bool]) -> None:
     assert missing_stages(make(tf.data.Dataset.range(8))) == found
