@@ -45,7 +45,7 @@ class LoaderPlan:
         self.why_not = "" if self.is_fast else why_not
         dataset = _name_of(loader.dataset)
         if source is None:
-            self._lines = [f"{dataset}  →  its own code, behind torch's machinery: {self.why_not}"]
+            self._lines = [f"{dataset}  →  its own code makes the samples: {self.why_not}"]
             if opens_lazily(source, loader.num_workers):
                 self._lines.append("  JPEGs opened with Pillow  →  only the needed region (fastpipe.pillow)")
         else:
@@ -82,7 +82,7 @@ def _why_not_alone(dataset: Any) -> str:
         from fastpipe.torch.image_folder import why_not_adapted
 
         return why_not_adapted(dataset)
-    return f"{name} is no ImageFolder"
+    return f"{name} is neither a dataset of fastpipe's nor an ImageFolder"
 
 
 def _order_note(loader: Any) -> str:

@@ -101,10 +101,10 @@ CODE: dict[str, tuple[Any, str, int]] = {
     "loader": (
         lambda tree: ImageFolder(tree, STEADY, loader=lambda path: Image.new("RGB", (40, 40))), "loads images with", 2
     ),
-    "own class": (lambda tree: range(9), "range is no ImageFolder", 0),
+    "own class": (lambda tree: range(9), "range is neither a dataset of fastpipe's nor an ImageFolder", 0),
     "Subset": (lambda tree: Subset(_Own(tree, STEADY), [1, 2]), "_Own has its own __getitem__", 0),
     "Concat": (lambda tree: ConcatDataset([ImageFolder(tree, STEADY), _Own(tree, STEADY)]), "_Own has its own", 2),
-    "FakeData": (lambda tree: datasets.FakeData(9, (3, 8, 8), transform=v1.ToTensor()), "FakeData is no", 2),
+    "FakeData": (lambda tree: datasets.FakeData(9, (3, 8, 8), transform=v1.ToTensor()), "FakeData is neither", 2),
 }  # fmt: skip
 
 

@@ -292,7 +292,7 @@ def test_options_that_cannot_work_are_refused_at_once(tree: Path) -> None:
         (
             _own(tree),
             {"num_workers": 2},
-            r"no batches of this OwnImages .*is no ImageFolder.*leave workers= out",
+            r"no batches of this OwnImages .*nor an ImageFolder.*leave workers= out",
         ),
         (folder, {"num_workers": 2, "worker_init_fn": _same}, "would never call worker_init_fn"),
         (folder, {"num_workers": 2, "batch_size": None}, "give the loader a batch_size"),
