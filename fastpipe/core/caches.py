@@ -32,8 +32,14 @@ _log = logging.getLogger("fastpipe.cache")
 AUTO_SHARE = 4  # ``max_bytes="auto"`` means 1 / AUTO_SHARE of the free bytes
 _LEFT = 1 << 28  # a cache accepts no more entries if fewer bytes of memory or disk are free
 _MARKS = 1 << 20
+_FOLDER = "fastpipe-decoded"
 _FULL, _MOST_STALE = 0.9, 0.5  # a cache is replaced if it is this full and this fraction of it is stale
 _LOOKED_AT = 1000  # entries that are checked for staleness
+
+
+def holds_cache(folder: str) -> bool:
+    """Return whether there is a cache in a folder that ``Cache(dir=…)`` may name."""
+    return os.path.isdir(os.path.join(folder, _FOLDER))
 
 
 def open_cache_store(option: Cache) -> EntryStore | None:
@@ -157,7 +163,7 @@ def _join(folder: PrivateFolder, name: str) -> EntryStore | None:
 def _disk(option: Cache) -> EntryStore:
     """Return the store in a folder, from the newest generation of files or from new files."""
     parent = user_cache_folder() if option.dir is None else Path(option.dir)
-    with PrivateFolder(parent / "fastpipe-decoded") as folder, alone(folder):
+    with PrivateFolder(parent / _FOLDER) as folder, alone(folder):
         # Only the names of older files are removed, so processes that use these files can continue.
         for generation in itertools.count(max(_generations(folder), default=0)):
             try:

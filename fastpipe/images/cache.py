@@ -130,7 +130,7 @@ class ImageCache:
     def _form_by(self, sizes: Sizes) -> str:
         """Return the first form in which all images fit, if the others are like these."""
         forms = list(_FORMS) if sizes.coefficients else ["pixels"]
-        if self._needs_all:  # an index gains too little to take memory that nobody gave
+        if self._needs_all:  # an index gains too little for a cache that the user did not ask for
             forms = forms[:2]
         room = sizes.images * self.store.max_bytes
         return next((form for form in forms if self._count * sizes.of(form) <= room), forms[-1])

@@ -113,6 +113,9 @@ class ShapeChoice {
   std::uint8_t chosen_[65][65][65];
 };
 
+// Made when the library is loaded: a child that is forked while a thread makes it would wait for that thread for ever.
+const ShapeChoice kChoice;
+
 template <typename T>
 T read_as(const std::uint8_t* from) noexcept {
   T value;
@@ -145,15 +148,12 @@ struct CoefficientKernels {
   // read.  Returns false where the row is damaged.
   bool (*read_row)(Bytes row, std::int32_t columns, std::int32_t first, std::int32_t count, std::int16_t* blocks);
   // Write the streams of a row of blocks, behind which up to 64 bytes are written.
-  void (*write_row)(const std::int16_t* blocks, std::int64_t count, const ShapeChoice& choice, RowStreams* streams);
+  void (*write_row)(const std::int16_t* blocks, std::int64_t count, RowStreams* streams);
 };
 
 #define FASTPIPE_BODY "coefficients_kernels.inc"
 #include "each_level.inc"
 #undef FASTPIPE_BODY
-
-// Made when the library is loaded: a child that is forked while a thread makes it would wait for that thread for ever.
-const ShapeChoice kChoice;
 
 // Where the table of rows begins.
 std::size_t table_begin(int components, int step_size) noexcept {
@@ -252,7 +252,7 @@ Status pack_coefficients(const JpegFrame& frame, CoefficientRows& rows, Arena& a
       }
       for (std::int32_t v = 0; v < std::min(plane.vertical, plane.rows - row * plane.vertical); ++v) {
         RowStreams out{starts[0], {starts[1], 0}, {starts[2], 0}, starts[3], {starts[4], 0}};
-        kernels.write_row(found[c] + v * pitches[c], plane.columns, kChoice, &out);
+        kernels.write_row(found[c] + v * pitches[c], plane.columns, &out);
         writer.note_begin();
         const std::uint8_t* const ends[] = {out.shapes, out.dc.end(), out.masks.end(), out.bytes, out.bits.end()};
         for (int i = 0; i < kStreams; ++i) writer.append(starts[i], static_cast<std::size_t>(ends[i] - starts[i]));

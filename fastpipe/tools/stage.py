@@ -13,7 +13,7 @@ from rich.console import Console
 
 import fastpipe
 from fastpipe.console import Progress, in_time, positive, print_line, size
-from fastpipe.core.caches import open_cache_store
+from fastpipe.core.caches import holds_cache, open_cache_store
 from fastpipe.core.extras import require
 from fastpipe.core.text import in_bytes
 from fastpipe.errors import OptionError, StageError
@@ -173,7 +173,7 @@ def _fill(dataset: Any, verifies: bool, console: Console, progress: Progress) ->
 
 def _show(folder: str, console: Console, *, clears: bool) -> int:
     if not StageFolder.is_in(folder):
-        if os.path.isdir(os.path.join(folder, "fastpipe-decoded")):
+        if holds_cache(folder):
             raise StageError(f"{folder!r} holds a cache, as --form makes one, and not a stage")
         raise StageError(f"there is no stage in {folder!r}: nothing was staged there, or it was moved")
     opened = StageFolder(Stage(folder))

@@ -19,6 +19,7 @@ from fastpipe.bench.data import existing_folder, listed
 from fastpipe.bench.machine import versions
 from fastpipe.bench.results import write_json
 from fastpipe.console import Progress, plain, print_line
+from fastpipe.core.caches import holds_cache
 from fastpipe.core.extras import require
 from fastpipe.core.text import counted
 from fastpipe.errors import OptionError
@@ -232,7 +233,7 @@ def run(args: argparse.Namespace, console: Console, progress: Progress) -> int:
 
 
 def _cache_in(folder: str) -> Cache:
-    if not os.path.isdir(os.path.join(folder, "fastpipe-decoded")):
+    if not holds_cache(folder):
         raise OptionError(f"there is no cache in {folder!r}: name the folder that Cache(dir=…) names")
     return Cache("disk", dir=folder)
 

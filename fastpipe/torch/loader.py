@@ -543,7 +543,7 @@ def _check_dataset(dataset: Any) -> None:
 
 
 def _check_options(num_workers: Any, workers: Any, prefetch_batches: Any, dtype: Any) -> None:
-    if num_workers != "auto" and not isinstance(num_workers, int):
+    if num_workers != "auto" and not hasattr(num_workers, "__index__"):
         raise OptionError(f"num_workers must be a number from 0, or 'auto', got {num_workers!r}")
     if dtype not in (None, torch.float16, torch.bfloat16):
         raise OptionError(

@@ -420,3 +420,9 @@ def test_kept_values_are_never_overwritten(tree: Path, ahead: int | None) -> Non
 def test_what_is_no_dataset_is_an_error_with_the_remedy(dataset: Any, remedy: str) -> None:
     with pytest.raises(OptionError, match=remedy):
         FastLoader(dataset, batch_size=2)
+
+
+def test_num_workers_is_any_whole_number() -> None:
+    assert len(list(FastLoader(list(range(4)), 2, num_workers=np.int64(0)))) == 2  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="num_workers must be a number from 0, or 'auto', got 'all'"):
+        FastLoader([1], num_workers="all")  # type: ignore[arg-type]
